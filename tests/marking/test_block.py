@@ -280,10 +280,16 @@ def test_two_mistakes_are_told_apart():
         (built(mlp=lambda x, p: mlp(x, p, lambda x: np.maximum(x, 0))), "mlp-other-activation"),
     ],
 )
-def test_what_other_models_do_is_a_convention(block, key):
+def test_what_other_models_do_is_not_what_is_asked_for(block, key):
     result = check(block, task="block")
-    assert (result.passed, result.points) == (True, 10), str(result)
-    assert (result.conventions, result.fragile) == ((key,), ())
+    assert (result.mistakes, result.fragile, result.points) == ((key,), (), 6), str(result)
+    assert "task asks for" in " ".join(result.message.split())
+
+
+def test_a_block_that_gives_back_a_tuple_gives_back_no_array():
+    result = check(lambda x, parameters: (built()(x, parameters), None), task="block")
+    assert (result.mistakes, result.points) == (("wrong-type",), 0)
+    assert "a tuple of 2" in result.message
 
 
 def test_a_division_by_zero_is_fragile():
@@ -323,6 +329,17 @@ def test_a_block_that_writes_to_x_is_told_so():
         return x
 
     assert check(block, task="block").mistakes == ("inputs-modified",)
+
+
+def test_a_block_that_takes_a_parameter_away_is_told_so():
+    def block(x, parameters):
+        rest = dict(parameters)
+        parameters.pop("w_o")
+        return built()(x, rest)
+
+    result = check(block, task="block")
+    assert (result.mistakes, result.points) == (("inputs-modified",), 6)
+    assert 'writes to its input parameters["w_o"]' in result.message
 
 
 def test_a_parameter_that_is_no_name_is_an_error_in_words():

@@ -467,6 +467,14 @@ WAYS_TO_SCORE = [
     lambda q, k: np.einsum("...id,...jd->...ij", q * q.shape[-1] ** -0.5, k),
     lambda q, k: scaled(q.astype(np.float32), k.astype(np.float32)),
 ]
+
+
+def of_numbers(mask):
+    if mask.dtype == bool:
+        raise TypeError("give 0 and -inf")
+    return mask
+
+
 WAYS_TO_HIDE = [
     lambda s, m: np.where(m, s, -np.inf),
     lambda s, m: np.where(m == 1, s, -1e9),
@@ -474,7 +482,7 @@ WAYS_TO_HIDE = [
     lambda s, m: s * m + (1 - m) * -1e9,
     lambda s, m: s - ~m * 1e9,
     lambda s, m: s + np.log(m.astype(float)),
-    lambda s, m: s + m,
+    lambda s, m: s + of_numbers(m),
     lambda s, m: np.where(np.isneginf(m), -1e9, s),
     lambda s, m: np.where(m, s, -np.inf) if m.dtype == bool else s + m,
 ]
@@ -763,6 +771,19 @@ def masked(hiding):
     return function
 
 
+def that_adds_a_mask(q, k, v, mask=None):
+    """It adds the mask: 0 and -inf."""
+    return softmax(scaled(q, k) + (0 if mask is None else mask)) @ v
+
+
+def that_adds_a_mask_by_default(q, k, v, mask=0.0):
+    return that_adds_a_mask(q, k, v, mask)
+
+
+def that_adds_a_required_mask(q, k, v, attn_mask):
+    return that_adds_a_mask(q, k, v, attn_mask)
+
+
 WRONG_MASK = [
     ("mask-inverted", masked(lambda s, m: hide(s, ~m))),
     ("mask-inverted masked-row-uniform", masked(lambda s, m: softmax(np.where(m, -1e9, s)))),
@@ -771,6 +792,8 @@ WRONG_MASK = [
     ("mask-transposed", masked(lambda s, m: hide(s, m.swapaxes(-1, -2)))),
     ("mask-multiplied", masked(lambda s, m: softmax(s * m))),
     ("mask-added", masked(lambda s, m: softmax(s + (m != 0)))),
+    ("mask-added", that_adds_a_mask),
+    ("mask-added", that_adds_a_required_mask),
     ("mask-added", masked(lambda s, m: softmax(s + m.astype(bool)))),
     ("mask-transposed", masked(lambda s, m: softmax(s + m.swapaxes(-1, -2)))),
     ("mask-after-softmax", masked(lambda s, m: softmax(s) * m)),
@@ -860,15 +883,6 @@ def that_hides_by(number):
     return [("masked-row-uniform", by_where), ("masked-row-uniform", by_adding)]
 
 
-def that_adds_a_mask(q, k, v, mask=None):
-    """It adds the mask: 0 and -inf."""
-    return softmax(scaled(q, k) + (0 if mask is None else mask)) @ v
-
-
-def that_adds_a_required_mask(q, k, v, attn_mask):
-    return that_adds_a_mask(q, k, v, attn_mask)
-
-
 def with_maximum_of_the_keys_it_sees(q, k, v, mask=None):
     out = np.zeros((len(q), v.shape[1]))
     for i in range(len(q)):
@@ -916,8 +930,6 @@ FRAGILE = [
     ("large-scores", that_raises_for_large_scores),
     ("large-scores", that_puts_zeros_for_nan),
     ("masked-row-nan", masked(lambda s, m: softmax(np.where(m, s, -np.inf)))),
-    ("masked-row-nan", that_adds_a_mask),
-    ("masked-row-nan", that_adds_a_required_mask),
     ("masked-row-uniform", masked(lambda s, m: softmax(s + np.where(m, 0, -1e9)))),
     ("masked-row-uniform", masked(lambda s, m: softmax(np.maximum(s + m, -1e9)))),
     *(found for n in (-1e4, -1e6, -1e9, -1e30) for found in that_hides_by(n)),
@@ -1357,10 +1369,67 @@ def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
     assert said in check(with_mask_added).message
     for function in (with_mask, with_either_mask, plain):
         assert "to add" not in check(function).message
-    example = check(that_adds_a_mask).example
-    np.testing.assert_array_equal(example["mask"], [[0, 0], [-np.inf, -np.inf]])
-    assert np.isnan(example["yours"][1]).all()
-    np.testing.assert_array_equal(example["right"][1], 0)
+    by_default = check(that_adds_a_mask_by_default)
+    assert (by_default.fragile, by_default.points) == (("masked-row-nan",), 9), str(by_default)
+    np.testing.assert_array_equal(by_default.example["mask"], [[0, 0], [-np.inf, -np.inf]])
+    assert np.isnan(by_default.example["yours"][1]).all()
+    np.testing.assert_array_equal(by_default.example["right"][1], 0)
+
+
+def test_true_and_false_that_are_added_to_the_scores_are_wrong():
+    """What adds its mask is right where it shows that it takes 0 and -inf, or refuses bools."""
+
+    def refuses(q, k, v, mask=None):
+        return that_adds_a_mask(q, k, v, None if mask is None else of_numbers(mask))
+
+    result = check(that_adds_a_mask)
+    assert (result.passed, result.points) == (False, 6)
+    assert result.example["mask"].dtype == bool
+    assert check(refuses).fragile == ("masked-row-nan",)
+    for function in (with_mask_added, with_added_mask_by_default, with_either_mask):
+        assert check(function).points == 10
+
+
+@pytest.mark.parametrize(
+    ("contained", "said"),
+    [
+        (lambda out: (out,), "a tuple of 1"),
+        (lambda out: (out, out, out), "a tuple of 3"),
+        (lambda out: {"out": out}, "a dict"),
+        (lambda out: iter([out]), "a list_iterator"),
+        (lambda out: str(out), "a str"),
+    ],
+)
+def test_an_output_in_another_thing_is_no_array(contained, said):
+    result = check(lambda q, k, v: contained(plain(q, k, v)))
+    assert (result.mistakes, result.points) == (("wrong-type",), 0), str(result)
+    assert f"it returns {said}" in result.message
+
+
+def test_a_list_with_the_output_has_one_axis_too_many():
+    assert check(lambda q, k, v: [plain(q, k, v)]).mistakes == ("wrong-shape",)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_buffer_that_the_next_call_writes_to_is_told_as_what_it_is(beside):
+    kept = {}
+
+    def into_a_buffer(q, k, v):
+        arrays = with_output_and_weights(q, k, v)
+        given = [kept.setdefault((n, a.shape), np.empty(a.shape)) for n, a in enumerate(arrays)]
+        for buffer, a in zip(given, arrays, strict=True):
+            buffer[...] = a
+        return (arrays[0], given[1]) if beside else given[0]
+
+    result = check(into_a_buffer)
+    assert (result.mistakes, result.points) == (("output-overwritten",), 6), str(result)
+    assert result.fragile == ()
+    assert not np.allclose(
+        result.example["yours after other calls"],
+        with_output_and_weights(*(result.example[name] for name in ("query", "key", "value")))[
+            beside
+        ],
+    )
 
 
 def test_masks_that_are_refused_are_said():

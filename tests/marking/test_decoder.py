@@ -217,10 +217,9 @@ def test_a_right_decoder_gets_all_points(decoder):
     assert f"Tried: {tried} of its own." in result.message
 
 
-def test_the_last_row_alone_will_do():
+def test_the_last_row_alone_is_not_what_is_asked_for():
     result = check(made(head=lambda self, x: Decoder.head(self, x)[-1]), task="decoder")
-    assert (result.passed, result.points) == (True, 10), str(result)
-    assert result.conventions == ("decoder-last-row",)
+    assert (result.mistakes, result.points) == (("decoder-last-row",), 6), str(result)
     assert "it gives the logits after the last word alone, (V,)" in result.message
 
 
@@ -465,9 +464,53 @@ def test_an_eps_that_is_written_down_is_fragile():
     assert (result.passed, result.fragile, result.points) == (True, ("decoder-eps",), 9)
 
 
-def test_probabilities_are_a_convention_since_the_words_are_the_same():
+def test_probabilities_are_no_logits_though_the_words_are_the_same():
     result = check(made(head=lambda self, x: softmax(Decoder.head(self, x))), task="decoder")
-    assert (result.conventions, result.points) == (("decoder-probabilities",), 10), str(result)
+    assert (result.mistakes, result.points) == (("decoder-probabilities",), 6), str(result)
+
+
+@pytest.mark.parametrize("contained", [lambda logits: (logits,), lambda logits: (logits, None)])
+def test_logits_in_a_tuple_are_no_array(contained):
+    result = check(
+        lambda ids, weights, config: contained(Decoder()(ids, weights, config)), task="decoder"
+    )
+    assert (result.mistakes, result.points) == (("wrong-type",), 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda weights: weights.pop("model.norm.weight"),
+        lambda weights: np.negative(*2 * [weights["model.norm.weight"]]),
+    ],
+)
+def test_a_decoder_that_changes_the_weights_is_told_so(changes):
+    def decoder(ids, weights, config):
+        logits = Decoder()(ids, weights, config)
+        changes(weights)
+        return logits
+
+    result = check(decoder, task="decoder")
+    assert (result.mistakes, result.points) == (("inputs-modified",), 6), str(result)
+    assert 'writes to its input weights["model.norm.weight"]' in result.message
+
+
+def test_logits_in_a_list_have_one_axis_too_many():
+    result = check(lambda ids, weights, config: [Decoder()(ids, weights, config)], task="decoder")
+    assert result.mistakes == ("wrong-shape",)
+
+
+def test_logits_that_the_next_call_overwrites_are_told_so():
+    rows = np.empty((32, 32))
+
+    def decoder(ids, weights, config):
+        logits = Decoder()(ids, weights, config)
+        given = rows[: logits.shape[0], : logits.shape[1]]
+        given[:] = logits
+        return given
+
+    result = check(decoder, task="decoder")
+    assert (result.mistakes, result.points) == (("output-overwritten",), 6), str(result)
 
 
 def by_the_embeddings(self, x):

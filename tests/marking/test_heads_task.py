@@ -238,6 +238,27 @@ def test_columns_that_are_dropped_are_fragile():
     assert (result.fragile, result.points) == (("heads-not-divided",), 9)
 
 
+def test_none_where_heads_do_not_divide_the_columns_is_no_refusal():
+    def multi_head_attention(x, w_q, w_k, w_v, num_heads):
+        if w_q.shape[1] % num_heads:
+            return None
+        return with_einsum(x, w_q, w_k, w_v, num_heads)
+
+    result = check(multi_head_attention, task="heads")
+    assert result.fragile == ("heads-not-divided",), str(result)
+    assert "6 columns in 4 heads give a NoneType, not an error" in " ".join(result.message.split())
+
+
+def test_a_mask_of_bools_that_is_added_is_wrong():
+    def adds(x, w_q, w_k, w_v, num_heads, mask=None):
+        q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
+        scores = scaled(q, k)
+        return join(softmax(scores if mask is None else scores + mask) @ v)
+
+    result = check(adds, task="heads")
+    assert (result.mistakes, result.points) == (("mask-added",), 6), str(result)
+
+
 def test_a_mistake_of_one_head_is_found_first():
     result = check(heads(scores=lambda q, k: np.zeros((*q.shape[:-1], k.shape[-2]))), task="heads")
     assert not result

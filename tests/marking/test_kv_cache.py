@@ -66,10 +66,18 @@ def einsum_and_a_dict(x, cache, w_q, w_k, w_v, positions=None):
     return np.einsum("qk,kd->qd", softmax(scores), cache["v"]), cache
 
 
-def the_words_kept_and_all_computed_again(x, cache, w_q, w_k, w_v):
-    x = x if cache is None else np.concatenate([cache, x])
-    whole = attend(x @ w_q, x @ w_k, x @ w_v, np.tri(len(x), dtype=bool))
-    return whole[-(len(whole) - (0 if cache is None else len(cache))) :], x
+def with_words_and_weights_kept_beside(x, cache, w_q, w_k, w_v):
+    out, kept = arrays_in_a_tuple(x, cache and cache["kept"], w_q, w_k, w_v)
+    return out, {"kept": kept, "words": x, "weights": (w_k, w_v)}
+
+
+def with_room_for_more(x, cache, w_q, w_k, w_v):
+    """Arrays of a fixed size that are written to, and how many rows there are."""
+    k, v, before = cache or (np.empty((99, w_k.shape[1])), np.empty((99, w_v.shape[1])), 0)
+    after = before + len(x)
+    k[before:after], v[before:after] = x @ w_k, x @ w_v
+    visible = np.arange(after) <= np.arange(before, after)[:, None]
+    return attend(x @ w_q, k[:after], v[:after], visible), (k, v, after)
 
 
 def of_this_library(x, cache, w_q, w_k, w_v):
@@ -84,7 +92,8 @@ def of_this_library(x, cache, w_q, w_k, w_v):
         arrays_in_a_tuple,
         loops_and_a_list,
         einsum_and_a_dict,
-        the_words_kept_and_all_computed_again,
+        with_words_and_weights_kept_beside,
+        with_room_for_more,
         of_this_library,
     ],
 )
@@ -296,6 +305,50 @@ def three_things(x, cache, w_q, w_k, w_v):
     return out, k, v
 
 
+def all_words(x, cache, project):
+    """Every word of the text is projected in every call."""
+    before = 0 if cache is None else len(cache)
+    x = x if cache is None else np.concatenate([cache, x])
+    return attend(*project(x), np.tri(len(x), dtype=bool))[before:], x
+
+
+def the_words_kept(x, cache, w_q, w_k, w_v):
+    return all_words(x, cache, lambda x: (x @ w_q, x @ w_k, x @ w_v))
+
+
+def the_words_kept_in_loops(x, cache, w_q, w_k, w_v):
+    def project(x):
+        return [
+            np.array([[sum(row * column) for column in w.T] for row in x]) for w in (w_q, w_k, w_v)
+        ]
+
+    return all_words(x, cache, project)
+
+
+def words_and_keys_kept(x, cache, w_q, w_k, w_v):
+    words, k = (x, x @ w_k) if cache is None else cache
+    if cache is not None:
+        words, k = np.concatenate([words, x]), np.concatenate([k, x @ w_k])
+    return attend(x @ w_q, k, words @ w_v, sees(len(x), len(k))), (words, k)
+
+
+def words_and_values_kept(x, cache, w_q, w_k, w_v):
+    words, v = (x, x @ w_v) if cache is None else cache
+    if cache is not None:
+        words, v = np.concatenate([words, x]), np.concatenate([v, x @ w_v])
+    return attend(x @ w_q, words @ w_k, v, sees(len(x), len(v))), (words, v)
+
+
+def into_one_buffer(x, cache, w_q, w_k, w_v):
+    """Each call gives back the same rows of memory."""
+    out, cache = arrays_in_a_tuple(x, cache, w_q, w_k, w_v)
+    BUFFER[: out.size] = out.ravel()
+    return BUFFER[: out.size].reshape(out.shape), cache
+
+
+BUFFER = np.empty(99)
+
+
 def only_the_output(x, cache, w_q, w_k, w_v):
     return arrays_in_a_tuple(x, cache, w_q, w_k, w_v)[0]
 
@@ -322,6 +375,11 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (without_scale, "no-scaling", 6),
         (only_the_output, "cache-not-returned", 6),
         (three_things, "cache-not-returned", 6),
+        (the_words_kept, "cache-recomputed", 6),
+        (the_words_kept_in_loops, "cache-recomputed", 6),
+        (words_and_keys_kept, "cache-recomputed", 6),
+        (words_and_values_kept, "cache-recomputed", 6),
+        (into_one_buffer, "output-overwritten", 6),
         (cache_first, "cache-first", 6),
         (mask_of_later_words, "cache-mask-upper", 6),
         (cache_as_it_came, "cache-not-filled", 6),
@@ -340,6 +398,23 @@ def test_a_mistake_is_told_by_its_name(function, key, points):
     assert (result.mistakes, result.points) == ((key,), points), str(result)
     assert len(result.hint) == 3
     assert all(result.hint)
+
+
+def test_words_that_are_projected_again_are_shown_by_other_projections():
+    example = check(the_words_kept, task="kv-cache").example
+    assert "w_k from the second call on" in example
+    assert "500,500 keys" in check(the_words_kept, task="kv-cache").message
+
+
+def test_a_cache_that_serves_once_is_said_to_be_written_to():
+    def step(x, cache, w_q, w_k, w_v):
+        kept = None if cache is None else cache.pop()  # an IndexError the second time
+        out, kept = arrays_in_a_tuple(x, kept, w_q, w_k, w_v)
+        return out, [kept]
+
+    result = check(step, task="kv-cache")
+    assert result.points == 10, str(result)
+    assert "It writes to the cache it is given" in result.message
 
 
 def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():

@@ -134,6 +134,9 @@ WRONG = [
     ("mask-transposed", hidden_right(lambda m: np.swapaxes(m, -1, -2))),
     ("mask-multiplied", masked(lambda s, m: s * m)),
     ("mask-added", masked(lambda s, m: s + np.where(m == 1, 1, 0))),
+    ("mask-added", masked(lambda s, m: s + m)),
+    ("mask-added", lambda q, k, v, mask=None: softmax(scaled(q, k) + (mask is None or mask)) @ v),
+    ("mask-per-key", hidden_right(lambda m: m if m.ndim == 1 else 1 / 0)),
     ("mask-after-softmax", masked(after=lambda w, m: w * m)),
     ("mask-too-weak", masked(instead(-5))),
     ("mask-too-weak", masked(lambda s, m: s - 10.0 * ~m)),
@@ -287,9 +290,9 @@ def test_mistake_of_a_causal_mask_is_named(key, function):
 
 def test_a_causal_mask_in_other_habits():
     result = check(lambda n: ~lower(n), task="mask")
-    assert (result.points, result.conventions) == (10, ("mask-true-hides",))
+    assert (result.points, result.mistakes) == (6, ("mask-true-hides",))
     result = check(lambda n: np.tril(np.ones((n, n))), task="mask")
-    assert (result.points, result.conventions) == (10, ("mask-of-numbers",))
+    assert (result.points, result.mistakes) == (6, ("mask-of-numbers",))
     result = check(lambda n: np.triu(np.full((n, n), -1e9), k=1), task="mask")
     assert (result.points, result.fragile) == (9, ("mask-finite",))
 

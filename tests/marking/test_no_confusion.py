@@ -85,16 +85,19 @@ def of_blocks(made):
 
 
 def of_steps(made):
-    """The words kept, and all calls done again."""
+    """The words and the first projections kept, and all calls done again."""
 
     def mine(x, cache, w_q, w_k, w_v, positions=None):
-        pieces = [*(cache or []), x]
-        arrays = {"x": np.concatenate(pieces), "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        run = stepping.Run(arrays, tuple(map(len, pieces)), positions)
+        now = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
+        before, first = cache or ([], now)
+        pieces = [*before, x]
+        arrays = {"x": np.concatenate(pieces), **first}
+        run = stepping.Run(arrays, tuple(map(len, pieces)), positions, later=now)
         rows = stepping.compute(run, {**stepping.RIGHT, **made})
-        earlier = stepping.Run({**arrays, "x": arrays["x"][: -len(x)]}, run.parts[:-1], positions)
-        kept = stepping.compute(earlier, {**stepping.RIGHT, **made}) if cache else []
-        return rows[len(kept) :], pieces
+        arrays = {**arrays, "x": arrays["x"][: -len(x)]}
+        earlier = stepping.Run(arrays, run.parts[:-1], positions, later=now)
+        kept = stepping.compute(earlier, {**stepping.RIGHT, **made}) if before else []
+        return rows[len(kept) :], (pieces, first)
 
     return mine
 
@@ -136,6 +139,7 @@ KNOWN = {
         *caching.CACHING,
         *caching.MASKING,
         *caching.PLACING,
+        caching.RECOMPUTED,
         *attention.core(X),
         *attention.OF_CAUSAL,
         caching.EXCHANGED,
@@ -176,8 +180,6 @@ OTHERWISE = {
     "block-scale-model-width-0": {"heads-scale"},  # the heads together are as wide as x
     "block-heads-size-1": set(),  # the same: D // num_heads is the size of a head
     "kv-cache-causal-always-0": set(),  # a step is always causal
-    "decoder-decoder-last-place-0": {"decoder-last-place", "decoder-last-row"},
-    "decoder-decoder-last-place-1": {"decoder-last-place", "decoder-last-row"},
 }
 
 

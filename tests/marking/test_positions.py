@@ -219,11 +219,19 @@ def test_two_mistakes_are_told_apart():
         (of_tensor2tensor, {"positions-halves", "positions-to-the-end"}),
     ],
 )
-def test_another_order_of_columns_is_a_convention(function, keys):
+def test_another_order_of_columns_is_not_the_one_that_is_asked_for(function, keys):
     result = check(function, task="positions")
-    assert result.passed, str(result)
-    assert {*result.conventions} == keys
-    assert not result.mistakes
+    assert {*result.mistakes} == keys, str(result)
+    assert result.points == 10 - 4 * len(keys)
+    assert "the task asks for" in result.message
+
+
+@pytest.mark.parametrize("contained", [lambda table: (table,), lambda table: {"table": table}])
+def test_a_table_in_another_thing_is_none(contained):
+    result = check(
+        lambda length, dim: contained(sinusoidal_positions(length, dim)), task="positions"
+    )
+    assert (result.mistakes, result.points) == (("wrong-type",), 0)
 
 
 def test_a_table_of_even_width_only_is_fragile():

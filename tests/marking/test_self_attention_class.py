@@ -74,12 +74,13 @@ class HeadsInAList:
             return np.array(out)
 
     def __init__(self, embed_dim, num_heads):
-        assert embed_dim % num_heads == 0
+        if embed_dim % num_heads:
+            raise ValueError("no")
         rng = np.random.default_rng()
         self.heads = [self.Head(rng, embed_dim, embed_dim // num_heads) for _ in range(num_heads)]
         self.out_proj = rng.normal(size=(embed_dim, embed_dim))
 
-    def forward(self, x):
+    def __call__(self, x):
         return np.concatenate([head.forward(x) for head in self.heads], axis=-1) @ self.out_proj
 
 
@@ -126,6 +127,20 @@ class BatchesOnly(SelfAttention):
         return super().__call__(x)
 
 
+class FromASeed(SelfAttention):
+    """As the lesson has it."""
+
+    def __init__(self, embed_dim, num_heads, seed=0):
+        self.refuse(embed_dim, num_heads)
+        self.num_heads, self.size = num_heads, embed_dim // num_heads
+        self.draw(np.random.default_rng(seed), embed_dim)
+
+
+class FromASeedThatMustBeGiven(FromASeed):
+    def __init__(self, embed_dim, num_heads, *, seed):
+        super().__init__(embed_dim, num_heads, seed)
+
+
 class WithQueriesKept(SelfAttention):
     """What it computed stays beside its weights."""
 
@@ -143,6 +158,8 @@ class WithQueriesKept(SelfAttention):
         Fused,
         OfThisLibrary,
         BatchesOnly,
+        FromASeed,
+        FromASeedThatMustBeGiven,
         WithQueriesKept,
     ],
 )
@@ -214,13 +231,14 @@ class RefusesAMask(SelfAttention):
 @pytest.mark.parametrize(
     ("right", "tried", "untried"),
     [
-        (SelfAttention, [], "mask, is_causal"),
-        (WithMask, ["a mask", "a row masked out"], "is_causal"),
-        (WithMaskRequired, ["a mask", "a row masked out"], "is_causal"),
-        (WithMaskToAdd, ["a mask"], "is_causal"),
-        (WithBoth, ["a mask", "a causal mask"], ""),
-        (CausalWhenBuilt, ["a causal mask"], "mask"),
-        (RefusesAMask, [], "is_causal"),
+        (SelfAttention, [], "mask, is_causal, seed"),
+        (WithMask, ["a mask", "a row masked out"], "is_causal, seed"),
+        (WithMaskRequired, ["a mask", "a row masked out"], "is_causal, seed"),
+        (WithMaskToAdd, ["a mask"], "is_causal, seed"),
+        (WithBoth, ["a mask", "a causal mask"], "seed"),
+        (CausalWhenBuilt, ["a causal mask"], "mask, seed"),
+        (RefusesAMask, [], "is_causal, seed"),
+        (FromASeed, ["seeds"], "mask, is_causal"),
     ],
 )
 def test_masks_are_tried_where_the_layer_takes_them(right, tried, untried):
@@ -229,8 +247,7 @@ def test_masks_are_tried_where_the_layer_takes_them(right, tried, untried):
     assert (result.points, result.fragile, result.conventions) == (10, (), ()), said
     for what in tried:
         assert f", {what}" in said
-    assert ("Not tried, since it has no such parameter: " in said) == bool(untried)
-    assert said.endswith(f"no such parameter: {untried}." if untried else ".")
+    assert said.endswith(f"Not tried, since it has no such parameter: {untried}.")
     assert ("0 and -inf to add" in said) == (right is WithMaskToAdd)
     assert ("It refuses a mask: NotImplementedError" in said) == (right is RefusesAMask)
 
@@ -315,18 +332,23 @@ def drawn_as(draw):
         (lambda rng, shape, width: rng.random(shape), True),
         (lambda rng, shape, width: rng.uniform(-1, 1, shape), True),
         (lambda rng, shape, width: rng.normal(size=shape) / width**0.5, False),
-        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, False),
+        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, True),
+        (lambda rng, shape, width: rng.normal(size=shape) / width, True),
+        (
+            lambda rng, shape, width: rng.normal(size=shape) / (width / min(8, width // 2)) ** 0.5,
+            True,
+        ),
         (lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5, False),
         (lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5, False),
         (lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5, False),
         (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, False),
     ],
 )
-def test_how_large_weights_begin_is_a_convention_that_is_told(draw, told):
+def test_weights_are_drawn_so_that_queries_are_as_large_as_words(draw, told):
     result = check(drawn_as(draw), task=TASK)
-    assert (result.mistakes, result.fragile, result.points) == ((), (), 10), str(result)
-    assert result.conventions == (("class-weights-unscaled",) if told else ())
-    assert ("/ embed_dim**0.5" in result.text(1)) is told
+    assert result.mistakes == (("class-weights-unscaled",) if told else ()), str(result)
+    assert (result.fragile, result.points) == ((), 6 if told else 10)
+    assert ("/ embed_dim**0.5" in result.text(3)) is told
 
 
 def test_weights_that_are_not_scaled_are_told_with_what_they_do():
@@ -343,6 +365,13 @@ def test_weights_that_are_not_scaled_are_told_with_what_they_do():
 
     assert "embed_dim=64 w_k makes" in check(made(draw=keys), task=TASK).message
 
+    def values(self, rng, width):
+        self.w_q, self.w_k, self.w_v, self.w_o = rng.normal(size=(4, width, width)) / width**0.5
+        self.w_v = rng.choice([-1.0, 1.0], (width, width)) / 32  # sqrt(64) / 32
+
+    said = check(made(draw=values), task=TASK).message
+    assert "w_v makes numbers 0.25 times as large" in said
+
 
 def test_a_class_for_small_words_alone_is_not_asked_how_large_its_weights_are():
     def refuse(self, embed_dim, num_heads):
@@ -350,7 +379,7 @@ def test_a_class_for_small_words_alone_is_not_asked_how_large_its_weights_are():
             raise ValueError("too large")
 
     result = check(made(refuse=refuse), task=TASK)
-    assert (result.points, result.conventions) == (10, ())
+    assert result.points == 10
 
 
 # -- wrong ones -----------------------------------------------------------------------------------
@@ -431,6 +460,37 @@ def w_o_of_one_head(self, rng, width):
     self.w_o = rng.normal(size=(self.size, width))
 
 
+class AnotherSeed(FromASeed):
+    """The seed is there, and nothing is made of it."""
+
+    def __init__(self, embed_dim, num_heads, seed=0):
+        super().__init__(embed_dim, num_heads, 3)
+
+
+class NoSeed(FromASeed):
+    def __init__(self, embed_dim, num_heads, seed=0):
+        super().__init__(embed_dim, num_heads, None)
+
+
+class ForwardAlone:
+    """There is no layer(x)."""
+
+    def __init__(self, embed_dim, num_heads):
+        self.inner = SelfAttention(embed_dim, num_heads)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def asserts(self, embed_dim, num_heads):
+    assert embed_dim % num_heads == 0
+
+
+def ends(self, embed_dim, num_heads):
+    if embed_dim % num_heads:
+        raise SystemExit
+
+
 class PerCall(SelfAttention):
     def __call__(self, x):
         self.draw(np.random.default_rng(), x.shape[-1])
@@ -453,6 +513,11 @@ class ScoresBesideTheOutput(SelfAttention):
         (made(draw=same_projections), "class-projections-identical"),
         (made(draw=zeros), "class-weights-constant"),
         (PerCall, "class-weights-per-call"),
+        (AnotherSeed, "class-seed-ignored"),
+        (NoSeed, "class-seed-ignored"),
+        (ForwardAlone, "class-not-called"),
+        (made(refuse=asserts), "class-refused-otherwise"),
+        (made(refuse=ends), "class-refused-otherwise"),
         (
             made(draw=without_w_o, output=lambda self, context, x: context),
             "class-no-output-projection",
@@ -504,7 +569,7 @@ def test_one_small_matrix_for_all_slices_is_two_mistakes():
 
 def test_a_size_that_does_not_divide_must_be_refused():
     result = check(made(refuse=lambda self, embed_dim, num_heads: None), task=TASK)
-    assert (result.passed, result.fragile, result.points) == (True, ("class-not-divisible",), 9)
+    assert (result.mistakes, result.points) == (("class-not-divisible",), 6)
     assert result.example["layer"] == "SelfAttention(5, 2)"
 
 
@@ -545,9 +610,9 @@ class Closed(SelfAttention):
         return self.run(x)
 
 
-def test_weights_that_cannot_be_read_leave_the_numbers_unchecked():
+def test_weights_of_other_names_are_not_as_asked_and_leave_the_numbers_unchecked():
     result = check(Closed, task=TASK)
-    assert (result.passed, result.conventions) == (True, ("class-weights-hidden",)), str(result)
+    assert (result.mistakes, result.points) == (("class-weights-hidden",), 6), str(result)
     assert "its numbers were not checked" in " ".join(str(result).split())
 
 
@@ -585,6 +650,22 @@ def test_a_class_that_cannot_be_built_is_an_error_in_words():
     result = check(made(draw=broken), task=TASK)
     assert (result.mistakes, result.points) == (("raises",), 0)
     assert "NameError: name 'embed_dim' is not defined" in result.message
+
+
+def test_a_class_with_nothing_to_call_is_told_so():
+    class Empty:
+        def __init__(self, embed_dim, num_heads): ...
+
+        def attend(self, x): ...
+
+    result = check(Empty, task=TASK)
+    assert (result.mistakes, result.points) == (("class-not-called",), 0)
+
+
+def test_an_output_in_a_tuple_of_its_own_is_none():
+    alone = made(__call__=lambda self, x: (SelfAttention.__call__(self, x),))
+    result = check(alone, task=TASK)
+    assert (result.mistakes, result.points) == (("wrong-type",), 0)
 
 
 def test_an_empty_class_returns_nothing():

@@ -72,6 +72,45 @@ def test_right_softmax_has_all_points(function):
     assert result.task == "softmax"
 
 
+@pytest.mark.parametrize(
+    ("contained", "key"),
+    [
+        (lambda out: (out,), "wrong-type"),
+        (lambda out: (out, None), "wrong-type"),
+        (lambda out: {"weights": out}, "wrong-type"),
+        (lambda out: [out], "wrong-shape"),
+    ],
+)
+def test_weights_in_another_thing_are_not_what_is_asked_for(contained, key):
+    result = check(lambda x: contained(along_an_axis(x)), task="softmax")
+    assert result.mistakes == (key,), str(result)
+    assert result.points < 10
+
+
+def test_weights_that_the_next_call_overwrites_are_not_said_to_break_at_large_scores():
+    kept = np.empty(100)
+
+    def softmax(x):
+        out = kept[: x.size].reshape(x.shape)
+        out[...] = along_an_axis(x)
+        return out
+
+    result = check(softmax, task="softmax")
+    assert (result.mistakes, result.fragile) == (("output-overwritten",), ()), str(result)
+    assert result.points == 6
+    assert np.allclose(result.example["yours"], result.example["right"])
+    assert not np.allclose(result.example["yours after other calls"], result.example["right"])
+
+
+def test_a_table_that_is_kept_and_not_written_to_is_right():
+    kept = {}
+
+    def softmax(x):
+        return kept.setdefault(x.tobytes() + bytes(x.shape), along_an_axis(x))
+
+    assert check(softmax, task="softmax").points == 10
+
+
 def test_what_was_not_tried_and_what_it_refuses_is_said():
     said = " ".join(check(in_loops, task="softmax").message.split())
     assert "It refuses one row: " in said

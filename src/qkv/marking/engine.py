@@ -175,8 +175,8 @@ class Marking:
         return findings.unexplained(runs, what, self.returns, [])
 
     def at_last(self) -> Finding | None:
-        """What is looked for where nothing is wrong: inputs that were written to."""
-        return findings.changed_inputs(self.runs)
+        """What is looked for where nothing is wrong: inputs or outputs that were written to."""
+        return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
     def result(self) -> CheckResult:
         """All that was found, what is wrong first."""

@@ -70,6 +70,10 @@ def no_array(run: Outcome, remedy: str) -> Finding:
         return nothing_returned(run, "it returns None", remedy)
     says = f"it returns {kind_of(run.returned)}, not an array of numbers"
     shows = "what comes back should be an array"
+    if isinstance(run.returned, tuple):
+        says = f"it returns a tuple of {len(run.returned)}, where an array alone was asked for"
+        shows = "whoever calls it has to take the array out first"
+        where = "the return statement: a comma behind what is returned makes a tuple"
     nudge = "Print what it returns, and the type of that."
     return Finding("wrong-type", says, shows, remedy, nudge=nudge, where=where, run=run)
 
@@ -120,6 +124,24 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
                 where="the statements that assign in place: a /= b, a -= b, a[...] = b",
                 run=run,
                 more={f"{name} afterwards": afterwards},
+            )
+    return None
+
+
+def overwritten(runs: list[Outcome]) -> Finding | None:
+    """Does a later call write to what an earlier one gave back?"""
+    for run in runs:
+        if (now := run.overwritten) is not None:
+            return Finding(
+                "output-overwritten",
+                "the next call overwrites what this one gave back: both give back the same array",
+                "what was right when it came back is something else after another call",
+                "out = np.zeros(...)  # made anew in each call, inside the function",
+                nudge="Call it with one input, then with another: what is the first result now?",
+                where="the array that is returned: is it made outside of the function, or given"
+                " as out= each time?",
+                run=run,
+                more={"yours after other calls": now},
             )
     return None
 

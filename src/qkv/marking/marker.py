@@ -25,7 +25,8 @@ def check(
 
     An attention function is given masks too, if it takes them: a mask (`mask`, `attn_mask` or
     `attention_mask`, (L, S): bool, True = may attend, or if it is not made for that 0 and -inf to
-    add), a causal mask (`is_causal` or `causal`), `q_offset`, and `num_heads`.
+    add; to add True and False as they are is wrong), a causal mask (`is_causal` or `causal`),
+    `q_offset`, and `num_heads`.
 
     Args:
         function: what was written for the task, a function or a class. For `"attention"`: arrays
@@ -39,7 +40,7 @@ def check(
     Returns:
         A `CheckResult`: true where nothing is wrong; print it for the words. What is wrong, what
         is right only until numbers get large or a row sees nothing, and what is right but another
-        habit than the field's are kept apart.
+        habit than the field's are kept apart. What a task asks for is no habit.
 
     Raises:
         TypeError: `function` cannot be called, or not with these arrays.

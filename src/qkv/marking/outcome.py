@@ -21,6 +21,7 @@ from qkv.marking.errors import type_name
 # of the largest value: what float32 rounding needs, and far below what any mistake changes
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # what float16 needs
+_FEW = 100_000  # numbers that are copied without a thought
 RAISED = (Exception, SystemExit)  # what a learner's code raises is a finding, and no end of ours
 
 
@@ -42,8 +43,14 @@ class Outcome:
     second: Array | None = None
     returned: Any = None
     error: BaseException | None = None
-    changed: dict[str, Array] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
     printed: int = 0
+    given_back: tuple[tuple[Array, Array], ...] = ()  # copies, and the arrays that they are of
+
+    @property
+    def overwritten(self) -> Array | None:
+        """An array that was given back, where a later call has written to it."""
+        return next((a for kept, a in self.given_back if not same_numbers(kept, a)), None)
 
     @property
     def is_right(self) -> bool:
@@ -51,33 +58,46 @@ class Outcome:
         return self.out is not None and close(self.out, self.right)
 
 
-def outcome(case: Case, call: Callable[[Any], Any], right: Array) -> Outcome:
+def outcome(
+    case: Case, call: Callable[[Any], Any], right: Array, *, beside: bool = False
+) -> Outcome:
     """Call a function on a copy of a case; what it raises is part of the outcome.
 
     Args:
         case: the call to make; the arrays in its `shown()` are those that are given.
         call: makes it, given the copy, and returns what the function returned.
         right: what it should return.
+        beside: a second array may come with it, in a tuple of two.
     """
     given, process = copy.deepcopy(case), getpid()
     try:
         with warnings.catch_warnings(), _nobody_there() as printed:
             warnings.simplefilter("ignore")
             returned = call(given)
-            outputs = returned if isinstance(returned, tuple) else (returned,)
-            out, second = (numbers(o) for o in (*outputs, None, None)[:2])
+            outputs = (returned, None)
+            if isinstance(returned, tuple):
+                outputs = returned if beside and len(returned) == 2 else (None, None)
+            arrays = [numbers(one) for one in outputs]
+            out, second = (_kept(a, right) for a in arrays)
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
         if getpid() != process:  # the learner's code has forked: one process is enough to mark it
             _leave(0)
-    before = case.shown()
+    after = given.shown()
     changed = {
-        name: a
-        for name, a in given.shown().items()
-        if isinstance(a, np.ndarray) and not np.array_equal(a, before[name])
+        name: after.get(name, "nothing")
+        for name, a in case.shown().items()
+        if isinstance(a, np.ndarray) and not np.array_equal(after.get(name, np.nan), a)
     }
-    return Outcome(case, right, out, second, returned, None, changed, printed.lines)
+    pairs = zip((out, second), arrays, strict=True)
+    given_back = tuple((kept, a) for kept, a in pairs if kept is not None and a is not None)
+    return Outcome(case, right, out, second, returned, None, changed, printed.lines, given_back)
+
+
+def _kept(a: Array | None, right: Array) -> Array | None:
+    """A copy of what was returned, since a later call may write to it; not of a huge one."""
+    return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
 getpid, _leave = os.getpid, os._exit  # as they are before a learner's file is read
@@ -146,6 +166,11 @@ def close(got: Array, want: Array) -> bool:
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))
     return bool(np.allclose(got, want, rtol=0, atol=off, equal_nan=True))
+
+
+def same_numbers(a: Array, b: Array) -> bool:
+    """Equal to the last bit, and nan where the other is nan."""
+    return np.array_equal(a, b, equal_nan=True)
 
 
 def differ(a: Array | None, b: Array | None) -> bool:

@@ -47,3 +47,8 @@ def options_of(
             " give further parameters a default"
         )
     return options, frozenset(option for option, p in options.items() if p in needed)
+
+
+def is_number(default: Any) -> bool:
+    """Is the default of a parameter a number, such as 0.0, which a mask to add may have?"""
+    return type(default) in (int, float)

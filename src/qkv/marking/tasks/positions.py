@@ -183,27 +183,26 @@ MISTAKES = (
         _COLUMNS,
         mistake(
             "positions-halves",
-            "the sines stand in the first half and the cosines in the second, where the paper takes"
-            " turns",
+            "the sines stand in the first half and the cosines in the second; the task asks for"
+            " sines in even columns and cosines in odd ones",
             "the numbers are the same, in another order of columns, as in tensor2tensor",
             {"layout": _halves},
         ),
         mistake(
             "positions-cosine-first",
-            "the cosine of a pair stands before its sine",
+            "the cosine of a pair stands before its sine; the task asks for sines in even columns",
             "the numbers are the same, in another order of columns",
             {"waves": lambda angle, column: np.where(column % 2, np.sin(angle), np.cos(angle))},
         ),
         mistake(
             "positions-to-the-end",
-            "the last pair has the exponent 1, where the paper's has (dim - 2) / dim",
+            "the last pair has the exponent 1; the task asks for 2i / dim, here (dim - 2) / dim",
             "the slowest pair turns by exactly 1 / base, as in tensor2tensor",
             {"exponent": _to_the_end},
             remedy=_ANGLE,
         ),
         nudge="Print the row of place 1 for dim=4, and work its four numbers out by hand.",
         where="the lines that fill the columns",
-        kind="convention",
     ),
     *mended(
         _ANGLE,

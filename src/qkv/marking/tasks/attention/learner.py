@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.parameters import is_number
 from qkv.marking.tasks.attention.answer import answer
 from qkv.marking.tasks.attention.inputs import NAMES, Case
 
@@ -37,20 +38,21 @@ class Learner:
     weights_first: bool = False
     rank: int = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
     adds_mask: bool = False
+    number_as_mask: bool = False  # a number is the mask where none is given: one to add
 
     def __call__(self, case: Case) -> Outcome:
         """Run the function on a copy of the case; never raises what it raises."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
-        run = outcome(case, self._returned, answer(case).out)
+        run = outcome(case, self._returned, answer(case).out, beside=True)
         if self.weights_first:
             run = replace(run, out=run.second, second=run.out)
         return run
 
     def refused(self, case: Case) -> Outcome:
         """Run the function on a case that has no right answer: an error is one."""
-        return outcome(case.at_rank(self.rank), self._returned, np.zeros(0))
+        return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
 
     def _returned(self, case: Case) -> Any:
         """What the function returns for a case."""
@@ -106,4 +108,5 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
         options,
         frozenset(option for option, p in options.items() if p in needed),
         tuple(p for p in rest if p.kind == p.POSITIONAL_ONLY),
+        number_as_mask=any(is_number(p.default) for p in rest if p.name == options.get("mask")),
     )

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, changed_inputs, of_mistake
 from qkv.marking.mistake import Mistake
@@ -158,19 +160,26 @@ def _try_large_ones(m: AttentionMarking) -> None:
         m.find(findings.large_ones(next(run for run in runs if not run.is_right)))
 
 
-def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) -> bool:
+def try_masks(
+    m: AttentionMarking,
+    batches: bool,
+    more: Sequence[Mistake] = (),
+    per_key: Mistake = mistakes.PER_KEY,
+) -> bool:
     """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
     if m.steps is None:
         return False
     known = (*mistakes.MASK, *mistakes.HIDING, *more)
     adding = replace(m.call, adds_mask=True, unmasked=0.0)
     as_bool = m.on("a mask")
-    if adds_its_mask(m, as_bool, m.on("a mask", adding), known):
+    (nothing,) = m.on("a row masked out", adding)
+    for_numbers = m.call.number_as_mask or is_made_for_numbers(nothing)
+    if adds_its_mask(m, as_bool, m.on("a mask", adding), known, for_numbers):
         m.call = adding
     elif m.explain(as_bool, known) is None:
         runs = m.on("a mask of keys")
         if all(run.is_right for run in runs):
-            m.find(of_mistake(mistakes.PER_KEY, runs[0]))
+            m.find(of_mistake(per_key, runs[0]))
             m.tried.append("a mask of keys")
             return False
     m.ask("a mask", known)
@@ -181,9 +190,17 @@ def try_masks(m: AttentionMarking, batches: bool, more: Sequence[Mistake] = ()) 
 
 
 def adds_its_mask(
-    m: Marking, as_bool: list[Outcome], added: list[Outcome], known: Sequence[Mistake]
+    m: Marking,
+    as_bool: list[Outcome],
+    added: list[Outcome],
+    known: Sequence[Mistake],
+    for_numbers: bool,
 ) -> bool:
-    """Do fewer mistakes explain what a mask of 0 and -inf gives than what one of bools gives?"""
+    """Do fewer mistakes explain what a mask of 0 and -inf gives than what one of bools gives?
+
+    A function that adds True and False to its scores as 1 and 0 has to show that it is made for
+    numbers; else that is a mistake, which nothing tells whoever calls it.
+    """
     # where(mask, -inf, scores) is inverted, and hides what is -inf too
     inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
@@ -192,8 +209,16 @@ def adds_its_mask(
     explained = m.explain(added, known)
     if explained and any(one.key == "mask-inverted" for one in explained[1]):
         return False
+    adds_bools = m.explain(as_bool, [one for one in known if one.key == "mask-added"])
+    if adds_bools and adds_bools[1] and not for_numbers:
+        return False
     m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
     return True
+
+
+def is_made_for_numbers(nothing: Outcome) -> bool:
+    """Has it thought of a row of -inf, of which softmax alone makes nan?"""
+    return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
 def takes_batches(m: AttentionMarking) -> bool:

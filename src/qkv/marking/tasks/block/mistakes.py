@@ -118,27 +118,28 @@ WIRING = (
         _WIRES,
         mistake(
             "block-post-norm",
-            "the norm comes after the residual is added, as in the first transformer and in BERT",
-            "what the block gives is normed itself",
+            "the norm comes after the residual is added; the task asks for a norm before each part",
+            "what the block gives is normed itself, as in the first transformer and in BERT",
             wire(post_norm),
             nudge="Set w_o and w_out to zero: does x come out as it went in?",
         ),
         mistake(
             "block-norm-of-part",
-            "the norm is taken of what attention and the MLP give, not of what they get",
+            "the norm is taken of what attention and the MLP give; the task asks for a norm of what"
+            " they get",
             "as in OLMo 2; in most models since GPT-2 the norm is of what goes in",
             wire(_norm_of_part),
             nudge="Double w_o: does what attention adds double?",
         ),
         mistake(
             "block-parallel",
-            "attention and the MLP stand side by side and read the same x",
-            "as in GPT-J; in most models the MLP reads what attention has added to",
+            "attention and the MLP stand side by side and read the same x; the task asks for an MLP"
+            " that reads what attention has added to",
+            "as in GPT-J; in most models the MLP comes after attention",
             wire(lambda x, attend, mlp, norm1, norm2: x + attend(norm1(x)) + mlp(norm2(x))),
             nudge="Change w_o: does what the MLP adds change, too?",
         ),
         where="the lines that call attention and the MLP: where does the norm stand?",
-        kind="convention",
     ),
 )
 
@@ -264,15 +265,15 @@ MLPS = (
         _MLP,
         mistake(
             "mlp-other-activation",
-            "the activation is another than GELU: ReLU, SiLU, or GELU by a logistic function",
-            "right where the weights were trained with it",
+            "the activation is another than GELU, which the task asks for: ReLU, SiLU, or GELU by a"
+            " logistic function",
+            "right only where the weights were trained with it",
             {"activation": lambda x: np.maximum(x, 0)},
             {"activation": lambda x: x * sigmoid(x)},
             {"activation": lambda x: x * sigmoid(1.702 * x)},
             nudge="Put -1 and 1 through your activation alone, and through GELU.",
         ),
         where="the line of the MLP",
-        kind="convention",
     ),
     mistake(
         "block-no-output-projection",

@@ -57,6 +57,7 @@ KNOWN = (
 )
 # one word has nobody else to attend to; of two the second knows a distance
 TEXTS = [Text(np.array(ids)) for ids in ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])]
+ANOTHER_WORD = Text(np.array([8]))  # as many logits as those of the first text
 _IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes, with lm_head.weight of its own",
@@ -76,19 +77,26 @@ class _Decoding:
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
         self.batched = False  # it takes ids (1, T) only
+        self.changed: dict[str, Any] = {}  # weights that it has written to, or taken away
 
     def __call__(self, case: Text) -> Any:
         """What it returns for the ids of a case, or the words that it writes."""
         if case.write:
             return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
+        if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
+            return returned  # what is in it has no batch to be taken out of
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
     def _returned(self, ids: Array, tied: bool) -> Any:
         weights, config = small_model(tied)
-        weights = {name: a.copy() for name, a in weights.items()}
-        return self.decoder(ids[None] if self.batched else ids, weights, dict(config))
+        given = {name: a.copy() for name, a in weights.items()}
+        returned = self.decoder(ids[None] if self.batched else ids, given, dict(config))
+        for name, a in weights.items():
+            if not np.array_equal(given.get(name, np.nan), a):
+                self.changed[f'weights["{name}"]'] = given.get(name, "nothing")
+        return returned
 
     def _rows(self, ids: Array, tied: bool) -> Array:
         """Its logits as rows, of which the last is for the word to come."""
@@ -149,7 +157,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     def run(case: Text, steps: Any = RIGHT) -> Outcome:
         return outcome(case, call, compute(case, steps))
 
-    limits, known, right, habit = [], KNOWN, RIGHT, False
+    limits, known, right, last_row = [], KNOWN, RIGHT, False
     if run(TEXTS[1]).error is not None:
         call.batched = True
         if run(TEXTS[1]).error is None:
@@ -158,7 +166,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             call.batched = False
     out = run(TEXTS[1]).out
     if out is not None and out.shape == (CONFIG["vocab_size"],):
-        habit = True
+        last_row = True
         known, right = (*KNOWN, *LAST), {**RIGHT, "rows": lambda logits: logits[-1]}
     m = DecoderMarking(
         "decoder",
@@ -169,16 +177,19 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         returns="return logits  # (T, V)",
     )
     m.limits += limits
-    if habit:
-        m.find(of_mistake(LAST_ROW, run(TEXTS[1], right)))
     m.first_call(TEXTS[0])
     if m.wrong:
         return m.result()
     m.test(Group("logits", TEXTS, known, _fails))
+    m.run([ANOTHER_WORD])
     if not m.wrong:
         m.test(WRITTEN)
     if not m.wrong:
         m.test(ANOTHER_MODEL)
+    if not m.wrong:
+        m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
+    if last_row and LAST[0].key not in {one.key for one in m.found}:
+        m.find(of_mistake(LAST_ROW, run(TEXTS[1], right)))
     return m.result()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from qkv.marking.engine import Group
 from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.outcome import kind_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
 from qkv.marking.tasks.attention import mistakes as attention
@@ -19,6 +20,7 @@ from qkv.marking.tasks.attention.marker import (
     AttentionMarking,
     adds_its_mask,
     first_calls,
+    is_made_for_numbers,
     refused_batch,
 )
 from qkv.marking.tasks.heads import mistakes
@@ -113,7 +115,10 @@ def _try_mask(m: AttentionMarking) -> None:
     )
     known = (*attention.MASK, *attention.HIDING)
     as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
-    if adds_its_mask(m, as_bool, m.run([masked], adding), known):
+    seen = np.array([[True] * 3, [False] * 3, [True] * 3])
+    (nothing,) = m.run([replace(case, mask=seen)], adding)
+    for_numbers = m.call.number_as_mask or is_made_for_numbers(nothing)
+    if adds_its_mask(m, as_bool, m.run([masked], adding), known, for_numbers):
         m.call = adding
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 
@@ -121,14 +126,15 @@ def _try_mask(m: AttentionMarking) -> None:
 def _try_what_does_not_divide(m: AttentionMarking, case: Case) -> None:
     """Four heads of six columns: an error is right, and an output is not."""
     run = m.call.refused(case)
-    if run.out is None:
+    if run.error is not None:
         m.tried.append("heads that do not divide the columns")
         return
+    given = kind_of(run.returned) if run.out is None else f"an output of the shape {run.out.shape}"
     m.find(
         Finding(
             "heads-not-divided",
             "columns that cannot be shared out evenly are dropped without a word",
-            f"6 columns in 4 heads give an output of the shape {run.out.shape}, not an error",
+            f"6 columns in 4 heads give {given}, not an error",
             'if w_q.shape[-1] % num_heads: raise ValueError("...")',
             "fragile",
             nudge="Ask for 4 heads of 6 columns.",

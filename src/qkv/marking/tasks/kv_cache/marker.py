@@ -10,13 +10,28 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding, nothing_returned
+from qkv.marking.findings import Finding, nothing_returned, of_mistake, overwritten
 from qkv.marking.mistake import Mistake
-from qkv.marking.outcome import Outcome, differ, kind_of, name_of, numbers, outcome
+from qkv.marking.outcome import (
+    Outcome,
+    differ,
+    first_wrong,
+    kind_of,
+    name_of,
+    numbers,
+    outcome,
+)
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import LARGE, OF_CAUSAL, core
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, EXCHANGED, MASKING, NOT_FILLED, PLACING
+from qkv.marking.tasks.kv_cache.mistakes import (
+    CACHING,
+    EXCHANGED,
+    MASKING,
+    NOT_FILLED,
+    PLACING,
+    RECOMPUTED,
+)
 from qkv.marking.tasks.kv_cache.steps import RIGHT, Run, compute
 from qkv.marking.tasks.task import Task
 
@@ -100,6 +115,7 @@ class _Stepping:
 
     def __init__(self, step: Callable[..., Any], first: Callable[[], Any]) -> None:
         self.step, self.first, self.cache_first = step, first, False
+        self.given_back: list[tuple[Array, Array]] = []  # copies, and the arrays of which they are
 
     def __call__(self, case: Run) -> Any:
         """The outputs of all calls below each other, or what is no output."""
@@ -108,13 +124,17 @@ class _Stepping:
             out, cache = self.one(case, x, cache)
             if (rows := numbers(out)) is None:
                 return out
-            outs.append(np.atleast_2d(rows))
+            self.given_back.append((rows.copy(), rows))
+            outs.append(np.atleast_2d(self.given_back[-1][0]))
+            if case.later is not None:
+                case = replace(case, arrays=case.arrays | case.later)
         return np.concatenate(outs)
 
     def alone(self, case: Run) -> Any:
         """What one call returns for all the words, as a function without a cache gives them."""
         weights = (case.arrays[name] for name in ("w_q", "w_k", "w_v"))
-        return self.step(case.arrays["x"], self.first(), *weights)
+        returned = self.step(case.arrays["x"], self.first(), *weights)
+        return returned[0] if isinstance(returned, tuple) and returned else returned
 
     def one(self, case: Run, x: Array, cache: Any) -> tuple[Any, Any]:
         """One call: the output and the cache for the next."""
@@ -231,11 +251,28 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(POSITIONS)
     else:
         m.untried.append("positions")
+    if not m.wrong:
+        m.tried.append("keys and values of earlier calls")
+        m.find(_recomputed(m))
+        m.find(overwritten([replace(m.runs[0], given_back=tuple(call.given_back))]))
     if not m.wrong and _writes_to_cache(call):
         m.limits.append(
             "It writes to the cache it is given: to go on from one in two ways needs a copy."
         )
     return m.result()
+
+
+def _recomputed(m: Marking) -> Finding | None:
+    """Are earlier words projected again? Then they are so by the projections of the later call."""
+    runs = m.run([_with_other_projections(case) for case in (WORD_BY_WORD[0], SEVERAL[-1])])
+    explained = m.explain(runs, [RECOMPUTED])
+    return of_mistake(RECOMPUTED, first_wrong(runs)) if explained and explained[1] else None
+
+
+def _with_other_projections(case: Run) -> Run:
+    """The same text, with keys and values that are projected otherwise from the second call on."""
+    w = {name: case.arrays[name] for name in ("w_q", "w_k", "w_v")}
+    return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 
 
 def _gives_none(call: _Stepping) -> bool:

@@ -139,6 +139,19 @@ NOT_FILLED = mistake(
     where="what is returned as the cache",
 )
 
+# shown by projections that are others in a later call: what was kept is of the earlier ones
+RECOMPUTED = mistake(
+    "cache-recomputed",
+    "the words are kept and projected again in every call; keys and values should be kept",
+    "nothing is saved: for 1,000 words one by one that is 500,500 keys, where 1,000 would do",
+    {"recalls": lambda kept, said, w_k, w_v: (said @ w_k, said @ w_v)},
+    {"recalls": lambda kept, said, w_k, w_v: (said @ w_k, kept.value)},
+    {"recalls": lambda kept, said, w_k, w_v: (kept.key, said @ w_v)},
+    remedy=f"{_KEEP}; return out, (k, v)  # not x",
+    nudge="How many rows does your function multiply by w_k in the third call of one word?",
+    where="what is kept from call to call, and which rows are projected",
+)
+
 MASKING = mended(
     _SEES,
     mistake(

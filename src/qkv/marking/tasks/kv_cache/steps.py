@@ -24,6 +24,7 @@ class Run:
     arrays: dict[str, Array]
     parts: tuple[int, ...]
     positions: Array | None = None
+    later: dict[str, Array] | None = None  # other projections, from the second call on
 
     def pieces(self) -> list[Array]:
         """The word vectors of each call."""
@@ -34,7 +35,8 @@ class Run:
         ends = np.cumsum(self.parts).tolist()
         calls = [f"x[{end - part}:{end}]" for part, end in zip(self.parts, ends, strict=True)]
         table = {} if self.positions is None else {"positions": self.positions}
-        return self.arrays | table | {"the calls, in order": ", ".join(calls)}
+        later = {f"{name} from the second call on": a for name, a in (self.later or {}).items()}
+        return self.arrays | later | table | {"the calls, in order": ", ".join(calls)}
 
 
 class Kept(NamedTuple):
@@ -50,9 +52,14 @@ def compute(case: Run, steps: Steps) -> Array:
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0  # words that came in earlier calls
+    said = case.arrays["x"][:0]  # these words
     for x in case.pieces():
+        if case.later is not None and outs:
+            w_q, w_k, w_v = (case.later[name] for name in ("w_q", "w_k", "w_v"))
+        kept = Kept(*steps["recalls"](kept, said, w_k, w_v))
         if case.positions is not None:
             x = x + case.positions[steps["places"](len(x), before, len(outs))]
+        said = np.concatenate([said, x])
         q, k, v = steps["choose"](*steps["project"](x, w_q, w_k, w_v))
         keys, values = steps["reads"](kept, k, v)
         first = steps["first"](len(kept.key), len(keys), len(x))  # where new word 0 stands
@@ -84,6 +91,7 @@ RIGHT: Steps = MappingProxyType(
     {
         **ATTENTION,
         "places": lambda new, before, calls: before + np.arange(new),
+        "recalls": lambda kept, said, w_k, w_v: kept,
         "reads": after,
         "keeps": after,
         "first": lambda kept, keys, new: keys - new,

@@ -120,19 +120,17 @@ EVERYTHING, NOTHING = mended(
 
 _TRUE_HIDES = Mistake(
     "mask-true-hides",
-    "True stands for hidden, where it stands for visible in most places, here too",
+    "True stands for hidden; the task asks for True = may attend",
     "torch's MultiheadAttention has it so; its scaled_dot_product_attention has it the other way",
     LINE,
-    "convention",
     nudge="What does your attention do where the mask is True?",
     where="what True means",
 )
 _NUMBERS = Mistake(
     "mask-of-numbers",
-    "the mask is of 1 and 0, where others have True and False, or 0 and -inf to add",
+    "the mask is of 1 and 0; the task asks for True and False, or 0 and -inf to add",
     "added to the scores it hides nothing, and ~mask is -1 and -2",
     LINE,
-    "convention",
     nudge="Print ~mask.",
     where="the dtype of the mask",
 )

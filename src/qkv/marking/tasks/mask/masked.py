@@ -98,7 +98,7 @@ def mark_masked(function: Callable[..., Any]) -> CheckResult:
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(replace(m.cases["a mask"][1], mask=some))  # a row that sees everything
     batches = not m.wrong and takes_batches(m)
-    each_pair = try_masks(m, batches, mistakes.WEAK)
+    each_pair = try_masks(m, batches, mistakes.WEAK, replace(attention.PER_KEY, kind="wrong"))
     if each_pair and not m.wrong:
         known = (*attention.LARGE, *mistakes.LARGE)
         large = [_large(), _far_above_and_equal()]

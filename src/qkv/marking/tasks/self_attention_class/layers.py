@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from qkv.marking.parameters import options_of
+from qkv.marking.parameters import is_number, options_of
 from qkv.marking.tasks.attention.learner import OPTIONS
 from qkv.marking.tasks.self_attention_class.steps import Call
 from qkv.marking.tasks.self_attention_class.weights import Projections, projections
@@ -22,15 +23,17 @@ class Layers:
 
     Args:
         built: the class.
+        seed: what the weights are drawn from; None for what the class has of itself.
 
     Raises:
         TypeError: it cannot be built with an embed_dim and a number of heads.
     """
 
-    def __init__(self, built: Callable[..., Any]) -> None:
+    def __init__(self, built: Callable[..., Any], seed: int | None = None) -> None:
         self.built = built
-        known = {"causal": OPTIONS["causal"]}
-        self.when_built, _ = options_of(built, ("embed_dim", "num_heads"), known)
+        known = {"causal": OPTIONS["causal"], "seed": ("seed",)}
+        self.when_built, needed = options_of(built, ("embed_dim", "num_heads"), known)
+        self.seed = 0 if seed is None and "seed" in needed else seed
         self.layers: dict[tuple[int, int, bool], Any] = {}
         self.batched = False  # it takes x (1, T, D) only
         self.adds_mask = False  # 0 and -inf, where others take True and False
@@ -40,12 +43,26 @@ class Layers:
         causal = case.causal and "causal" in self.when_built
         sizes = *case.built_with, causal
         if sizes not in self.layers:
-            options = {name: causal for name in self.when_built.values()}
+            chosen = {"causal": causal} | ({} if self.seed is None else {"seed": self.seed})
+            names = self.when_built
+            options = {names[option]: it for option, it in chosen.items() if option in names}
             layer = self.built(*case.built_with, **options)
             if hasattr(layer, "state_dict"):  # torch: without dropout, and as exact as arrays
                 layer = layer.eval().double()
             self.layers[sizes] = layer
         return self.layers[sizes]
+
+    def drawn(self, case: Call, seed: int) -> Any:
+        """What a layer whose weights are drawn from this seed returns for the words of a case."""
+        others = Layers(self.built, seed)
+        others.batched = self.batched
+        return others(case)
+
+    def number_as_mask(self, case: Call) -> bool:
+        """Is a number the mask where none is given? Then it is one to add."""
+        parameters = inspect.signature(_called(self.of(case))).parameters
+        name = self.takes(case)[0].get("mask")
+        return name is not None and is_number(parameters[name].default)
 
     def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
         """Which masks the call takes, under what name, and which must be given.
@@ -102,7 +119,7 @@ class Layers:
 
 def _called(layer: Any) -> Callable[..., Any]:
     """What is called of a layer; the parameters of a module of torch are those of its forward."""
-    if hasattr(layer, "state_dict") or not callable(layer):
+    if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
         forward: Callable[..., Any] = layer.forward
         return forward
     called: Callable[..., Any] = layer

@@ -25,7 +25,7 @@ from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
 from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attention, compute
 from qkv.marking.tasks.task import Task
 
-_LARGE = 3.0  # times as large: drawn without a scale; with it 1, or less where that is the habit
+_SMALL, _LARGE = 0.5, 2.0  # times as large as the words; it should be 1, and torch begins with 0.6
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
 
 
@@ -38,7 +38,7 @@ CASES = [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enum
 ONE_WORD = Call(_words(6, 1, 4), 2)
 UNEVEN = Call(_words(9, 2, 5), 2)
 BATCH = _words(7, 2, 2, 4)
-WIDE = Call(_words(8, 2, 64), 2)  # wide enough to tell how large the numbers of its weights are
+WIDE = Call(_words(8, 2, 64), 8)  # wide enough to tell how large the numbers of its weights are
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     layers = Layers(built)
 
     def run(case: Call) -> Outcome:
-        return outcome(case, layers, compute(case, RIGHT))
+        return outcome(case, layers, compute(case, RIGHT), beside=True)
 
     m = Marking(
         "self-attention-class",
@@ -88,7 +88,8 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
             m.limits.append("It takes batches (B, T, D) only, not a single text (T, D).")
         else:
             layers.batched = False
-            m.find(_Told(**vars(raises(first, "one head"))))
+            found = raises(first, "one head") if _is_called(layers) else mistakes.NOT_CALLED
+            m.find(_Told(**vars(found) | {"run": first}))
             m.steps = None
             return m.result()
     first, again = run(CASES[1]), run(CASES[1])
@@ -104,11 +105,51 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         _by_weights(m, layers, *_best(m, ways))
     else:
         _by_symmetries(m)
-    if m.steps is None:
-        return m.result()
-    if not _refuses(built):
-        m.find(_told(mistakes.NOT_REFUSED, run(UNEVEN)))
+    if m.steps is not None:
+        _as_asked(m, layers)
     return m.result()
+
+
+def _as_asked(m: Marking, layers: Layers) -> None:
+    """What the task asks for beside the numbers: how it is called, drawn, and refused."""
+    if not _is_called(layers):
+        m.find(_told(mistakes.NOT_CALLED, m.call(CASES[0])))
+    if not m.wrong:
+        m.find(_ignored_seed(m, layers))
+        m.find(_unscaled(layers))
+    m.find(_not_refused(m, layers))
+
+
+def _is_called(layers: Layers) -> bool:
+    """Can a layer be called, and not its method forward alone?"""
+    try:
+        return callable(layers.of(CASES[0]))
+    except RAISED:
+        return True  # there is none to be called
+
+
+def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
+    """Is one seed one layer, and another seed another?"""
+    if "seed" not in layers.when_built:
+        m.untried.append("seed")
+        return None
+    m.tried.append("seeds")
+
+    def drawn(seed: int) -> Outcome:
+        def call(case: Call) -> Any:
+            return layers.drawn(case, seed)
+
+        return outcome(CASES[1], call, np.zeros(0), beside=True)
+
+    one, again, other = drawn(1), drawn(1), drawn(2)
+    for run in (one, other):
+        if run.error is not None:
+            return _Told(**vars(raises(run, "a seed")))
+    if differ(one.out, again.out):
+        return _told(mistakes.SEED_UNUSED, one, {"yours with the same seed": again.out})
+    if not differ(one.out, other.out):
+        return _told(mistakes.SEED_IGNORED, one, {"yours with another seed": other.out})
+    return None
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
@@ -142,7 +183,6 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
         return
     for one in _of_weights(layers, cases[1]):
         m.find(_told(one, m.call(cases[1])))
-    m.find(_unscaled(layers))
     beside = [replace(run, case=as_attention(run.case)) for run in m.runs]
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
@@ -186,7 +226,7 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 
 
 def _unscaled(layers: Layers) -> Finding | None:
-    """Are queries and keys many times as large as the words? Any such size is a convention."""
+    """Are queries, keys or values of another size than the words, as their weights are drawn?"""
     try:
         found = next(filter(None, (layers.read(WIDE)(flipped) for flipped in (False, True))), None)
     except RAISED:  # it is made for other sizes
@@ -194,12 +234,13 @@ def _unscaled(layers: Layers) -> Finding | None:
     if found is None:
         return None
     width = WIDE.x.shape[-1]
-    for role in "qk":
+    for role in "qkv":
         times = float(np.sqrt(np.mean(found.matrices[role] ** 2) * width))
-        if times > _LARGE:
+        if not _SMALL < times < _LARGE:
+            then = "and softmax lets one word win" if times > 1 else "and all words weigh alike"
             shows = (
                 f"with embed_dim={width} w_{role} makes numbers {times:.2g} times as large as those"
-                " of the words, more with a larger one, and softmax lets one word win"
+                f" of the words, {then}"
             )
             return _Told(**vars(mistakes.UNSCALED) | {"shows": shows}, run=None)
     return None
@@ -234,20 +275,26 @@ def _by_symmetries(m: Marking) -> None:
     m.find(_told(mistakes.HIDDEN, m.call(CASES[0])))
 
 
-def _refuses(built: Callable[..., Any]) -> bool:
-    """Is a number of heads that does not divide the numbers of a word refused at once?"""
+def _not_refused(m: Marking, layers: Layers) -> Finding | None:
+    """Is a number of heads that does not divide the numbers of a word a ValueError at once?"""
     try:
-        built(5, 2)
-    except RAISED:
-        return True
-    return False
+        layers.of(UNEVEN)
+    except ValueError:
+        return None
+    except RAISED as error:
+        if hasattr(layers.of(CASES[0]), "state_dict"):  # torch's own layers assert
+            return None
+        run = Outcome(UNEVEN, np.zeros(0), error=error)
+        return _told(mistakes.REFUSED_OTHERWISE, run)
+    return _told(mistakes.NOT_REFUSED, m.call(UNEVEN))
 
 
 SELF_ATTENTION_CLASS = Task(
     name="self-attention-class",
     looks_for=("SelfAttention", "MultiHeadAttention", "MultiHeadSelfAttention"),
-    signature="SelfAttention(embed_dim, num_heads)(x (T, D)) -> (T, D), or (out, weights)",
-    asks="a class (or a module of torch) that draws w_q, w_k, w_v and w_o for all heads, keeps them"
-    " under these names, and refuses an embed_dim that num_heads does not divide",
+    signature="SelfAttention(embed_dim, num_heads, seed=0)(x (T, D)) -> (T, D), or (out, weights)",
+    asks="a class (or a module of torch) that draws w_q, w_k, w_v and w_o for all heads from the"
+    " seed, so that words of variance 1 make queries of variance 1, keeps them under these names,"
+    " and raises a ValueError for an embed_dim that num_heads does not divide",
     mark=_mark,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.marking.engine import Group, Marking
-from qkv.marking.tasks.attention.marker import adds_its_mask
+from qkv.marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
 from qkv.marking.tasks.attention.mistakes import CAUSAL, EMPTY, HIDING, MASK
 from qkv.marking.tasks.self_attention_class.layers import Layers
 from qkv.marking.tasks.self_attention_class.steps import Call
@@ -48,7 +48,8 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
     known = (*MASK, *HIDING)
     as_bool = m.run(cases)
     layers.adds_mask = True
-    layers.adds_mask = adds_its_mask(m, as_bool, m.run(cases), known)
+    for_numbers = layers.number_as_mask(nothing) or is_made_for_numbers(m.call(nothing))
+    layers.adds_mask = adds_its_mask(m, as_bool, m.run(cases), known, for_numbers)
     before = len(m.limits)
     m.test(Group("a mask", cases, known, may_refuse=True))
     if len(m.limits) == before:  # it was not refused

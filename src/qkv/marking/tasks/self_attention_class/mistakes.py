@@ -9,6 +9,7 @@ from qkv.marking.mistake import Mistake, mended, mistake
 from qkv.marking.tasks.attention import mistakes as attention
 
 _OUT = "out = np.swapaxes(out, 0, 1).reshape(T, embed_dim) @ self.w_o"
+_REFUSE = 'if embed_dim % num_heads: raise ValueError("embed_dim must divide by num_heads")'
 _DRAWN = "self.w_q = rng.normal(size=(embed_dim, embed_dim)) / embed_dim**0.5"
 
 
@@ -142,28 +143,58 @@ NOT_REFUSED = Mistake(
     "class-not-divisible",
     "embed_dim=5 with num_heads=2 is not refused: 5 numbers make no two heads of equal size",
     "a number is lost, or the layer fails later and far from the reason",
-    'if embed_dim % num_heads: raise ValueError("embed_dim must divide by num_heads")',
-    "fragile",
+    _REFUSE,
     nudge="Build SelfAttention(5, 2).",
     where="the first lines of __init__",
 )
+REFUSED_OTHERWISE = Mistake(
+    "class-refused-otherwise",
+    "embed_dim=5 with num_heads=2 is refused by another error; the task asks for a ValueError",
+    "whoever expects a ValueError does not catch it, and assert is left out by python -O",
+    _REFUSE,
+    nudge="Build SelfAttention(5, 2) between try and except ValueError.",
+    where="the first lines of __init__",
+)
+NOT_CALLED = Mistake(
+    "class-not-called",
+    "a layer cannot be called: it has no __call__",
+    "layer(x) is a TypeError",
+    "def __call__(self, x): ...",
+    nudge="Build a layer, and call it: layer(x).",
+    where="the name of the method that computes: __call__, with two underscores on each side",
+)
+SEED_IGNORED, SEED_UNUSED = (
+    Mistake(
+        "class-seed-ignored",
+        says,
+        shows,
+        f"rng = np.random.default_rng(seed); {_DRAWN}",
+        nudge="Build two layers with the same seed, and one with another: which are equal?",
+        where="where the generator is made: what is it given?",
+    )
+    for says, shows in (
+        ("the seed makes no difference", "SelfAttention(4, 2, seed=1) and seed=2 are one layer"),
+        (
+            "two layers of the same seed differ: their weights are not drawn from it",
+            "nobody can draw the same layer again",
+        ),
+    )
+)
 HIDDEN = Mistake(
     "class-weights-hidden",
-    "its weights have names that cannot be read as w_q, w_k, w_v and w_o, so that its numbers were"
-    " not checked",
+    "its weights have other names than w_q, w_k, w_v and w_o, which the task asks for, so that its"
+    " numbers were not checked",
     "shapes and symmetries are right",
     "self.w_q, self.w_k, self.w_v, self.w_o = ...  # in __init__",
-    "convention",
     where="the names of the attributes",
     nudge="Print vars(layer): what are its arrays called?",
 )
 UNSCALED = Mistake(
     "class-weights-unscaled",
-    "the weights are drawn without a division by sqrt(embed_dim); how large they begin is a"
-    " convention, and most layers divide",
+    "the weights are drawn at another size than the task asks for: from words of variance 1 they"
+    " should make queries, keys and values of variance 1",
     "queries and keys grow with embed_dim, and softmax lets one word win",
     _DRAWN,
-    "convention",
     nudge="Build a layer of 64 numbers and one of 1024: how large are their queries?",
     where="the line that draws the weights",
 )

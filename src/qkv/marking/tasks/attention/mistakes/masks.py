@@ -22,7 +22,7 @@ HIDING = mended(
     ),
     mistake(
         "mask-added",
-        "the mask is added to the scores as 0 and 1",
+        "the mask is added to the scores as it is: True counts as 1, and False as 0",
         "a hidden place only loses a factor e against a visible one",
         {"hide": lambda s, visible: s + visible, "blank": same},
         remedy="scores = scores + np.where(mask, 0.0, -np.inf)",

@@ -25,13 +25,12 @@ ENDS = (
     ),
     mistake(
         "decoder-probabilities",
-        "softmax is taken of the logits already, and probabilities come out, or their logarithms",
-        "the largest of a row is the same word; a temperature would be applied twice",
+        "probabilities come out, or their logarithms; the task asks for logits, without softmax",
+        "the largest of a row is the same word; a temperature would be applied after softmax",
         {"head": lambda x, embed: softmax(x @ embed.T)},
         {"head": lambda x, embed: np.log(softmax(x @ embed.T))},
         remedy="return logits",
         where="the return statement",
-        kind="convention",
         nudge="Add up a row of the output.",
     ),
     mistake(
@@ -104,13 +103,12 @@ UNTIED = (
     ),
 )
 
-# what is right, where the row after each word was asked for
 LAST_ROW = Mistake(
     "decoder-last-row",
-    "it gives the logits after the last word alone, (V,), where those after each were asked for",
+    "it gives the logits after the last word alone, (V,); the task asks for those after each"
+    " word, (T, V)",
     "learning needs the rows of all places, and decoder(ids, ...)[-1] is one number",
     "return logits  # (T, V), and decoder(...)[-1] where the last is wanted",
-    "convention",
     nudge="Print the shape of the output for three words.",
     where="the return statement",
 )
