@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.marking import raised
 from qkv.marking.errors import in_words, line_of
 from qkv.marking.mistake import Kind, Mistake
-from qkv.marking.outcome import Outcome, first_wrong, kind_of
+from qkv.marking.outcome import Outcome, first_wrong, is_tuple, kind_of
 
 RANDOM = Mistake(
     "random",
@@ -70,7 +70,7 @@ def no_array(run: Outcome, remedy: str) -> Finding:
         return nothing_returned(run, "it returns None", remedy)
     says = f"it returns {kind_of(run.returned)}, not an array of numbers"
     shows = "what comes back should be an array"
-    if isinstance(run.returned, tuple):
+    if is_tuple(run.returned):
         says = f"it returns a tuple of {len(run.returned)}, where an array alone was asked for"
         shows = "whoever calls it has to take the array out first"
         where = "the return statement: a comma behind what is returned makes a tuple"

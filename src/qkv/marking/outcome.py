@@ -75,7 +75,7 @@ def outcome(
             warnings.simplefilter("ignore")
             returned = call(given)
             outputs = (returned, None)
-            if isinstance(returned, tuple):
+            if is_tuple(returned):
                 outputs = returned if beside and len(returned) == 2 else (None, None)
             arrays = [numbers(one) for one in outputs]
             out, second = (_kept(a, right) for a in arrays)
@@ -133,6 +133,11 @@ def name_of(function: Any) -> str:
         name = None
     name = name if type(name) is str else type_name(function)
     return "your function" if name == "<lambda>" else name
+
+
+def is_tuple(thing: Any) -> bool:
+    """Is it a tuple, whatever it says of itself?"""
+    return issubclass(type(thing), tuple)
 
 
 def kind_of(thing: Any) -> str:
