@@ -87,8 +87,8 @@ def unit_vectors(vectors: Array) -> Array:
     [[0.6, 0.8], [0.0, 0.0]]
     """
     vectors = vectors.astype(np.float64)
-    for measure in (lambda x: np.abs(x).max(axis=1), lambda x: np.linalg.norm(x, axis=1)):
-        sizes = measure(vectors)[:, None]  # the largest number first: no square overflows
+    for norm in (np.inf, 2):  # the largest number first: no square overflows
+        sizes = np.linalg.norm(vectors, norm, axis=1, keepdims=True)
         vectors = np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes != 0)
     return vectors
 
