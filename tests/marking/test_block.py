@@ -344,5 +344,5 @@ def test_a_block_that_takes_a_parameter_away_is_told_so():
 
 def test_a_parameter_that_is_no_name_is_an_error_in_words():
     result = check(lambda x, parameters: x @ parameters["W_Q"], task="block")
-    assert result.mistakes == ("raises",)
+    assert result.mistakes == ("key-unknown",)
     assert "KeyError: 'W_Q'" in result.message

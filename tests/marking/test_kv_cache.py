@@ -383,7 +383,7 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (cache_first, "cache-first", 6),
         (mask_of_later_words, "cache-mask-upper", 6),
         (cache_as_it_came, "cache-not-filled", 6),
-        (right_for_one_word_alone, "wrong-shape", 6),
+        (right_for_one_word_alone, "return-in-loop", 6),
         (keys_alone, "cache-one-of-two", 6),
         (values_alone, "cache-one-of-two", 6),
         (summed, "cache-summed", 6),

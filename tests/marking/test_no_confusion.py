@@ -180,6 +180,10 @@ OTHERWISE = {
     "block-scale-model-width-0": {"heads-scale"},  # the heads together are as wide as x
     "block-heads-size-1": set(),  # the same: D // num_heads is the size of a head
     "kv-cache-causal-always-0": set(),  # a step is always causal
+    # of nothing but nan, or of one weight of 1 and zeros, there is no more to say
+    "decoder-integer-table-1": {"decoder-mask-diagonal"},
+    "decoder-sum-overwritten-0": {"no-exp"},
+    "decoder-return-in-loop-0": {"whole-weights"},
 }
 
 

@@ -648,7 +648,7 @@ def test_a_class_that_cannot_be_built_is_an_error_in_words():
         raise NameError("name 'embed_dim' is not defined")
 
     result = check(made(draw=broken), task=TASK)
-    assert (result.mistakes, result.points) == (("raises",), 0)
+    assert (result.mistakes, result.points) == (("name-unknown",), 0)
     assert "NameError: name 'embed_dim' is not defined" in result.message
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,14 +72,22 @@ def _lengths(run: Outcome) -> str:
     return f"{query.shape[-2]} x {key.shape[-2]}"
 
 
-def _by_length(runs: list[Outcome]) -> Finding | None:
+def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
     """Do the lengths tell which runs are right and which give other numbers?"""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
         return None  # it may be the mask that differs
-    return some_lengths(wrong[0], right) if right and wrong[0].error is None else None
+    if not right or wrong[0].error is not None:
+        return None
+    others = [call(_turned_round(run.case)) for run in right]  # or it is chance
+    return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
+
+
+def _turned_round(case: Case) -> Case:
+    """The same lengths with every score of the opposite sign."""
+    return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
@@ -210,7 +219,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
     """It is wrong, on which input, by how much, and what its properties hint at."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
-    named = (_wrong_scale(runs) or _by_length(runs)) if numbers else None
+    named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
     return named or findings.unexplained(runs, what, RETURN, _hints(call, wrong) if numbers else [])
 
 

@@ -86,7 +86,7 @@ WEAK = mended(
     ),
     mistake(
         "mask-plus-inf",
-        "a hidden score becomes inf or as large a number; it should be -inf",
+        "a hidden score becomes inf, nan or as large a number; it should be -inf",
         "the hidden keys take all the weight, or inf - inf gives nan",
         {"hide": lambda s, visible: np.where(visible, s, np.inf), "blank": same},
         {"hide": lambda s, visible: np.where(visible, s, 1e9), "blank": same},

@@ -193,7 +193,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
         m.test(Group("a batch", [batch], BATCHES))
     else:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
-    try_masks(m, layers, cases[1:], flipped)
+    try_masks(m, layers, cases[1:3], flipped)
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qkv.marking.mistake import Mistake, mended, mistake
-from qkv.marking.tasks.attention.mistakes.slips import cut, without
+from qkv.marking.tasks.attention.mistakes.slips import cut, returned_early, without
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.softmax.steps import softmax
 
@@ -164,6 +164,7 @@ CORE = mended(
             "shift": lambda x, axis: x - x.max(axis=axis, keepdims=True),
             "exp": lambda x: (x == 0).astype(np.float64),
         },
+        {"give": lambda w: np.eye(w.shape[-1])[w.argmax(axis=-1)]},
         nudge="Give it the scores 0 and 1: should the first have no weight at all?",
         where="how the weights come of the scores: argmax and == forget all but the largest, and so"
         " does an array of integers",
@@ -198,6 +199,25 @@ CORE = mended(
             nudge="Print the dtype of the array that is written to.",
             where="the line that makes this array: which numbers can it hold?",
         ),
+        mistake(
+            "sum-overwritten",
+            "the sum of a row is overwritten and not added to: only its last term is left",
+            "the weights of a row do not sum to 1",
+            {"normalise": lambda e, axis: e / e[..., -1:]},
+            remedy="total += ...  # not total = ...",
+            nudge="Add up the weights of a row: what should they give?",
+            where="the loop that makes the sum: = or +=?",
+        ),
+        mistake(
+            "sum-not-reset",
+            "the sum of a row begins with that of the rows before: it is not set to 0 for each row",
+            "only the first row of the weights sums to 1",
+            {"normalise": lambda e, axis: e / np.cumsum(e.sum(axis=-1, keepdims=True), axis=-2)},
+            remedy="total = 0.0  # inside the loop over the rows",
+            nudge="Add up the weights of each row: which of them give 1?",
+            where="the line that sets the sum to 0: in which loop does it stand?",
+        ),
+        returned_early("give", same, "row"),
         *_forgotten(-1),
         *_forgotten(0),
         alone=True,

@@ -15,7 +15,7 @@ HIDING = mended(
     HIDE,
     mistake(
         "mask-multiplied",
-        "the mask is multiplied on the scores: a hidden place only gets the score 0",
+        "a hidden place gets the score 0, as where the mask is multiplied on the scores",
         "hidden keys still take weight, since exp(0) is 1",
         {"hide": lambda s, visible: s * visible, "blank": same},
         nudge="Which weight does the score 0 get?",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -91,6 +91,7 @@ CUT_OFF = (
             "shift": lambda s: s - s.max(axis=-1, keepdims=True),
             "exp": lambda s: (s == 0).astype(np.float64),
         },
+        {"normalise": lambda e: np.eye(e.shape[-1])[e.argmax(axis=-1)]},
         remedy=WEIGHTS,
         nudge="Let the scores of a row be 0 and 1: should the first have no weight at all?",
         where="what is done to the scores: argmax and == forget all but the largest, and so does an"
@@ -144,6 +145,74 @@ CUT_OFF = (
         remedy=SCALE,
         nudge="Let d be 2: by which number are the scores divided, and by which should they be?",
         where="the root of d: does int, // or math.isqrt cut it off?",
+    ),
+)
+
+
+def only_first(a: Array) -> Array:
+    """0 in all rows but the first."""
+    out = np.zeros_like(a)
+    out[..., :1, :] = a[..., :1, :]
+    return out
+
+
+def returned_early(step: str, of: Callable[..., Array], row: str) -> Mistake:
+    """A return statement inside the loop over rows: the first is the only one.
+
+    Args:
+        step: gives what is returned, by this function.
+        of: the function.
+        row: what a row belongs to.
+    """
+    return mistake(
+        "return-in-loop",
+        f"only the first {row} is computed, as where the return statement stands inside the loop",
+        "the other rows are missing, or stay 0",
+        {step: lambda *given: only_first(of(*given))},
+        {step: lambda *given: of(*given)[..., :1, :]},
+        remedy="return out  # indented as the for of the loop is",
+        nudge="Print the output: which of its rows are right?",
+        where="the return statement: how far is it indented?",
+    )
+
+
+LOOPS = (
+    returned_early("weigh", lambda w, v, n: w @ v, "query"),
+    mistake(
+        "sum-overwritten",
+        "the sum of a row is overwritten and not added to: only its last term is left",
+        "the weights of a row do not sum to 1",
+        {"normalise": lambda e: e / e[..., -1:]},
+        remedy="total += ...  # not total = ...",
+        nudge="Add up the weights of a row: what should they give?",
+        where="the loop that makes the sum: = or +=?",
+    ),
+    mistake(
+        "sum-overwritten",
+        "a score is overwritten and not added to: only its last product is left",
+        "the scores depend on the last number of each query and key alone",
+        {"score": lambda q, k: q[..., -1:] @ flip(k[..., -1:])},
+        remedy="scores[i, j] += ...  # not scores[i, j] = ...",
+        nudge="Work one score out by hand: how many products does it add up?",
+        where="the loop inside the product of a query and a key: = or +=?",
+    ),
+    mistake(
+        "sum-overwritten",
+        "the output is overwritten and not added to: only the last value is left",
+        "the output depends on the last value alone",
+        {"weigh": lambda w, v, n: w[..., -1:] @ v[..., -1:, :]},
+        remedy="out[i] += ...  # not out[i] = ...",
+        nudge="Change the first value: does the output change?",
+        where="the loop that adds up the values: = or +=?",
+    ),
+    mistake(
+        "sum-not-reset",
+        "the sum of a row begins with that of the rows before: it is not set to 0 for each row",
+        "only the first row of the weights sums to 1",
+        {"normalise": lambda e: e / np.cumsum(e.sum(axis=-1, keepdims=True), axis=-2)},
+        remedy="total = 0.0  # inside the loop over the rows",
+        nudge="Add up the weights of each row: which of them give 1?",
+        where="the line that sets the sum to 0: in which loop does it stand?",
     ),
 )
 
@@ -286,7 +355,7 @@ def _forgotten(at: int) -> Iterator[Mistake]:
 
 
 FORGOTTEN = (*_forgotten(-1), *_forgotten(0))
-SLIPS = mended("", *CUT_OFF, *PRODUCTS, *FORGOTTEN, alone=True)
+SLIPS = mended("", *CUT_OFF, *LOOPS, *PRODUCTS, *FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:

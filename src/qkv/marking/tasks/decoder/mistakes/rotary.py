@@ -50,7 +50,7 @@ ROTARY = (
         "q, k = rotate(q), rotate(k)  # v stays as it is",
         mistake(
             "rotary-missing",
-            "queries and keys are not rotated: rotary positions are missing",
+            "queries and keys are not rotated, or all by one angle: rotary positions are missing",
             "attention knows no distances between words",
             {"rotates": lambda q, k, v, turn: (q, k, v)},
             nudge=_ORDER,
