@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 
 # A room may import the rooms below it; rooms that share a floor do not know each other.
 FLOORS = [
-    {"arrays", "extras", "files", "progress", "signals"},
+    {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
     {"text", "embed", "attend"},
     {"layers"},

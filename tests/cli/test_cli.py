@@ -446,12 +446,12 @@ def test_a_failure_while_running_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("it broke\nin two lines")
 
     monkeypatch.setattr("qkv.see.show", broken)
-    assert refused(run("show", CAT), "show", code=1) == "qkv show: it broke in two lines"
+    assert refused(run("show", CAT), "show", code=1) == r"qkv show: it broke\nin two lines"
     debugged = run("show", CAT, "--debug")
     assert debugged.exit_code == 1
     assert "Traceback (most recent call last)" in debugged.stderr
     assert "in broken" in debugged.stderr
-    assert debugged.stderr.splitlines()[-1] == "qkv show: it broke in two lines"
+    assert debugged.stderr.splitlines()[-1] == r"qkv show: it broke\nin two lines"
     assert "Traceback" in run("--debug", "show", CAT).stderr
 
 
@@ -468,6 +468,45 @@ def test_what_an_error_quotes_cannot_steer_the_terminal() -> None:
     result = run("compare", CAT, MONEY, "--word", "\x1b[2J\n", *RANDOM)
     line = refused(result, "compare")
     assert line.isprintable()
+
+
+STEERS = "a\x1b[31mb\n\x9b2J\u202ec\x7f"  # ESC, a line break, CSI, writing turned round, DEL
+SEEN = r"a\x1b[31mb\n\x9b2J\u202ec\x7f"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="file names there have no such characters")
+def test_no_name_steers_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, model = tmp_path / STEERS, tmp_path / f"{STEERS}-model"
+    folder.mkdir()
+    qkv.load("random").save(model)
+    (folder / f"{STEERS}.py").write_text("raise ValueError('\\x1b[31m' + chr(0x202e))\n")
+    (tmp_path / "lines.txt").write_text("a cat\n", "utf-8")
+    repo = tmp_path / "hub" / f"models--x--{STEERS}"
+    repo.mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    vectors = str(tmp_path / f"{STEERS}.npy")
+    runs = {
+        ("show", CAT, "--model", str(folder / "none")): SEEN,
+        ("show", CAT, *RANDOM, "--html", str(folder / "gone" / "a.html")): SEEN,
+        ("show", CAT, *RANDOM, "--svg", str(folder / "a.svg")): SEEN,
+        ("show", CAT, "--model", str(model)): SEEN,
+        ("show", CAT, *RANDOM, "--debug", "--from", STEERS): SEEN,
+        ("encode", str(folder / "none.txt"), "-o", vectors, *RANDOM): SEEN,
+        ("encode", str(tmp_path / "lines.txt"), "-o", vectors, "--model", str(model)): SEEN,
+        ("check", str(folder / f"{STEERS}.py")): SEEN,
+        ("check", str(folder)): SEEN,
+        ("info", "--model", str(model)): SEEN,
+        ("info", "--model", str(model), "--json"): r"a\u001b[31mb\n\u009b2J\u202ec\u007f",
+        ("play", "--model", str(model), "-o", str(folder / "a.htm")): SEEN,
+        ("walk", f"{CAT} {STEERS}", *RANDOM): r"\u202e",
+        (STEERS,): SEEN,
+    }
+    for args, seen in runs.items():
+        result = run(*args)
+        printed = result.stdout + result.stderr
+        assert seen in printed.replace("\n", ""), args
+        assert all(mark.isprintable() or mark == "\n" for mark in printed), args
+    assert repr(qkv.load(model)).isprintable()
 
 
 # Long texts

@@ -98,7 +98,7 @@ def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
     assert "not finite" in refused(result, "generate", code=1)
 
 
-CONTROLS = "a\x1b[31mb\x07 \x9b2J\r\x7f\x00\tc\nd \xa0\u4e16"
+CONTROLS = "a\x1b[31mb\x07 \x9b2J\r\x7f\x00\u202e\tc\nd \xa0\u4e16"
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_terminal_gets_no_commands(wild: str) -> None:
     shown = os.read(ours, 1000).decode().replace("\r\n", "\n")  # the terminal's own way
     os.close(theirs)
     os.close(ours)
-    assert shown == PROMPT + r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00" + "\tc\nd \xa0\u4e16\n"
+    assert shown == PROMPT + r"a\x1b[31mb\x07 \x9b2J\r\x7f\x00\u202e" + "\tc\nd \xa0\u4e16\n"
 
 
 def test_stop(writes: str) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import FAILED, debug_option, escaped, json_option, print_json, writable
+from qkv.cli.common import FAILED, debug_option, json_option, print_json, tell, writable
+from qkv.visible import visible
 
 if TYPE_CHECKING:
     from qkv.marking import CheckResult, ClassTable
@@ -108,7 +109,7 @@ def check(
     elif folders:
         _print_table(table)
     else:
-        click.echo("\n\n".join(_said(file, result, grade) for file, result in flat))
+        tell("\n\n".join(_said(visible(file), result, grade) for file, result in flat))
         if len(flat) > 1:
             click.echo(f"\n{_sum([result for _, result in flat])}")
     if unwritten:  # what could be marked is told, and written where that was possible
@@ -203,7 +204,7 @@ def _print_table(table: ClassTable) -> None:
     points.add_column("mistakes", overflow="fold")
     for file, each, total, mistakes in table.rows():
         cells = ["" if one is None else str(one) for one in (*each, total)]
-        points.add_row(Text(escaped(file)), *cells, mistakes)
+        points.add_row(Text(visible(file)), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:
         screen.print("\nCommonest mistakes:")
@@ -231,8 +232,8 @@ def _said(file: str, result: CheckResult, grade: int) -> str:
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"
-    told = "\n".join(map(escaped, result.text(grade).split("\n")))
-    lines = [f"{escaped(about)}: {verdict}, {points}", textwrap.indent(told, "  ")]
+    told = visible(result.text(grade), "\n")
+    lines = [f"{visible(about)}: {verdict}, {points}", textwrap.indent(told, "  ")]
     if (result.mistakes or result.fragile) and grade < len(result.hint):
         more = "says where to look" if grade == 1 else "has the line that mends it"
         lines.append(f"  --hint {grade + 1} {more}.")

@@ -20,6 +20,7 @@ import click
 
 from qkv.files import check_target
 from qkv.signals import Interrupted, answering, leave
+from qkv.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +78,7 @@ class Program(click.Group):
                 raise
             except Exception as error:
                 if ctx.meta.get(_DEBUG):
-                    traceback.print_exception(error)
+                    click.echo(visible("".join(traceback.format_exception(error)), "\n"), err=True)
                 path = _path(ctx)
                 complain(path, _in_words(error).removeprefix(f"{path.split()[-1]}: "))
                 ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
@@ -173,11 +174,7 @@ def print_json(data: Any) -> None:
     """One line of JSON, with letters beyond ASCII where the stream takes them."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:  # half of a letter, as in a file's name that is not UTF-8
-        text = json.dumps(data, allow_nan=False)
-    click.echo(text)
+    click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def say(message: str) -> None:
@@ -188,16 +185,13 @@ def say(message: str) -> None:
 
 def complain(path: str, message: str) -> None:
     """One line on standard error, whatever the message holds."""
-    line = escaped(" ".join(message.split()))
     with suppress(OSError):  # a terminal that was closed, a disk that is full
-        click.echo(f"{path}: {line}", err=True)
+        click.echo(f"{path}: {visible(message.strip())}", err=True)
 
 
-def escaped(line: str) -> str:
-    """A line without what a terminal would obey, or could not print."""
-    return "".join(
-        mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in line
-    )
+def tell(line: str = "") -> None:
+    """A line, or several, on standard output, whatever they hold."""
+    click.echo(visible(line, "\n"))
 
 
 def _path(context: click.Context) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import click
 
 from qkv.cli.common import debug_option, json_option, print_json, writer_option
+from qkv.visible import visible
 
-_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
+# what steers a terminal; marks that join letters, or turn one word, belong to a text
+_CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
 @click.command()
@@ -85,6 +87,6 @@ def _write(text: str) -> None:
     """To standard output at once, whatever letters it takes; a terminal gets no commands."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
-        text = _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+        text = _CONTROLS.sub(lambda found: visible(found[0]), text)
     # a color that is asked for keeps click from leaving out what looks like one
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

@@ -8,7 +8,8 @@ from importlib import import_module
 
 import click
 
-from qkv.cli.common import debug_option, json_option, print_json
+from qkv.cli.common import debug_option, json_option, print_json, tell
+from qkv.visible import visible
 
 NO_KERNEL = """\
 the native kernel was not built, so that NumPy computes: it wants a C++17 compiler (GCC 10 or newer,
@@ -57,13 +58,13 @@ def info(model: str | None, as_json: bool) -> None:
         print_json({**about, "models": models})
         return
     for name, value in about.items():
-        click.echo(f"{name.replace('_', ' '):16}{_in_words(value)}")
+        tell(f"{name.replace('_', ' '):16}{visible(_in_words(value))}")
     if kernel is None:
         click.echo(NO_KERNEL)
     click.echo("models")
     for name, place, folder in found:
-        click.echo(f"  {name}: {place}")
-        click.echo(f"      {folder if folder is not None else 'nothing found'}")
+        tell(visible(f"  {name}: {place}"))
+        tell(visible(f"      {folder if folder is not None else 'nothing found'}"))
     click.echo("  random: made when asked for, for lessons")
 
 

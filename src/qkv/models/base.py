@@ -36,6 +36,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 from qkv.trace import Recorder
+from qkv.visible import visible
 
 _SET = ("name", "config", "tokenizer", "design")  # what a model is given when it is made
 
@@ -101,9 +102,9 @@ class ModelBase:
             )
 
     def __repr__(self) -> str:
-        kind = self.config.get("model_type")
+        name, kind = visible(self.name), self.config.get("model_type")
         return (
-            f"<Model {self.name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
+            f"<Model {name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
             f"vectors of {self.dim}>"
         )
 

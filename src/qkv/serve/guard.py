@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
+from qkv.visible import visible
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -231,12 +232,7 @@ def in_one_line(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return printable(f"{type(error).__name__}: {error}"[:500]) + where
-
-
-def printable(text: str) -> str:
-    """A text in one line, with nothing in it that a terminal or a log would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return visible(f"{type(error).__name__}: {error}"[:500]) + where
 
 
 def _digest(key: bytes) -> bytes:

@@ -15,10 +15,11 @@ import uvicorn
 
 from qkv.models import Model
 from qkv.serve.app import create_app
-from qkv.serve.guard import Guard, printable
+from qkv.serve.guard import Guard
 from qkv.serve.protocol import Connection
 from qkv.serve.settings import Settings
 from qkv.signals import answering
+from qkv.visible import visible
 
 KEEP_ALIVE = 60  # seconds that a connection may stand idle between two requests
 GRACE = 60  # seconds that what was accepted has to be finished in
@@ -144,4 +145,4 @@ class _OneLine(logging.Formatter):
         text = f"qkv serve: {record.getMessage().strip()}"
         error = record.exc_info[1] if record.exc_info else None
         text += f": {error!r}"[:500] if error is not None else ""
-        return printable(text)
+        return visible(text)

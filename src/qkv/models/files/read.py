@@ -8,6 +8,8 @@ import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeGuard
 
+from qkv.visible import visible
+
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
@@ -128,5 +130,5 @@ def plain(text: str, most: int) -> str:
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...
     """
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: most + 1])
+    shown = visible(text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qkv.see.draw.colours import THEMES, ink, shade
 from qkv.see.draw.terminal_background import ground_of
+from qkv.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,10 +99,7 @@ class Screen:
         'a\\x1b[2Jb'
         """
         return "".join(
-            mark
-            if mark.isprintable() and _fits(mark, self.encoding)
-            else mark.encode("unicode_escape").decode("ascii")
-            for mark in text
+            mark if _fits(mark, self.encoding) else ascii(mark)[1:-1] for mark in visible(text)
         )
 
     def cut(self, text: str, width: int) -> str:
