@@ -64,6 +64,13 @@ def held(page: Page) -> dict[str, Any]:
     }
 
 
+def open_head(page: Page) -> tuple[int, int]:
+    """The layer and the head that are open."""
+    title = page.locator("[data-part=head] h3").last.inner_text()
+    layer, head = title.split(" · ")[0].removeprefix("Head ").split(".")
+    return int(layer), int(head)
+
+
 def masks(edits: list[Edit]) -> list[tuple[int, ...]]:
     """The masks of an address as edges: query, key, and the layer and the head that they name."""
     return [

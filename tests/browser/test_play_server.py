@@ -21,7 +21,7 @@ from qkv.models import Model
 from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
 from .play import rest
-from .playing import until
+from .playing import open_head, until
 from .support import press, read, readout
 from .test_engine import offsets
 
@@ -154,8 +154,10 @@ def test_the_layers_of_a_decoder_as_data_flows_through_them(
     page.get_by_label("Your sentence").fill("the cat")
     own = page.locator("[data-part=steps]")
     tabs = own.get_by_role("tab")
-    ids, layer = model.tokenize("the cat").ids.tolist(), model.num_layers - 1
+    ids = model.tokenize("the cat").ids.tolist()
     own.get_by_text(f"(T={len(ids)}, T={len(ids)})").wait_for()
+    rest(page)
+    layer, _ = open_head(page)  # that the rule has chosen
     names = [text.split()[-1] for text in tabs.all_inner_texts()]
     assert names == [
         *("X", "N", "Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"),

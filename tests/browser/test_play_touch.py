@@ -24,6 +24,7 @@ from .playing import (
     heat_map,
     held,
     masks,
+    open_head,
     opened,
     shows,
     table,
@@ -347,7 +348,8 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     marks = page.locator(".row-table tbody tr > :nth-child(4)")
     assert marks.all_text_contents() == [*["open"] * 3, *["hidden"] * (size - 3)]
     assert page.locator(".row-table td.changed").count() == 0
-    scores = np.asarray(model.trace(field(page))["attn_scores", 1][0, 0], np.float64)
+    layer, head = open_head(page)
+    scores = np.asarray(model.trace(field(page))["attn_scores", layer][0, head], np.float64)
     raw = page.locator(".row-table tbody tr > :nth-child(3)").all_text_contents()[:3]
     np.testing.assert_allclose([read(text) for text in raw], scores[2, :3], atol=0.0052)
     own(page).get_by_label("paint: a stroke over cells hides them").check()
