@@ -114,7 +114,7 @@ STEPS = {
     "serve": [
         {"settings", "errors", "numbers"},
         {"waiting", "guard", "bodies", "protocol"},
-        {"streams", "batches", "completing", "edits"},
+        {"streams", "batches", "completing", "edits", "keys"},
         {"work"},
         {"routes"},
         {"app"},

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+import qkv
 from qkv.cli import main
+from qkv.serve.app import create_app, routes
+from qkv.serve.keys import KEYS
 from qkv.serve.settings import Settings
 from qkv.serve.streams import QUANTUM
 
@@ -113,6 +119,45 @@ def test_every_command_and_option_exists() -> None:
         assert {word for word in arguments if word.startswith("-")} <= known, command
     options = {name for parameter in main.commands["serve"].params for name in parameter.opts}
     assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= options
+
+
+def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
+    def named(keys: Iterable[str]) -> str:
+        return ", ".join(f"`{key}`" for key in keys)
+
+    shown = [
+        f"| `{method} {route.path.replace('{name:path}', 'NAME')}` | {route.summary} |"
+        for route in routes()
+        for method in route.methods or ()
+    ]
+    assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
+    expected = [
+        f"| `{path}` | {named(keys.taken)} | {named(keys.refused)} |" for path, keys in KEYS.items()
+    ]
+    assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
+
+
+@pytest.mark.parametrize("name", ["random", "wordnet-decoder"])
+def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) -> None:
+    model = qkv.load(name)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        page = unescape(client.get("/").text)
+        for route in routes():
+            [method] = route.methods or ()
+            place = route.path.replace("{name:path}", name)
+            if place == "/":
+                continue
+            assert f"<code>{method} {place}</code>" in page
+            command = re.search(rf"curl (?:-N )?http://127.0.0.1{re.escape(place)}[^<]*", page)
+            assert command is not None
+            sent = re.search(r"-d '(.*)'", command[0])
+            body = None if sent is None else json.loads(sent[1])
+            status = client.request(method, place, json=body).status_code
+            refuses = f"{route.summary}. {name} " in page
+            assert status == (400 if refuses else 200), place
+    assert f"{name} does not rank documents: it refuses this." in page
+    writes = f"{name} predicts no next token: it refuses this." not in page
+    assert writes == (name == "wordnet-decoder")
 
 
 def test_the_limits_are_those_of_the_server() -> None:

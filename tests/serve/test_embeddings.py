@@ -78,7 +78,7 @@ def test_a_long_text_is_cut_as_encode_cuts_it(client: TestClient) -> None:
 
 def test_keys_that_are_not_known_and_nulls_change_nothing(client: TestClient) -> None:
     plain = asked(client, input=TEXTS[0])
-    more = {"user": "u", "truncate": 3, "task": None, "dimensions": None, "encoding_format": None}
+    more = {"user": "u", "unknown": 3, "task": None, "dimensions": None, "encoding_format": None}
     assert asked(client, input=TEXTS[0], model="text-embedding-3-small", **more) == plain
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
+from models.support import Folder
 from qkv.models import random_model
 from qkv.models.tasks.encode import Encoder
 from qkv.serve.errors import Refused
@@ -178,6 +179,32 @@ def test_a_request_that_cannot_be_computed_is_refused_alone(texts, words):
     np.testing.assert_allclose(run(main()).vectors, MODEL.encode(["a", "b"]), atol=1e-6)
 
 
+@pytest.mark.parametrize("included", [True, False])
+def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, included):
+    """Where a prompt is not pooled, those with as many tokens of it."""
+    folder = Folder(tmp_path)
+    folder.write()
+    folder.sentence({"pooling_mode": "mean", "include_prompt": included})
+    prompts = {"query": "a cat ", "document": "the mat "}
+    folder.json("config_sentence_transformers.json", {"prompts": prompts})
+    model, names = qkv.load(folder.path), ["query", "document", None] * 2
+
+    async def main():
+        async with working(model) as worker:
+            async with held(worker):
+                tasks = [
+                    begin(worker, ["the cat sat", "a dog"], number, prompt_name=name)
+                    for number, name in enumerate(names)
+                ]
+            return await asyncio.gather(*tasks)
+
+    found = run(main())
+    assert len(computed) == (1 if included else 2)
+    for name, one in zip(names, found, strict=True):
+        expected = model.encode(["the cat sat", "a dog"], prompt_name=name)
+        np.testing.assert_allclose(one.vectors, expected, atol=1e-6)
+
+
 def test_dimensions_that_are_none():
     async def main():
         async with working() as worker:
@@ -249,7 +276,7 @@ def test_a_text_that_is_cut_short_counts_for_the_time_that_takes():
         turns = TextTurns(most=32, limit=8)
         for connection, texts in ("long", ["x " * 3200] * 2), ("short", ["a", "b"]):
             numbered = deque(enumerate(texts))
-            turns.add(Texts(connection=connection, texts=numbered))
+            turns.add(Texts(connection=connection, texts=numbered, encoder=None))
         return [[piece.text.strip()[:3] for piece in turns.take()] for _ in range(3)]
 
     assert run(main()) == [["x x"], ["a", "b"], ["x x"]]

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -40,16 +41,21 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     """An ASGI application that serves a model, behind what guards it.
 
     Routes find what they need on `request.app.state`: `model`, `settings`, `worker`, `numbers`,
-    and `name`, which is what the model is called in answers.
+    `routes`, and `name`, which is what the model is called in answers.
     """
     settings = settings or Settings()
     app = _with_routes(f"qkv serves {model.name}", asked_for_a_key=settings.key is not None)
     state = app.state
     state.model, state.settings, state.name = model, settings, model.name
-    state.worker, state.numbers = Worker(model, settings), Numbers()
+    state.worker, state.numbers, state.routes = Worker(model, settings), Numbers(), routes()
     for attribute, words in _WATCHED.items():
         state.numbers.watch(f"qkv_{attribute}", words, state.worker, attribute)
     return Guard(app, settings, state.numbers)
+
+
+def routes() -> list[APIRoute]:
+    """All routes, as they are declared."""
+    return [route for one in _ROUTES for route in one.routes if isinstance(route, APIRoute)]
 
 
 def _with_routes(title: str, *, asked_for_a_key: bool) -> FastAPI:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from qkv.arrays import Array
@@ -21,7 +21,7 @@ class Batches:
     """Takes texts of requests in turn, cuts them into tokens and computes them in packed rows.
 
     Args:
-        encoder: the model's.
+        limit: the most tokens of a text; None for no limit.
         settings: how much is computed at once, and how much a request may have.
         tell: called with each request that is done, and what went wrong if anything did.
 
@@ -30,16 +30,19 @@ class Batches:
         texts, tokens, failures: how many were computed.
     """
 
-    def __init__(self, encoder: Encoder, settings: Settings, tell: Tell) -> None:
-        self._encoder, self._settings, self._tell = encoder, settings, tell
-        self.waiting = TextTurns(settings.batch_tokens, encoder.limit)
+    def __init__(self, limit: int | None, settings: Settings, tell: Tell) -> None:
+        self._settings, self._tell = settings, tell
+        self.waiting = TextTurns(settings.batch_tokens, limit)
         self.texts = self.tokens = self.failures = 0
 
-    def checked(self, texts: Sequence[Any]) -> deque[tuple[int, str | Array]]:
+    def checked(
+        self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
+    ) -> deque[tuple[int, str | Array]]:
         """Each of a request's texts with its number; ids as they are computed.
 
         Raises:
-            Refused: there are too many, or ids are not this model's.
+            Refused: there are too many, ids are not this model's, a prompt is to go before ids, or
+                `whole` ids are too many.
         """
         most, found = self._settings.inputs, deque[tuple[int, str | Array]]()
         if len(texts) > most:
@@ -48,8 +51,8 @@ class Batches:
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 try:
-                    text = self._encoder.given(text, f"input {number}")
-                    self._encoder.check(text, number)
+                    text = encoder.given(text, f"input {number}", whole=whole)
+                    encoder.check(text, number)
                 except (TypeError, ValueError) as error:
                     raise _refused(number, text, error) from error
                 tokens += len(text)
@@ -60,7 +63,9 @@ class Batches:
     def take(self) -> list[Piece]:
         """What is computed next, cut into tokens."""
         taken = self.waiting.take()
-        self._cut([piece for piece in taken if isinstance(piece.text, str)])
+        uncut = [piece for piece in taken if isinstance(piece.text, str)]
+        for together in _alike(uncut, lambda one: (id(one.request.encoder), one.request.whole)):
+            self._cut(together)
         pieces = [piece for piece in taken if not piece.request.dropped]
         room, fits = self._settings.batch_tokens, 0
         while fits < len(pieces) and (not fits or len(pieces[fits].text) <= room):
@@ -70,10 +75,15 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[Piece]) -> None:
+        """Compute texts together, so far as they are computed alike."""
+        for together in _alike(pieces, lambda piece: piece.request.encoder.kind):
+            self._compute(together)
+
+    def _compute(self, pieces: Sequence[Piece]) -> None:
         """Compute texts together; if that fails, each apart, so that no other is lost."""
-        sentence = self._encoder.sentence
+        encoder = pieces[0].request.encoder
         try:
-            vectors = sentence.finish(self._encoder.pooled([piece.ids for piece in pieces]))
+            vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
         except BaseException as error:
             self.failures += 1
             if len(pieces) == 1:
@@ -81,7 +91,7 @@ class Batches:
                 return
             for piece in pieces:
                 if not piece.request.dropped:
-                    self.compute([piece])
+                    self._compute([piece])
             return
         self.texts += len(pieces)
         self.tokens += sum(len(piece.text) for piece in pieces)
@@ -93,10 +103,9 @@ class Batches:
 
     def _cut(self, pieces: Sequence[Piece]) -> None:
         """Put ids in the place of texts; one that cannot be computed ends its request."""
-        if not pieces:
-            return
+        encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
-            found = self._encoder.ids([str(piece.text) for piece in pieces])
+            found = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
         except BaseException as error:
             if len(pieces) > 1:
                 for piece in pieces:
@@ -111,7 +120,7 @@ class Batches:
                 continue
             request.cut(piece.number, ids)
             try:
-                self._encoder.check(ids, piece.number)
+                encoder.check(ids, piece.number)
                 self._check_tokens(request.total)
             except (EmptyText, Refused) as error:
                 self._fail(request, _refused(piece.number, "", error))
@@ -129,6 +138,14 @@ class Batches:
                 f"input has more than {most:,} tokens: send it in several requests",
                 param="input",
             )
+
+
+def _alike(pieces: Sequence[Piece], key: Callable[[Piece], Hashable]) -> Iterable[Sequence[Piece]]:
+    """Pieces that have a key in common, each in their order."""
+    found: dict[Hashable, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(key(piece), []).append(piece)
+    return found.values()
 
 
 def _refused(number: int, text: Any, error: BaseException) -> BaseException:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qkv.serve.errors import Refused
 
 
-def described(body: type[BaseModel]) -> dict[str, Any]:
-    """What the page of routes says of a body that is read by hand."""
-    content = {"application/json": {"schema": body.model_json_schema()}}
+def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """What the page of routes says of a body that is read by hand, and a good one."""
+    content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
 

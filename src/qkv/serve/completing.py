@@ -23,7 +23,6 @@ LEAST = -9999.0  # the log probability of a token that cannot come, as with Open
 MEASURED = 32  # bytes of a token's log probability, with its spelling, about
 
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-_NOT_HERE = ("suffix", "logit_bias", "presence_penalty", "frequency_penalty")
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
@@ -53,6 +52,9 @@ class CompletionsBody(Body):
     top_p: float = Field(
         1.0, gt=0, le=1, description="The likeliest tokens that sum to this may be drawn."
     )
+    top_k: int = Field(
+        0, ge=-1, description="So many of the likeliest tokens may be drawn; 0 or -1 for all."
+    )
     n: int = Field(1, ge=1, le=128, description="How many completions of each prompt.")
     best_of: int | None = Field(None, description="As many as n.")
     stop: str | Annotated[list[str], Field(max_length=4)] = Field(
@@ -69,11 +71,6 @@ class CompletionsBody(Body):
         description="With `stream` alone: whether a last piece counts the tokens.",
         json_schema_extra={"properties": {"include_usage": {"type": "boolean"}}},
     )
-    suffix: str = Field("", description="Not here: empty.")
-    presence_penalty: float = Field(0, description="Not here: 0.")
-    frequency_penalty: float = Field(0, description="Not here: 0.")
-    logit_bias: dict[str, float] = Field({}, description="Not here: empty.")
-    user: str = Field("", description="Ignored.")
 
     @property
     def prompts(self) -> int:
@@ -106,10 +103,6 @@ class CompletionsBody(Body):
                 param="model",
                 code="model_does_not_generate",
             )
-        for name in _NOT_HERE:
-            if getattr(self, name):
-                said = f"is {shown(getattr(self, name))}: this server has it not: leave it out"
-                raise self.refused(name, said)
         if self.best_of not in (None, self.n):
             raise self.refused("best_of", f"is {self.best_of} and n is {self.n}: give as many")
         if "" in self.stops:
@@ -265,7 +258,7 @@ class Completion:
         if left:
             steps = self._model.steps(
                 [rows[number] for number in left],
-                Sampling(body.temperature, top_p=body.top_p),
+                Sampling(body.temperature, body.top_k if body.top_k > 0 else None, body.top_p),
                 top=body.logprobs,
                 measure_prompts=measures,
             )

@@ -14,6 +14,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.network.finishing import to_length_one
+from qkv.models.tasks.encode import Encoder
 
 LETTERS = 4  # of a text that a token is thought to have, before it is known
 CUTTING = 16  # tokens that are found in a text in the time in which one is computed, about
@@ -78,7 +79,9 @@ class Texts(Single):
 
     Attributes:
         texts: those that are not computed yet, each with its number; or the ids (T,) of one.
+        encoder: computes them.
         dimensions: how many numbers of each vector are wanted, None for all.
+        whole: whether a text that would be cut is refused.
         tokens: how many tokens each text has, as far as that is known.
         total: how many all of these have.
         vectors: of the texts that are computed, (n, width).
@@ -87,6 +90,8 @@ class Texts(Single):
     """
 
     texts: deque[tuple[int, str | Array]]
+    encoder: Encoder
+    whole: bool = False
     dimensions: int | None = None
     tokens: list[int] = field(init=False)
     total: int = field(init=False)

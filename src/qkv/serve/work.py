@@ -23,6 +23,7 @@ from qkv.serve.waiting import Call, Request, Single, Texts, TextTurns, Turns
 
 if TYPE_CHECKING:
     from qkv.models import Model
+    from qkv.models.tasks.encode import Encoder
 
 Result = TypeVar("Result")
 POLL = 0.01  # seconds between two looks at whether the thread has ended
@@ -66,9 +67,11 @@ class Worker:
         self.running = self.batches = 0
         self.seconds = 0.0
         self._encoder = None if model.tokenizer is None else model.text_encoder()
+        self._encoders: dict[tuple[str | None, str | None], Encoder] = {}  # by prompt and task
         self._batches: Batches | None = None
         if self._encoder is not None:
-            self._batches = Batches(self._encoder, settings, self._embedded)
+            self._batches = Batches(self._encoder.limit, settings, self._embedded)
+            self._encoders[None, None] = self._encoder
         self._texts = self._batches.waiting if self._batches else TextTurns(1, None)
         self._calls = Turns[Call]()
         self._streams = Streams(settings.streams, settings.stream_tokens)
@@ -119,11 +122,15 @@ class Worker:
         *,
         connection: Hashable,
         dimensions: int | None = None,
+        prompt_name: str | None = None,
+        task: str | None = None,
+        whole: bool = False,
     ) -> Embedded:
         """The vectors of one request's texts, or ids of tokens, computed with those of others.
 
         Ids are taken as they are, special tokens and all, and cut at the limit as a text is. With
-        `dimensions` vectors are cut to their first numbers, then scaled to length 1.
+        `dimensions` vectors are cut to their first numbers, then scaled to length 1. The prompt and
+        the task are those of `encode`. With `whole` a text that would be cut is refused.
 
         Raises:
             Refused: too many wait (429), the server ends (503), a text has no token or cannot be
@@ -132,7 +139,8 @@ class Worker:
         """
         if self._encoder is None or self._batches is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
-        width = self._encoder.width
+        encoder = self._encoder_for(prompt_name, task)
+        width = encoder.width
         if dimensions is not None and not 1 <= dimensions <= width:
             raise Refused(
                 400,
@@ -140,12 +148,28 @@ class Worker:
                 param="dimensions",
             )
         if not len(texts):
-            return Embedded(np.empty((0, dimensions or width), self._encoder.dtype), [])
-        given = self._batches.checked(texts)
-        found: Embedded = await self._answer_of(
-            Texts(connection=connection, texts=given, dimensions=dimensions)
+            return Embedded(np.empty((0, dimensions or width), encoder.dtype), [])
+        given = self._batches.checked(texts, encoder, whole=whole)
+        request = Texts(
+            connection=connection, texts=given, encoder=encoder, dimensions=dimensions, whole=whole
         )
+        found: Embedded = await self._answer_of(request)
         return found
+
+    def _encoder_for(self, prompt_name: str | None, task: str | None) -> Encoder:
+        """The encoder of a prompt and a task, made once.
+
+        Raises:
+            Refused: 400, if the model has no such prompt or route.
+        """
+        if (prompt_name, task) not in self._encoders:
+            try:
+                made = self.model.text_encoder(prompt_name=prompt_name, task=task)
+            except ValueError as error:
+                said = str(error).removeprefix("encode: ")
+                raise Refused(400, f"embeddings: {said}", param="prompt_name") from error
+            self._encoders[prompt_name, task] = made
+        return self._encoders[prompt_name, task]
 
     async def call(self, function: Callable[[], Result], *, connection: Hashable) -> Result:
         """What a function gives that has the model to itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from operator import length_hint
@@ -17,7 +17,7 @@ from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.inputs import check_ids
 from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.prompt import chosen_prompt
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.models.tasks.windows import by_length, checked_texts, windows
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
@@ -172,16 +172,29 @@ class Encoder:
         """How many numbers a text's vector has, before it is cut."""
         return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
 
-    def ids(self, texts: Sequence[str]) -> list[Array]:
+    @property
+    def kind(self) -> Hashable:
+        """Equal for encoders whose texts may be run and pooled together."""
+        return self.run, self._unread
+
+    def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
         """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: it cannot be cut into tokens.
+            ValueError: it cannot be cut into tokens, or is to stay `whole` and has too many.
         """
-        return self._ids(texts, Truncator(self.tokenizer, self.limit))
+        truncator = Truncator(self.tokenizer, self.limit)
+        found = self._ids(texts, truncator)
+        if whole and (truncator.cut.count or truncator.cut.torn):
+            raise ValueError(self._too_long())
+        return found
 
-    def given(self, ids: Any, name: str) -> Array:
+    def _too_long(self) -> str:
+        limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
+        return f"{self.call}: it has more than the {limit} that {self.name} reads: shorten it"
+
+    def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Ids (T,) that somebody gives in the place of a text, as they are computed.
 
         They are taken as they are, special tokens and all, and cut at the limit as a text's are:
@@ -190,11 +203,17 @@ class Encoder:
         Args:
             ids: integers in one row.
             name: what errors call them.
+            whole: whether more than the limit are an error.
 
         Raises:
             TypeError: they are anything else.
-            ValueError: there is none, or one has no row in the model's table.
+            ValueError: there is none, one has no row in the model's table, there are too many, or a
+                prompt that was asked for would go before them.
         """
+        if self.prompt_name is not None and self._before:
+            raise ValueError(
+                f"{name} is ids, and the prompt {self.prompt_name!r} goes before texts: give texts"
+            )
         row = as_array(ids, call=self.call, name=name)
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
@@ -204,6 +223,8 @@ class Encoder:
         row = row.astype(np.int64, copy=False)
         if self.limit is None or len(row) <= self.limit:
             return row
+        if whole:
+            raise ValueError(f"{name}{self._too_long().removeprefix(f'{self.call}: it')}")
         tail = takewhile(self.tokenizer.is_special, reversed(row[-self.limit :].tolist()))
         kept = sum(1 for _ in tail)
         return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])

@@ -15,10 +15,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
-from qkv.serve.bodies import described, read_json
+from qkv.serve.bodies import described
 from qkv.serve.completing import Choice, Completion, CompletionsBody, Usage, joined
 from qkv.serve.errors import Refused
 from qkv.serve.guard import failed, in_one_line
+from qkv.serve.keys import read_body
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -39,8 +40,14 @@ class Completions(BaseModel):
     usage: Usage | None
 
 
+EXAMPLE = {"prompt": "The bank of the river", "max_tokens": 16, "stream": True}
 _STREAM = "text/event-stream"
-_ANSWER = {"model": Completions, "content": {_STREAM: {"schema": {"type": "string"}}}}
+_EVENT = {  # of server-sent events
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_ANSWER = {"model": Completions, "content": {_STREAM: {"schema": _EVENT}}}
 
 
 class Events(StreamingResponse):
@@ -56,15 +63,15 @@ class Events(StreamingResponse):
 
 @router.post(
     "/v1/completions",
-    summary="Texts that go on",
+    summary="Text that continues each prompt",
     responses={200: _ANSWER},
     response_class=Response,
-    openapi_extra=described(CompletionsBody),
+    openapi_extra=described(CompletionsBody, EXAMPLE),
 )
 async def completions(request: Request) -> Response:
     """Prompts, or ids of this model's tokens, to what follows them, whole or in a stream."""
     state = request.app.state
-    body = CompletionsBody.read(await read_json(request))
+    body = CompletionsBody.read(await read_body(request))
     body.check(state.model, state.settings)
     asked = await asyncio.to_thread(Completion, state.model, body, state.settings)
     head = {

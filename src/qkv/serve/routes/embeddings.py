@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,8 +15,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from qkv.arrays import Array
-from qkv.serve.bodies import described, read_json, shown
+from qkv.serve.bodies import described, shown
 from qkv.serve.errors import Refused, not_finite
+from qkv.serve.keys import read_body
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 FORMATS = ("float", "base64")
+# What a text is for, by the names that clients and models have for it.
+TYPES = {
+    "query": ("query", "search_query"),
+    "document": ("document", "passage", "search_document"),
+}
+EXAMPLE = {"input": ["I sat on the bank of the river.", "The bank charged a fee."]}
 
 
 class EmbeddingsBody(BaseModel):
@@ -39,7 +47,17 @@ class EmbeddingsBody(BaseModel):
     dimensions: int | None = Field(
         None, ge=1, description="Keep so many numbers of each vector, scaled to length 1."
     )
-    user: str | None = Field(None, description="Ignored.")
+    prompt_name: str | None = Field(
+        None, description="Which of the model's prompts goes before each text."
+    )
+    input_type: str | None = Field(
+        None,
+        description="What the texts are for: query or document, with the model's prompt for it, if "
+        "it has one.",
+    )
+    truncate: bool | Literal["END", "NONE"] | None = Field(
+        True, description='Whether long texts are cut at their end ("END") or refused ("NONE").'
+    )
 
 
 class Embedding(BaseModel):
@@ -71,14 +89,19 @@ class Embeddings(BaseModel):
     summary="A vector for each text",
     responses={200: {"model": Embeddings}},
     response_class=Response,
-    openapi_extra=described(EmbeddingsBody),
+    openapi_extra=described(EmbeddingsBody, EXAMPLE),
 )
 async def embeddings(request: Request) -> Response:
     """Texts, or ids of this model's tokens, to vectors; long ones are cut as in `encode`."""
     state = request.app.state
-    asked = read_body(await read_json(request), state.model, state.settings.inputs)
+    asked = read_asked(await read_body(request), state.model, state.settings.inputs)
     found = await state.worker.embed(
-        asked.texts, connection=request.client, dimensions=asked.dimensions
+        asked.texts,
+        connection=request.client,
+        dimensions=asked.dimensions,
+        prompt_name=asked.prompt_name,
+        task=asked.task,
+        whole=asked.whole,
     )
     if not np.isfinite(found.vectors).all():
         which = int(np.isfinite(found.vectors).all(1).argmin())
@@ -96,14 +119,20 @@ class Asked:
         texts: the texts, or the ids of each.
         dimensions: how many numbers of each vector are kept; None for all.
         as_base64: whether vectors are written so.
+        prompt_name: which prompt goes before each text; None for the default one.
+        task: what the texts are for, as `encode` takes it.
+        whole: whether texts that are too long are refused, in place of being cut.
     """
 
     texts: Sequence[str] | Sequence[list[int]]
     dimensions: int | None
     as_base64: bool
+    prompt_name: str | None = None
+    task: str | None = None
+    whole: bool = False
 
 
-def read_body(body: dict[str, Any], model: Model, most: int) -> Asked:
+def read_asked(body: dict[str, Any], model: Model, most: int) -> Asked:
     """What a request asks a model for, which may have so many texts at most.
 
     Raises:
@@ -111,9 +140,9 @@ def read_body(body: dict[str, Any], model: Model, most: int) -> Asked:
 
     >>> import qkv
     >>> model = qkv.load("random")
-    >>> read_body({"input": "The cat sat."}, model, 8).texts
+    >>> read_asked({"input": "The cat sat."}, model, 8).texts
     ['The cat sat.']
-    >>> read_body({"input": "The cat sat.", "dimensions": 9}, model, 8)
+    >>> read_asked({"input": "The cat sat.", "dimensions": 9}, model, 8)
     Traceback (most recent call last):
     qkv.serve.errors.Refused: dimensions is 9: give a whole number from 1 to 8
     """
@@ -130,7 +159,39 @@ def read_body(body: dict[str, Any], model: Model, most: int) -> Asked:
     name = body.get("model")
     if name is not None and type(name) is not str:
         raise _refused("model", f"is {shown(name)}: give a name, any will do, or leave it out")
-    return Asked(texts, dimensions, encoding == "base64")
+    truncate = body.get("truncate")
+    if truncate not in ("END", "NONE", None) and type(truncate) is not bool:
+        raise _refused("truncate", f'is {shown(truncate)}: give true, false, "END" or "NONE"')
+    prompt_name, task = prompt_of(body, model)
+    whole = truncate in ("NONE", False)
+    return Asked(texts, dimensions, encoding == "base64", prompt_name, task, whole)
+
+
+def prompt_of(body: dict[str, Any], model: Model) -> tuple[str | None, str | None]:
+    """The prompt that a request asks for by its name, and the task.
+
+    An `input_type` stands for a prompt of that name, or for the one that the model has for it under
+    another name; where the model has none it is as if it were left out.
+
+    Raises:
+        Refused: 400, with the names that are known.
+
+    >>> import qkv
+    >>> prompt_of({"input_type": "search_query"}, qkv.load("random"))
+    ('query', 'query')
+    """
+    prompts, task = model.prompts, None
+    name, kind = body.get("prompt_name"), body.get("input_type")
+    if name is not None and (type(name) is not str or name not in prompts):
+        raise _refused("prompt_name", f"is {shown(name)}: {model.name} has {', '.join(prompts)}")
+    if kind is not None:
+        known = [*dict.fromkeys([*chain.from_iterable(TYPES.values()), *prompts])]
+        if type(kind) is not str or kind not in known:
+            raise _refused("input_type", f"is {shown(kind)}: {model.name} has {', '.join(known)}")
+        task = next((task for task, names in TYPES.items() if kind in names), None)
+        own = (kind, *TYPES.get(task or "", ()))
+        name = name or next((one for one in own if prompts.get(one)), task or kind)
+    return name, task
 
 
 def _texts(given: Any, most: int, rows: int) -> Any:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse
 
 from qkv.models.vision import VisionModel
@@ -16,6 +19,7 @@ from qkv.see.page.about import about_model
 from qkv.see.page.html import document
 from qkv.see.page.served import SERVED, served_page
 from qkv.serve.edits import is_plain, scale_in
+from qkv.serve.guard import HEALTH
 
 router = APIRouter()
 
@@ -34,7 +38,6 @@ body { background: light-dark(#fff, #12161c); color: light-dark(#14181f, #eef1f5
 .routes pre { border: 1px solid #8a94a3; border-radius: 6px; padding: .8rem 1rem; overflow-x: auto;
   font: .85rem/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 """
-_TEXT = "I sat on the bank of the river."
 
 
 @router.get(
@@ -44,7 +47,7 @@ async def home(request: Request) -> HTMLResponse:
     """A page for people."""
     state = request.app.state
     address = f"{request.url.scheme}://{request.headers['host']}"
-    routes = routes_of(state.model, address, key=state.settings.key is not None)
+    routes = routes_of(state.routes, state.model, address, key=state.settings.key is not None)
     if getattr(state, "page", None) is None:
         state.page = await asyncio.to_thread(page_of, state.model)
     return HTMLResponse(state.page.replace("</main>", f"{routes}</main>", 1), headers=_HEADERS)
@@ -65,11 +68,11 @@ def _is_usual(scale: float, layer: Any) -> bool:
     return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
-def routes_of(model: Any, address: str, *, key: bool) -> str:
-    """What stands under the page: each route of a server at an address, with a key or none."""
+def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool) -> str:
+    """The list of routes under the page: of a server at an address, with a key or none."""
     parts = [
         f"<h2><code>{escape(route)}</code></h2><p>{escape(words)}</p><pre>{escape(command)}</pre>"
-        for route, words, command in commands(model, address, key=key)
+        for route, words, command in commands(routes, model, address, key=key)
     ]
     asks = "<p>Requests need the key: the commands read it from QKV_KEY.</p>" if key else ""
     kind = escape(str(model.config.get("model_type", "model")))
@@ -81,42 +84,45 @@ def routes_of(model: Any, address: str, *, key: bool) -> str:
     )
 
 
-def commands(model: Any, address: str, *, key: bool) -> list[tuple[str, str, str]]:
-    """Each route with what it is for and a command that asks it.
+def commands(
+    routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
+) -> list[tuple[str, str, str]]:
+    """Each route but this page, with its summary and a command that asks it.
 
     >>> import qkv
-    >>> commands(qkv.load("random"), "http://localhost:8080", key=False)[0][2].split()[:2]
-    ['curl', 'http://localhost:8080/v1/embeddings']
+    >>> found = commands(router.routes, qkv.load("random"), "http://localhost:8080", key=False)
+    >>> found  # of this page's own
+    []
     """
-
-    def curl(route: str, body: dict[str, Any] | None = None, more: str = "") -> str:
-        lines = [f"curl {more}{address}{route}"]
-        if key:
+    found = []
+    for route in routes:
+        if route.path == "/":
+            continue
+        [method] = route.methods
+        place = route.path.replace("{name:path}", quote(model.name))
+        extra = (route.openapi_extra or {}).get("requestBody")
+        body = extra and extra["content"]["application/json"]["example"]
+        lines = [f"curl {'-N ' * bool(body and body.get('stream'))}{address}{place}"]
+        if key and route.path not in HEALTH:
             lines.append('-H "Authorization: Bearer $QKV_KEY"')
-        if body is not None:
+        if body:
             lines += ["-H 'Content-Type: application/json'", f"-d '{json.dumps(body)}'"]
-        return " \\\n  ".join(lines)
+        words = f"{route.summary}.{refused(route.path, model)}"
+        found.append((f"{method} {place}", words, " \\\n  ".join(lines)))
+    return found
 
-    found = [
-        (
-            "POST /v1/embeddings",
-            "A vector for each text, as OpenAI's clients ask for it.",
-            curl("/v1/embeddings", {"input": [_TEXT, "The bank charged a fee."]}),
-        )
-    ]
-    if model._body.generates:
-        asked = {"prompt": "The bank of the river", "max_tokens": 16, "stream": True}
-        words = "Text that goes on from a prompt, word by word as it comes."
-        found.append(("POST /v1/completions", words, curl("/v1/completions", asked, "-N ")))
-    last = model.num_layers - 1
-    return [
-        *found,
-        (
-            "POST /v1/trace",
-            "What each word looks at: the weights of layers and heads.",
-            curl("/v1/trace", {"input": _TEXT, "layers": [last], "heads": [0]}),
-        ),
-        ("GET /v1/models", "The model that is served.", curl("/v1/models")),
-        ("GET /metrics", "Requests, seconds and what waits, for Prometheus.", curl("/metrics")),
-        ("GET /healthz", "Whether the server is alive.", curl("/healthz")),
-    ]
+
+def refused(path: str, model: Any) -> str:
+    """What is said of a model that a route refuses; nothing of others."""
+    if path == "/v1/completions" and not model._body.generates:
+        return f" {model.name} predicts no next token: it refuses this."
+    if path == "/v1/rerank" and not _ranks(model):
+        return f" {model.name} does not rank documents: it refuses this."
+    return ""
+
+
+def _ranks(model: Any) -> bool:
+    try:
+        return bool(model.ranker())
+    except ValueError:
+        return False

@@ -13,8 +13,9 @@ from pydantic import BaseModel, Field
 
 from qkv.models.tasks.rank import Pair, Ranker, best
 from qkv.models.tasks.windows import by_length
-from qkv.serve.bodies import described, read_json
+from qkv.serve.bodies import described
 from qkv.serve.errors import Refused, not_finite
+from qkv.serve.keys import read_body
 
 router = APIRouter()
 
@@ -59,17 +60,23 @@ class Ranking(BaseModel):
     usage: RerankUsage
 
 
+EXAMPLE = {
+    "query": "Where does a river end?",
+    "documents": ["The river flows into the sea.", "The bank charged a fee."],
+}
+
+
 @router.post(
     "/v1/rerank",
     summary="Which documents answer a query best",
     response_model=Ranking,
     response_model_exclude_none=True,
-    openapi_extra=described(RerankBody),
+    openapi_extra=described(RerankBody, EXAMPLE),
 )
 async def rerank(request: Request) -> dict[str, Any]:
     """As `model.rank` does, of a cross-encoder; any other model is refused."""
     state = request.app.state
-    body = await read_json(request)
+    body = await read_body(request)
     check_body(body, state.settings.inputs)
     query, documents = body["query"], body["documents"]
     try:

@@ -19,9 +19,10 @@ from qkv.models import Model
 from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.models.vision import VisionModel
-from qkv.serve.bodies import Body, described, read_json
+from qkv.serve.bodies import Body, described
 from qkv.serve.edits import TAKES, Changes, changes_of
 from qkv.serve.errors import Refused, not_finite
+from qkv.serve.keys import read_body
 from qkv.serve.settings import Settings
 from qkv.text import Tokenized
 
@@ -132,6 +133,7 @@ class Wanted:
     inside: tuple[int, ...] = ()
 
 
+EXAMPLE = {"input": "I sat on the bank of the river.", "layers": [-1], "heads": [0]}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -140,7 +142,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
     summary="What each token looks at",
     responses={200: {"model": TraceAnswer, "content": dict.fromkeys(SAFETENSORS, _BINARY)}},
     response_class=Response,
-    openapi_extra=described(TraceBody),
+    openapi_extra=described(TraceBody, EXAMPLE),
 )
 async def trace(request: Request) -> Response:
     """A text to the weights of its attention; a long one is cut as in `trace`.
@@ -149,7 +151,7 @@ async def trace(request: Request) -> Response:
     file: the arrays by their names, and what else the answer has as JSON in its metadata.
     """
     state = request.app.state
-    body = TraceBody.read(await read_json(request))
+    body = TraceBody.read(await read_body(request))
     kind = kind_of(request.headers.get("accept", ""))
     if isinstance(state.model, VisionModel):
         raise Refused(

@@ -1,0 +1,269 @@
+"""Keys of a body: each is taken, ignored, or refused; and prompts of embeddings by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import qkv
+from models.decoders import gpt2
+from models.files.test_modules import routed
+from models.support import Folder, cross_encoder
+from qkv.serve.app import create_app, routes
+from qkv.serve.completing import CompletionsBody
+from qkv.serve.keys import KEYS
+from qkv.serve.routes.embeddings import EmbeddingsBody
+from qkv.serve.routes.rerank import RerankBody
+from qkv.serve.routes.trace import TraceBody
+
+BODIES = {
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/completions": CompletionsBody,
+    "/v1/rerank": RerankBody,
+    "/v1/trace": TraceBody,
+}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": ["the cat"]},
+    "/v1/completions": {"prompt": "the cat", "max_tokens": 3, "temperature": 0},
+    "/v1/rerank": {"query": "the cat", "documents": ["a dog", "a mat"]},
+    "/v1/trace": {"input": "the cat"},
+}
+
+
+@pytest.fixture(scope="module")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TestClient]]:
+    """A client for each route, of a model that answers it."""
+    folder = tmp_path_factory.mktemp("models")
+    decoder = gpt2(folder / "decoder", seed=1)
+    ranker = qkv.load(cross_encoder(folder / "ranks").path)
+    with (
+        TestClient(create_app(decoder), base_url="http://127.0.0.1") as one,
+        TestClient(create_app(ranker), base_url="http://127.0.0.1") as other,
+    ):
+        yield {path: other if path == "/v1/rerank" else one for path in KEYS}
+
+
+def said(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what differs each time."""
+    return {key: value for key, value in answer.items() if key not in ("id", "created")}
+
+
+def test_every_route_that_takes_a_body_has_its_keys() -> None:
+    assert set(KEYS) == set(BODIES)
+    assert set(KEYS) == {route.path for route in routes() if "POST" in (route.methods or ())}
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_a_key_is_taken_or_ignored_or_refused(path: str) -> None:
+    keys = KEYS[path]
+    assert set(keys.taken) == set(BODIES[path].model_fields)
+    all_of_them = [*keys.taken, *keys.ignored, *keys.refused]
+    assert len(all_of_them) == len(set(all_of_them))
+
+
+REFUSED = [(path, key) for path, keys in KEYS.items() for key in keys.refused]
+
+
+@pytest.mark.parametrize(("path", "key"), REFUSED, ids=lambda value: str(value))
+def test_a_key_that_would_change_the_answer_is_refused(
+    clients: dict[str, TestClient], path: str, key: str
+) -> None:
+    for value in ({"odd": 1}, "odd", 3.5):
+        response = clients[path].post(path, json={**GOOD[path], key: value})
+        assert response.status_code == 400, response.text[:300]
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == (key, "unsupported_parameter")
+        begin = f"{KEYS[path].call}: {key} is "
+        assert error["message"].startswith(begin)
+        assert error["message"].endswith(f"does not support: {KEYS[path].refused[key].way}")
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
+    """Neutral ones of keys that are refused, null for any, and keys that are ignored or unknown."""
+    keys, client = KEYS[path], clients[path]
+    plain = client.post(path, json=GOOD[path])
+    assert plain.status_code == 200, plain.text
+    bodies: list[dict[str, Any]] = [
+        dict.fromkeys(keys.refused),
+        {key: "anything" for key in (*keys.ignored, "a key that nobody knows")},
+    ]
+    most = max(len(refusal.neutral) for refusal in keys.refused.values())
+    for number in range(most):
+        bodies.append(
+            {
+                key: refusal.neutral[number]
+                for key, refusal in keys.refused.items()
+                if number < len(refusal.neutral)
+            }
+        )
+    for body in bodies:
+        response = client.post(path, json={**GOOD[path], **body})
+        assert response.status_code == 200, response.text
+        assert said(response.json()) == said(plain.json())
+
+
+ONCE_IGNORED: list[tuple[str, str, Any]] = [
+    ("/v1/embeddings", "prompt_name", "no such prompt"),
+    ("/v1/embeddings", "input_type", "no such type"),
+    ("/v1/embeddings", "input_type", ["query"]),
+    ("/v1/embeddings", "truncate", "START"),
+    ("/v1/embeddings", "normalize", True),
+    ("/v1/completions", "response_format", {"type": "json_object"}),
+    ("/v1/completions", "min_p", 0.1),
+    ("/v1/completions", "repetition_penalty", 1.2),
+    ("/v1/completions", "repetition_penalty", True),
+    ("/v1/completions", "top_k", 1.5),
+    ("/v1/completions", "top_k", -2),
+    ("/v1/rerank", "top_k", 1),
+    ("/v1/trace", "prompt_name", "query"),
+    ("/v1/trace", "hide", [1]),
+]
+
+
+@pytest.mark.parametrize(("path", "key", "value"), ONCE_IGNORED, ids=str)
+def test_a_value_that_would_change_the_answer_is_no_longer_ignored(
+    clients: dict[str, TestClient], path: str, key: str, value: Any
+) -> None:
+    response = clients[path].post(path, json={**GOOD[path], key: value})
+    assert response.status_code == 400, response.text[:200]
+    error = response.json()["error"]
+    assert error["param"] == key
+    assert key in error["message"]
+
+
+def test_of_the_one_likeliest_token_the_likeliest_is_drawn(clients: dict[str, TestClient]) -> None:
+    client, asked = clients["/v1/completions"], {"prompt": "the cat", "max_tokens": 12}
+
+    def text(**more: Any) -> str:
+        answer = client.post("/v1/completions", json={**asked, **more}).json()
+        return str(answer["choices"][0]["text"])
+
+    greedy, drawn = text(temperature=0), text(temperature=1.5, seed=1)
+    assert text(temperature=1.5, seed=1, top_k=1) == greedy
+    assert drawn != greedy
+    for everything in (0, -1, None, 10**9):
+        assert text(temperature=1.5, seed=1, top_k=everything) == drawn
+
+
+# prompts of embeddings
+
+PROMPTS = {"query": "a cat ", "passage": "the mat, ", "clustering": "a dog "}
+TEXTS = ["the cat sat.", "a dog ran", "the mat"]
+
+
+def with_prompts(path: Path, prompts: dict[str, str], **values: Any) -> qkv.Model:
+    folder = Folder(path)
+    folder.write()
+    folder.sentence({"pooling_mode": "mean", "include_prompt": values.pop("included", True)})
+    folder.json("config_sentence_transformers.json", {"prompts": prompts, **values})
+    return qkv.load(folder.path)
+
+
+def vectors(client: TestClient, given: Any = TEXTS, **body: Any) -> np.ndarray:
+    response = client.post("/v1/embeddings", json={"input": given, **body})
+    assert response.status_code == 200, response.text
+    return np.array([one["embedding"] for one in response.json()["data"]])
+
+
+# What is asked for, and the prompt that then goes before each text.
+NAMED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt_name": "query"}, "a cat "),
+    ({"prompt_name": "document"}, ""),
+    ({"prompt_name": "clustering"}, "a dog "),
+    ({"input_type": "query"}, "a cat "),
+    ({"input_type": "search_query"}, "a cat "),
+    ({"input_type": "passage"}, "the mat, "),
+    ({"input_type": "document"}, "the mat, "),  # which this model calls a passage
+    ({"input_type": "search_document"}, "the mat, "),
+    ({"input_type": "clustering"}, "a dog "),
+    ({"input_type": "query", "prompt_name": "clustering"}, "a dog "),
+    ({}, "the mat, "),  # the default
+    ({"input_type": None, "prompt_name": None}, "the mat, "),
+]
+
+
+@pytest.mark.parametrize("included", [True, False])
+def test_prompts_by_their_names(tmp_path: Path, included: bool) -> None:
+    """Each vector is that of the text behind the prompt, whichever were asked for together."""
+    model = with_prompts(tmp_path, PROMPTS, default_prompt_name="passage", included=included)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for asked, prompt in NAMED:
+            expected = model.encode(TEXTS, prompt=prompt)
+            np.testing.assert_allclose(vectors(client, **asked), expected, atol=1e-6)
+
+
+def test_a_model_without_prompts_takes_what_clients_send(tmp_path: Path) -> None:
+    model = with_prompts(tmp_path, {})
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        expected = model.encode(TEXTS)
+        for name in ("query", "document", "passage", "search_query", "search_document"):
+            np.testing.assert_allclose(vectors(client, input_type=name), expected, atol=1e-6)
+
+
+def test_queries_and_documents_take_their_routes(tmp_path: Path) -> None:
+    """Two tables, the second twice the first; the second is the default."""
+    model = qkv.load(routed(Folder(tmp_path), default_route="document"))
+    assert [*model.routes] == ["query", "document"]
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        whole = vectors(client, ["cat"])
+        np.testing.assert_allclose(vectors(client, ["cat"], input_type="passage"), whole)
+        np.testing.assert_allclose(2 * vectors(client, ["cat"], input_type="query"), whole)
+
+
+def test_names_that_are_not_known_are_told_which_are(tmp_path: Path) -> None:
+    model = with_prompts(tmp_path, PROMPTS)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        for key, value in (
+            *(("prompt_name", value) for value in ("search_query", "", 3, ["query"], {})),
+            *(("input_type", value) for value in ("classification", "", 3, ["query"], {})),
+        ):
+            response = client.post("/v1/embeddings", json={"input": "a", key: value})
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
+            assert error["param"] == key
+            assert error["message"].startswith(f"{key} is ")
+            for name in ("query", "document", "passage", "clustering"):
+                assert name in error["message"]
+
+
+def test_ids_have_no_prompt_before_them(tmp_path: Path) -> None:
+    model = with_prompts(tmp_path, PROMPTS)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        response = client.post("/v1/embeddings", json={"input": [[5, 6]], "prompt_name": "query"})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == (
+            "input 0 is ids, and the prompt 'query' goes before texts: give texts"
+        )
+        plain = vectors(client, [[5, 6]])
+        np.testing.assert_array_equal(vectors(client, [[5, 6]], prompt_name="document"), plain)
+
+
+def test_texts_that_are_too_long_are_cut_or_refused(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"}, limit=6)
+    model = qkv.load(folder.path)
+    long, ids = "the cat sat on the mat " * 3, [5] * 7
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        with pytest.warns(UserWarning, match="cut to 6 tokens"):
+            expected = model.encode([long])
+        for cut in (True, "END", None):
+            np.testing.assert_allclose(vectors(client, long, truncate=cut), expected, atol=1e-6)
+            assert len(vectors(client, ids, truncate=cut)) == 1
+        for whole in (False, "NONE"):
+            for given, number in ((["the cat", long], 1), ([ids], 0)):
+                body = {"input": given, "truncate": whole}
+                response = client.post("/v1/embeddings", json=body)
+                assert response.status_code == 400, response.text
+                error = response.json()["error"]
+                assert error["param"] == "input"
+                assert error["message"].startswith(f"input {number}")
+                assert "has more than the 6 tokens that " in error["message"]
+            short = vectors(client, ["the cat", [5] * 6][0], truncate=whole)
+            np.testing.assert_allclose(short, model.encode(["the cat"]), atol=1e-6)
