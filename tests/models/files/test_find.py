@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -233,6 +234,17 @@ def test_a_file_of_a_whole_model_names_its_folder(small):
             NotADirectoryError, match=rf"name the folder that it is in, {re.escape(str(small))}$"
         ):
             load(small / file)
+
+
+def test_a_shard_of_a_model_that_lacks_others_names_its_folder(small, tmp_path):
+    folder = shutil.copytree(small, tmp_path / "model")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(NotADirectoryError, match="is a file: name the folder that it is in"):
+        load(folder / "model-1.safetensors")
+    with pytest.raises(ModelError, match=r"the shard model-2\.safetensors is not in the folder"):
+        load(folder)
 
 
 def test_a_revision_without_effect_is_refused(small):

@@ -30,8 +30,9 @@ ARRAYS = ["embed", "v", "attn_scores", "pattern", "z", "resid_post"]
 
 def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) -> Trace:
     """A copy in float64 with this value in a row of an array, or elsewhere in it."""
-    arrays = {one: trace[one].astype(np.float64) for one in trace.names()}
-    whole = next(one for one in arrays if one.endswith(f"hook_{name}"))
+    arrays = {one: trace[one] for one in trace.names()}
+    whole = next(one for one in arrays if one.endswith((f"hook_{name}", f".{name}")))
+    arrays[whole] = arrays[whole].astype(np.float64)
     arrays[whole][where] = value
     return Trace(arrays, tokens=[trace.tokens], special=[trace.special], model="made")
 
@@ -81,6 +82,13 @@ def test_a_weight_without_a_number_is_hatched_and_no_other(lesson: Model) -> Non
     expected = trace.pattern(0, 1).tolist()
     expected[2][3] = None
     assert found == expected
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 0.0])
+def test_a_walk_over_summaries_without_a_link_is_refused(value: float, lesson: Model) -> None:
+    kept = lesson.trace(CAT, top_k=2)
+    with pytest.raises(ValueError, match="walk: this trace holds summaries of layer 0"):
+        walk(with_value(kept, "top_weights", value, ...))
 
 
 @pytest.mark.parametrize("value", VALUES)

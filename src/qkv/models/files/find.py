@@ -77,7 +77,8 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
         return folder
     if folder.is_file():
         home = folder.absolute().parent
-        if _has_model(home):
+        weights = next(home.glob("*.safetensors"), None)
+        if _has_model(home) or (weights is not None and (home / CONFIG).is_file()):
             raise NotADirectoryError(
                 f"load: {name} is a file: name the folder that it is in, {home}"
             )

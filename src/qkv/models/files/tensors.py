@@ -111,7 +111,7 @@ def lacking(folder: Path, file: Path | None = None) -> str:
     files = found if file is None else [file, *found]
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
     others = [path for path in files if path.suffix.lower() in _OTHERS]
-    if any(path.suffix == ".safetensors" for path in files):
+    if any(path.suffix.lower() == ".safetensors" for path in files):
         return f"holds no {CONFIG}: {A_MODEL}: put it beside the weights"
     if pickles and (folder / CONFIG).is_file():
         return (

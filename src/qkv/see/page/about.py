@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _STYLE = """
 .qkv-about summary { display: inline-block; min-height: 44px; padding: 11px 0;
   color: var(--accent, LinkText); text-decoration: underline; cursor: pointer; }
-.qkv-about h3 { margin: 12px 0 4px; font-size: 15px; }
+.qkv-about h3 { margin: 12px 0 4px; padding: 0; font-size: 15px; }
 .qkv-about pre { margin: 0; padding: 0; background: none; color: inherit; white-space: pre-wrap;
   overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
 """

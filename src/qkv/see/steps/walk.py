@@ -289,6 +289,8 @@ def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
 
 def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
     """Query and key of a head's largest weight."""
+    if ("pattern", layer) not in trace:  # which the walk refuses
+        return 0, 0
     weights = trace.pattern(layer, head)
     i, j = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)
     return int(i), int(j)
