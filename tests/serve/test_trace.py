@@ -128,6 +128,12 @@ def test_ids_stand_for_a_text(client: TestClient) -> None:
     assert found["tokens"] == list(map(str, ids))
 
 
+def test_a_gap_is_read_as_in_trace(client: TestClient) -> None:
+    found = post(client, input="I sat on the ?. Why ?", layers=[0], heads=[0]).json()
+    assert found["tokens"] == MODEL.trace("I sat on the ?. Why ?", names=["embed"]).tokens
+    assert found["tokens"].count("[MASK]") == 1
+
+
 def test_a_long_text_is_cut_as_in_trace(client: TestClient) -> None:
     text = "the river bank " * 400
     answer = post(client, "application/octet-stream", input=text, layers=0, heads=[0])
