@@ -43,8 +43,8 @@ def stretch(weight: Array) -> float:
 
     >>> rng = np.random.default_rng(0)
     >>> random = rng.standard_normal((64, 32))
-    >>> round(stretch(random), 1), stretch(np.ones((64, 32))) > 2
-    (1.0, True)
+    >>> 0.9 < stretch(random) < 1.1, stretch(np.ones((64, 32))) > 2
+    (True, True)
     """
     matrix = weight.astype(compute_type(weight.dtype), copy=False)
     rms = float(np.sqrt(np.square(matrix, dtype=np.float64).mean()))

@@ -50,7 +50,7 @@ def fit_plane(
     ([[-2.0, 0.0], [2.0, 0.0]], [1.0, 0.0])
     """
     before, after = (
-        _vectors(part, name, call)
+        _vectors(part, name, call, unit)
         for part, name in ((original, "original"), (contextual, "contextual"))
     )
     if before.shape != after.shape:
@@ -93,14 +93,14 @@ def unit_vectors(vectors: Array) -> Array:
     return vectors
 
 
-def _vectors(x: Any, name: str, call: str) -> Array:
+def _vectors(x: Any, name: str, call: str, unit: bool) -> Array:
     array = as_array(x, call=call, name=name)
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(
             f"{call}: {name} is {array.shape}: pass one vector a row, (n, D), at least one"
         )
     array = array.astype(np.float64)
-    if not has_plane(array):
+    if not (np.isfinite(array).all() if unit else has_plane(array)):
         raise ValueError(f"{call}: {name} {NO_PLANE}")
     return array
 

@@ -118,7 +118,8 @@ def head_view(
 
     >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
     >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
-    hello looks at world: 0.75 (layer 0, head 0).
+    No head stands out in this sentence: the strongest content link is hello → world, 0.75 (layer 0,
+    head 0), less than 0.10 above what is usual.
     """
     if html_action not in _ACTIONS:
         raise ValueError(

@@ -271,7 +271,7 @@ def walk(
     >>> import qkv
     >>> view = walk("The sun rises in the [MASK].")
     >>> [step.name for step in view.steps][-12:]
-    ['pre', 'post', 'mlp', 'R2', 'Y', 'Z', 'y', 'h', 'a', 'u', 'logits', 'chances']
+    ['N1', 'pre', 'post', 'mlp', 'R2', 'Y', 'y', 'h', 'a', 'u', 'logits', 'chances']
     >>> (guesses,) = qkv.load().predict("The sun rises in the [MASK].", top_k=8)
     >>> [word for word, _ in view.words] == [word for word, _ in guesses]
     True
