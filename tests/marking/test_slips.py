@@ -383,7 +383,7 @@ PLANTED = [
     ("return-in-loop", "attention/tables", ("    return out\n", "        return out\n")),
     ("return-in-loop", "attention/lists",
      ("    return np.array(out)", "        return np.array(out)")),
-    ("return-in-loop", "positions/loops", ("    return table", "        return table")),
+    ("return-in-loop", "positions/loops", ("return table", "return table[:1]")),
     ("scale-whole", "attention/matmul self-attention-class/reshape",
      ("np.sqrt(d)", "int(np.sqrt(d))")),
     ("scale-whole", "kv-cache/lists", ("math.sqrt(len(q))", "math.isqrt(len(q))")),
