@@ -60,7 +60,7 @@ SCRIPTS = {
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_INDENTED = re.compile("^ +", re.MULTILINE)
+_BLANKS = re.compile("^ +|(?<=[;{}])\n", re.MULTILINE)  # of a style sheet
 # Comments, also behind code (no text may have " // " in it), and blanks before code.
 _FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +| // .*$", re.MULTILINE)
 
@@ -141,7 +141,7 @@ def asset(name: str) -> str:
     """The text of a file in assets/, of a script its code alone; empty if there is no such file."""
     file = files("qkv.see").joinpath("page", "assets", name)
     text = file.read_text("utf-8") if file.is_file() else ""
-    return (_FOR_READERS if name.endswith(".js") else _INDENTED).sub("", text)
+    return (_FOR_READERS if name.endswith(".js") else _BLANKS).sub("", text)
 
 
 def _tokens(payload: dict[str, Any]) -> str:
