@@ -109,17 +109,23 @@ class Truncator:
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, none of them more than the limit."""
-        read = [masked(text, self._mask) for text in texts]
+        read, cuts = [masked(text, self._mask) for text in texts], self._cuts
         batch = self._cut([one.text for one in read])
-        for one, tokens in zip(read, batch, strict=True):
-            end = max((end for _, end in tokens.offsets), default=0)
-            self.cut.gaps += bool(one.starts) and one.starts[-1] >= end
+        if self._cuts > cuts:
+            ends = (max((end for _, end in tokens.offsets), default=0) for tokens in batch)
+            lost = (one.starts[-1:] >= [end] for one, end in zip(read, ends, strict=True))
+            self.cut.gaps += sum(lost)
         return [
             replace(tokens, offsets=[one.given(*span) for span in tokens.offsets])
             if one.gaps
             else tokens
             for one, tokens in zip(read, batch, strict=True)
         ]
+
+    @property
+    def _cuts(self) -> int:
+        """How many texts were cut so far."""
+        return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
         """The same of texts whose gaps are written as the mask token."""
