@@ -70,7 +70,8 @@ def _halves(table: Array) -> Array:
 
 def _to_the_end(column: Array, dim: int) -> Array:
     """Exponents that reach 1 in the last pair, as they do in tensor2tensor."""
-    return column // 2 / max(1, (dim + 1) // 2 - 1)
+    pair: Array = column // 2
+    return pair / max(1, (dim + 1) // 2 - 1)
 
 
 def _even(column: Array) -> Array:

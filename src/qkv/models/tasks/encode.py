@@ -175,7 +175,7 @@ class Encoder:
     @property
     def kind(self) -> Hashable:
         """Equal for encoders whose texts may be run and pooled together."""
-        return self.run, self._unread
+        return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
         """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
@@ -187,12 +187,12 @@ class Encoder:
         truncator = Truncator(self.tokenizer, self.limit)
         found = self._ids(texts, truncator)
         if whole and (truncator.cut.count or truncator.cut.torn):
-            raise ValueError(self._too_long())
+            raise ValueError(f"{self.call}: it {self._too_long()}")
         return found
 
     def _too_long(self) -> str:
         limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
-        return f"{self.call}: it has more than the {limit} that {self.name} reads: shorten it"
+        return f"has more than the {limit} that {self.name} reads: shorten it"
 
     def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Ids (T,) that somebody gives in the place of a text, as they are computed.
@@ -224,7 +224,7 @@ class Encoder:
         if self.limit is None or len(row) <= self.limit:
             return row
         if whole:
-            raise ValueError(f"{name}{self._too_long().removeprefix(f'{self.call}: it')}")
+            raise ValueError(f"{name} {self._too_long()}")
         tail = takewhile(self.tokenizer.is_special, reversed(row[-self.limit :].tolist()))
         kept = sum(1 for _ in tail)
         return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])

@@ -90,15 +90,16 @@ def commands(
     """Each route but this page, with its summary and a command that asks it.
 
     >>> import qkv
-    >>> found = commands(router.routes, qkv.load("random"), "http://localhost:8080", key=False)
-    >>> found  # of this page's own
-    []
+    >>> from qkv.serve.routes import about
+    >>> found = commands(about.router.routes, qkv.load("random"), "http://localhost", key=False)
+    >>> found[0]
+    ('GET /v1/models', 'The model that is served.', 'curl http://localhost/v1/models')
     """
     found = []
     for route in routes:
         if route.path == "/":
             continue
-        [method] = route.methods
+        [method] = route.methods or ()
         place = route.path.replace("{name:path}", quote(model.name))
         extra = (route.openapi_extra or {}).get("requestBody")
         body = extra and extra["content"]["application/json"]["example"]

@@ -176,8 +176,8 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
         return
-    one = layers.weighed(ONE_WORD, flipped)
-    m.of_weight_one = [] if one is None else [one]
+    alone = layers.weighed(ONE_WORD, flipped)
+    m.of_weight_one = [] if alone is None else [alone]
     m.test(Group("one head and several", cases, KNOWN))
     if m.steps is None:
         return
