@@ -70,8 +70,8 @@ def _halves(table: Array) -> Array:
 
 def _to_the_end(column: Array, dim: int) -> Array:
     """Exponents that reach 1 in the last pair, as they do in tensor2tensor."""
-    pair: Array = column // 2
-    return pair / max(1, (dim + 1) // 2 - 1)
+    exponents: Array = column // 2 / max(1, (dim + 1) // 2 - 1)
+    return exponents
 
 
 def _even(column: Array) -> Array:

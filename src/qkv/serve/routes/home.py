@@ -99,7 +99,7 @@ def commands(
     for route in routes:
         if route.path == "/":
             continue
-        [method] = route.methods or ()
+        (method,) = route.methods or {"GET"}
         place = route.path.replace("{name:path}", quote(model.name))
         extra = (route.openapi_extra or {}).get("requestBody")
         body = extra and extra["content"]["application/json"]["example"]
