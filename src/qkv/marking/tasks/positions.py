@@ -70,13 +70,13 @@ def _halves(table: Array) -> Array:
 
 def _to_the_end(column: Array, dim: int) -> Array:
     """Exponents that reach 1 in the last pair, as they do in tensor2tensor."""
-    exponents: Array = column // 2 / max(1, (dim + 1) // 2 - 1)
-    return exponents
+    return column // 2 / max(1, (dim + 1) // 2 - 1)
 
 
 def _even(column: Array) -> Array:
     """0 0 2 2 4 4 ..., as np.arange(0, dim, 2) counts."""
-    return column - column % 2
+    even: Array = column - column % 2
+    return even
 
 
 def _slowed(base: float, column: Array, dim: int) -> Array:
