@@ -232,7 +232,8 @@ function playStore(data, heard) {
     const { run = null, original = null, second = null, sentence = "" } = shown ?? {};
     const said = stateOf({ ...state, ...computed });
     const own = ruled.get(said.text) ?? null;
-    drawn = heard({ state: said, model, run, original, second, sentence, busy: Boolean(going), error, words: run?.words ?? [], ruled: own });
+    const words = run?.words ?? [];
+    drawn = heard({ state: said, model, run, original, second, sentence, words, busy: Boolean(going), error, ruled: own });
   }
 
   /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
