@@ -116,7 +116,8 @@ def first_words(model: qkv.Model) -> Iterator[str]:
 
 def opened(stack: ExitStack, model: qkv.Model) -> Any:
     """The page in a browser, once it is ready; None where there is no browser."""
-    found = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
+    ways = map(shutil.which, ("chromium-headless-shell", "chromium"))
+    found = os.environ.get("QKV_CHROMIUM") or next(filter(None, ways), None)
     if found is None or find_spec("playwright") is None:
         return None
     from playwright.sync_api import sync_playwright

@@ -39,7 +39,7 @@ DAMAGED = [
     "#place=1.5",
     "#tab=%22%3Cscript%3Ealert(1)%3C%2Fscript%3E%22",
     "#inside=1",
-    f"#text={'a' * 5000}",
+    f"#text={'a' * 100_001}",
 ]
 # Pairs of texts of a page that lie on each other, and texts that lie beyond the window.
 OVERLAPS = """() => {
