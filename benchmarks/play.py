@@ -72,12 +72,16 @@ TASKS = """() => {
 }"""
 
 
-def rows(shrink: int = 1) -> Iterator[Row]:
-    """A key and a sweep at each length; without a browser nothing is measured."""
+def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
+    """A key and a sweep at each length; without a browser nothing is measured.
+
+    It starts a browser if none is given. A process has room for one Playwright, so a test gives its own.
+    """
     model = qkv.load("wordnet")
     chosen = [0]  # places before the missing word, which the page keeps from text to text
     with ExitStack() as stack:
-        page = opened(stack, model)
+        browser = browser or launched(stack)
+        page = browser and opened(stack, browser, model)
         words = first_words(model)
         for tokens, (key, sweep) in LENGTHS.items():
             texts = Texts(model, max(8, tokens // shrink), words)
@@ -114,20 +118,26 @@ def first_words(model: qkv.Model) -> Iterator[str]:
     return iter([word for word in known if word.isascii() and word.isalpha()][1000:])
 
 
-def opened(stack: ExitStack, model: qkv.Model) -> Any:
-    """The page in a browser, once it is ready; None where there is no browser."""
+def launched(stack: ExitStack) -> Any:
+    """A browser; None where there is none."""
     ways = map(shutil.which, ("chromium-headless-shell", "chromium"))
     found = os.environ.get("QKV_CHROMIUM") or next(filter(None, ways), None)
     if found is None or find_spec("playwright") is None:
         return None
     from playwright.sync_api import sync_playwright
 
-    file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "play.html")
-    qkv.play(model=model).to_html(file)
     playwright = stack.enter_context(sync_playwright())
     browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
     stack.callback(browser.close)
+    return browser
+
+
+def opened(stack: ExitStack, browser: Any, model: qkv.Model) -> Any:
+    """The page, once it is ready."""
+    file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "play.html")
+    qkv.play(model=model).to_html(file)
     page = browser.new_page(viewport={"width": 1280, "height": 800})
+    stack.callback(page.close)
     page.goto(file.as_uri())
     page.wait_for_selector("html[data-qkv=ready]")
     page.evaluate(TASKS)

@@ -1,14 +1,15 @@
 """The benchmark of the page: that it sees what is wrong; no time is judged."""
 
 import pytest
+from playwright.sync_api import Browser
 
 from benchmarks import play
 from benchmarks.common import Row
 
 
-def test_every_row_gives_the_truth() -> None:
+def test_every_row_gives_the_truth(chromium: Browser) -> None:
     names = []
-    for row in play.rows(8):
+    for row in play.rows(8, chromium):
         names.append(row.name)
         way = row.ways["qkv"]
         assert way is not None
@@ -20,7 +21,7 @@ def test_every_row_gives_the_truth() -> None:
     assert len(names) == len(set(names)) == 6
 
 
-def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_seen(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that shows the words of another text, a sweep with other numbers, another row."""
     wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
     monkeypatch.setattr(play, "KEY", wrong)
@@ -28,7 +29,7 @@ def test_what_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         play, "SWEEP", play.SWEEP.replace("qkv.sweep(text", "qkv.sweep(`a ${text}`")
     )
     monkeypatch.setattr(play, "PLAYED", play.PLAYED.replace("${other} query", "next query"))
-    for row in play.rows(8):
+    for row in play.rows(8, chromium):
         way = row.ways["qkv"]
         assert way is not None
         assert way.error(way.call()) > way.allowed, row.name

@@ -16,7 +16,7 @@ function sentencePart(ui, store) {
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
-  const another = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
+  const another = el("button", { type: "button", class: "in-whole another", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The address of what you see", store.address({ theme: null })) }, "Share");
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
