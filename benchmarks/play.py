@@ -75,7 +75,8 @@ TASKS = """() => {
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     """A key and a sweep at each length; without a browser nothing is measured.
 
-    It starts a browser if none is given. A process has room for one Playwright, so a test gives its own.
+    It starts a browser if none is given. A process has room for one Playwright,
+    so a test gives its own browser.
     """
     model = qkv.load("wordnet")
     chosen = [0]  # places before the missing word, which the page keeps from text to text

@@ -10,7 +10,7 @@ from qkv.models import Model
 
 from .edited import Edit, run
 from .playing import PLACE, TEXT, held, laid_out, opened, until
-from .support import Visit, after_each, press, read, readout, tight
+from .support import Visit, after_each, pause, press, read, readout, tight
 from .test_walk_shift import numbers_in
 
 HEAD = 2
@@ -36,6 +36,7 @@ def names(page: Page) -> list[str]:
 
 def choose(page: Page, name: str) -> None:
     part(page).locator("[role=tab]").nth(names(page).index(name)).click()
+    pause(page, 50)  # the matrix that it opens is drawn in a task of its own
 
 
 def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:

@@ -192,7 +192,7 @@ Click *river*.
         '> **Live.** Run `qkv.play("the bank of the river")` in a cell of its own, then press '
         "*Look inside*, choose head 1.2, click *bank*, press *Beside another sentence* and write "
         "*the bank gave a loan*, let *Each token* see *what came before*, hide *river*, move "
-        "*Temperature* to 0.18, press *Beside the original*.\n"
+        "*Attention temperature* to 0.18, press *Beside the original*.\n"
         ">\n"
         "> Click *river*."
     )
