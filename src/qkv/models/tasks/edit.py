@@ -17,7 +17,8 @@ from qkv.trace.names import split
 CANNOT = "its weights or its type cannot compute this text"
 
 
-class At(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class At:
     """Where in a run the array stands that a function of `edit` gets.
 
     Attributes:
