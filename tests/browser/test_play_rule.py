@@ -112,3 +112,17 @@ def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str)
         assert said(page)[1].startswith(
             "No head stands out in this sentence, as the model is untrained: "
         )
+
+
+def test_the_word_of_the_link_is_the_one_that_is_looked_from(
+    quick: Visit, html: str, model: Model
+) -> None:
+    page = ready(quick(html))
+    for text in (SECOND[0], "He sat on the bank.", SECOND[13], GAPS[1]):
+        typed(page, text)
+        link = qkv.show(text, model=model).head.link
+        assert link is not None
+        query = model.tokenize(text).tokens[held(page)["query"]]
+        assert query == qkv.show(text, model=model).shown.queries.names[link.query]
+    asked = ready(quick(opened_at(html, address(text=SECOND[0], query=1))))
+    assert held(asked)["query"] == 1

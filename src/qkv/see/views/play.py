@@ -22,7 +22,7 @@ from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import known_of
-from qkv.see.views.head_panels import OneText, chances, heading_of, link_in_words
+from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
@@ -99,7 +99,7 @@ class PlayView(OneText):
             "layer": self.head.layer,
             "head": self.head.head,
             "said": link_in_words(self.shown, self.head),
-            "query": self.opening.place,
+            "query": self.shown.queries.place(first_query(self.shown, self.head)),
             "hide": self.opening.hidden,
         }
         queries = self.shown.queries

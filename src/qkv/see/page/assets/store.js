@@ -62,9 +62,9 @@ function playStore(data, heard) {
   let asked = 0; // how many states were asked for
   let given = state !== start; // by an address, and not yet known to be possible
   let unruled = given ? namesNoHead(location.hash) : data.start.layer === undefined; // the head is still to be chosen, by the rule
-  let picked = false; // a reader chose the head: it stays when another text is written
+  let [picked, asking] = [false, new URLSearchParams(location.hash.slice(1)).has("query")]; // whether a reader chose the head, and the query: they stay when another text is written
   const ruled = new Map(); // by text: the head that the rule chose
-  if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "said"]) });
+  if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   let drawn = Promise.resolve(); // kept when all that was told is drawn
 
   const self = {
@@ -86,7 +86,7 @@ function playStore(data, heard) {
     undo,
     /** Leaves the choice of the head to the rule again. */
     byRule() {
-      [picked, unruled] = [false, true];
+      [picked, asking, unruled] = [false, false, true];
       follow(RUN_FOR);
     },
   };
@@ -106,6 +106,7 @@ function playStore(data, heard) {
     if (past.length > 200) past.shift();
     const ownHead = "layer" in patch || "head" in patch;
     if (ownHead && !("text" in patch)) picked = true;
+    if ("query" in patch) asking = !("text" in patch);
     unruled = !ownHead && !picked && (unruled || changed.includes("text"));
     if (changed.includes("text")) {
       carry = alone ? carry ?? (shown && { text: shown.sentence, run: shown.run }) : null;
@@ -164,7 +165,8 @@ function playStore(data, heard) {
   async function atHead(own, signal) {
     unruled = false;
     ruled.set(state.text, own);
-    state = stateOf({ ...state, ...pick(own, ["layer", "head"]) });
+    const query = asking ? state.query : own?.query ?? state.place;
+    state = stateOf({ ...state, ...pick(own, ["layer", "head"]), query });
     if (data.start.layer === undefined && state.text === start.text) start = stateOf({ ...start, ...pick(own, ["layer", "head"]) });
     return runsOf(signal);
   }
@@ -260,7 +262,7 @@ function playStore(data, heard) {
     carry = null;
     state = fromHash(hash, start) ?? start;
     given = state !== start;
-    [unruled, picked] = [given && namesNoHead(hash), false];
+    [unruled, picked, asking] = [given && namesNoHead(hash), false, new URLSearchParams(hash.slice(1)).has("query")];
     if (self.engine) follow(RUN_FOR);
   });
   whenOpen((qkv) => {

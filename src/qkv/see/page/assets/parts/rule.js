@@ -6,7 +6,8 @@ const OF_PLACES = 0.4; // a head that gives as much to a distance, or to one wor
 const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the last layers; of a text with a gap
 
 /**
- * @typedef {{text: string, layer: number, head: number, said: string}} Ruled  the head of a text, and what is said of it
+ * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head of a text,
+ *     the token that a look at it begins with, and what is said of it
  * @typedef {{first: number, last: number, name: string, special: boolean, isWord: boolean}} WordSpan
  */
 
@@ -26,8 +27,8 @@ async function headByRule(engine, text, run, model, data, signal) {
   const none = `No head stands out in this sentence${data.untrained ? ", as the model is untrained" : ""}`;
   const gap = model.next || !model.words?.length || size > MOST_TOKENS ? -1 : run.tokens.indexOf(maskOf(model));
   const removed = gap < 0 ? null : await removalAt(engine, text, gap, model, signal);
-  const found = removed ? { ...removed, said: saidOfGap(run, spans, gap, removed, none, data) } : linkByRule(run, spans, none, data);
-  return { text, ...found };
+  if (!removed) return { text, ...linkByRule(run, spans, none, data) };
+  return { text, ...removed, query: gap, said: saidOfGap(run, spans, gap, removed, none, data) };
 }
 
 // ---- at a gap
@@ -97,13 +98,14 @@ function linkByRule(run, spans, none, { untrained, little }) {
       if (first >= 0 && (best === null || rank[first] > best.rank[first])) best = { layer, head, ...link, above, rank };
     }),
   );
-  if (!best) return { layer: 0, head: 0, said: `${none}: no content word looks at another one.` };
+  if (!best) return { layer: 0, head: 0, query: null, said: `${none}: no content word looks at another one.` };
   const { layer, head, query, key, weight, above } = best;
   const [from, to] = [spans[query].name, spans[key].name];
+  const place = { layer, head, query: spans[query].first };
   const where = `(layer ${layer}, head ${head})`;
-  if (above >= STANDS_OUT && !untrained) return { layer, head, said: `${from} looks at ${to}: ${weight.toFixed(2)} ${where}.` };
+  if (above >= STANDS_OUT && !untrained) return { ...place, said: `${from} looks at ${to}: ${weight.toFixed(2)} ${where}.` };
   const below = untrained ? "" : `, less than ${STANDS_OUT.toFixed(2)} above what is usual`;
-  return { layer, head, said: `${none}: the strongest content link is ${from} → ${to}, ${weight.toFixed(2)} ${where}${below}.` };
+  return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${weight.toFixed(2)} ${where}${below}.` };
 }
 
 /** What a head gives to words at that distance, this pair included, and to that key from other words that may see it. */
