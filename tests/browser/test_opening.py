@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 
 from .opening import Openers
 from .play import address, after, button, opened_at, part, ready
-from .playing import STATE, laid_out
+from .playing import STATE, laid_out, until
 from .support import Visit
 
 # All that a page shows, what is set in it, and what it was told of the window.
@@ -30,6 +30,8 @@ BAD = {
 
 def whole(page: Page) -> object:
     laid_out(ready(page))
+    small = part(page, "map").locator(".thumb")  # each is painted in a task of its own
+    until(lambda: small.locator("canvas").count() == small.count())
     return page.evaluate(WHOLE)
 
 
