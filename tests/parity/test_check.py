@@ -40,13 +40,16 @@ def with_added_mask(query, key, value, attention_mask=None):
     [
         (of_torch, ()),
         (annotated, ("masked-row-uniform",)),
-        (with_added_mask, ("masked-row-nan",)),
     ],
 )
 def test_attention_in_torch_passes(function, fragile):
     result = check(function)
     assert result.passed, str(result)
     assert (result.fragile, result.conventions) == (fragile, ())
+
+
+def test_a_boolean_mask_that_is_added_fails_in_torch_too():
+    assert check(with_added_mask).mistake == "mask-added"
 
 
 def softmax_of_torch(x, axis=-1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,18 @@ def images_of(pair: Pair, count: int, seed: int = 0) -> Any:
     return rng.standard_normal((count, plan.channels, *plan.image)).astype(kind)
 
 
+def leaves_out_a_head(kind: type) -> AbstractContextManager[Any]:
+    if kind is ViTForMaskedImageModeling:
+        return pytest.warns(UserWarning, match="does not compute the head of ViTForMaskedImage")
+    return nullcontext()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_vit(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    pair = made(tmp_path / "theirs", kind, ViTConfig(**CONFIGS[name]), dtype)
+    with leaves_out_a_head(kind):
+        pair = made(tmp_path / "theirs", kind, ViTConfig(**CONFIGS[name]), dtype)
     compare_saved(pair, tmp_path / "ours")
     assert isinstance(pair.ours, VisionModel)
     images = images_of(pair, 3)
