@@ -242,9 +242,8 @@ def contrasting_head(
 
     What counts is by how much its links to content words are above what is usual, as `rank_heads`
     has it: the difference is half the sum, over all words, of what separates them in the two texts.
-    Where none is above it, and of heads that differ alike, those that look at places come last, and
-    all weights are compared in the same way: 0 is the same, 1 nothing in common. Ties go to the
-    lowest layer, then head. A head stands
+    Where none is above it, and of heads that differ alike, all weights are compared in the same
+    way: 0 is the same, 1 nothing in common. Ties go to the lowest layer, then head. A head stands
     out if a link is above what is usual by 0.1 more in one text than in the other, and neither
     model is untrained.
 
@@ -271,13 +270,7 @@ def contrasting_head(
     found = {
         at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in places
     }
-
-    def rank(at: tuple[int, int]) -> tuple[float, bool, float]:
-        above, looks = (_apart(*both) for both in found[at])
-        words = not any(_of_places(x, *at, rows) for x, rows in ((a, rows_a), (b, rows_b)))
-        return above, words, looks
-
-    place = max(found, key=rank)
+    place = max(found, key=lambda at: [_apart(*both) for both in found[at]])
     (one, other), both = found[place]
     looks = _apart(*both)
     link = max((abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in {**one, **other}), default=0.0)
@@ -299,17 +292,6 @@ def contrasting_head(
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
     """What a word looks at, by what the tokens are."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
-
-
-def _of_places(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> bool:
-    """Whether it is a matter of places what a word looks at most, of other content words."""
-    weights = attended(heads, layer, head, rows)
-    keys = heads.content_keys(rows[0])
-    if not keys:
-        return False
-    key = max(keys, key=lambda key: weights[key])
-    usual = heads.usual(layer, head, rows[0], key)
-    return Link(layer, head, rows[0], key, float(weights[key]), usual).of_places
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
