@@ -19,5 +19,17 @@ def need(module: str, extra: str) -> ModuleType:
             raise
         package = module.partition(".")[0]
         raise ImportError(
-            f"this needs {package}, which is not installed: pip install 'qkv[{extra}]'"
+            f"this needs {package}, which is not installed: {install(extra)}"
         ) from error
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra; qkv is on no index yet, so from the clone or from a wheel.
+
+    >>> install("plot")
+    "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with its wheel's file"
+    """
+    return (
+        f"pip install '.[{extra}]' in a clone of qkv, "
+        f"or pip install 'WHEEL[{extra}]' with its wheel's file"
+    )

@@ -438,7 +438,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("show", CAT, *RANDOM, "--png", str(tmp_path / "a.png"))
-    assert "pip install 'qkv[plot]'" in refused(result, "show", code=1)
+    assert "pip install '.[plot]'" in refused(result, "show", code=1)
 
 
 def test_a_failure_while_running_is_1(monkeypatch: pytest.MonkeyPatch) -> None:

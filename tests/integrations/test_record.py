@@ -481,4 +481,6 @@ def test_without_torch_the_error_says_what_to_install() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert answer.stdout == ("this needs torch, which is not installed: pip install 'qkv[torch]'\n")
+    assert answer.stdout.startswith(
+        "this needs torch, which is not installed: pip install '.[torch]'"
+    )

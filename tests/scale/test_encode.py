@@ -181,5 +181,5 @@ def test_a_file_that_zstandard_packed(tmp_path: Path) -> None:
 def test_zst_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.txt.zst").write_bytes(b"")
-    with pytest.raises(ImportError, match=r"needs zstandard, .*: pip install 'qkv\[scale\]'"):
+    with pytest.raises(ImportError, match=r"needs zstandard, .*: pip install '.\[scale\]'"):
         encode("random", tmp_path / "a.txt.zst", tmp_path / "out")

@@ -10,7 +10,7 @@ import pytest
 from qkv.trace import Trace
 from qkv.trace.names import axes
 
-WHY = "it is not installed: pip install 'qkv[tables]'"
+WHY = "it is not installed: pip install '.[tables]'"
 
 
 def made() -> Trace:
@@ -113,5 +113,5 @@ def test_a_package_that_is_missing(
     monkeypatch: pytest.MonkeyPatch, call: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    with pytest.raises(ImportError, match=rf"needs {package}.*pip install 'qkv\[tables\]'"):
+    with pytest.raises(ImportError, match=rf"needs {package}.*pip install '.\[tables\]'"):
         getattr(made(), call)()

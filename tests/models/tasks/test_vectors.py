@@ -83,7 +83,7 @@ def test_tensors_without_torch(small, options, monkeypatch):
     model = load(small)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(model, "_body", None)
-    with pytest.raises(ImportError, match=r"this needs torch.*: pip install 'qkv\[torch\]'"):
+    with pytest.raises(ImportError, match=r"this needs torch.*: pip install '.\[torch\]'"):
         model.encode(TEXTS, **options)
 
 

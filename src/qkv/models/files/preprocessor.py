@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.extras import need
+from qkv.extras import install, need
 from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.vision_design import VisionDesign
@@ -211,7 +211,7 @@ def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
         raise ImportError(
             f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]} and the model takes "
             f"{size[0]} x {size[1]}: give one of that size, or install Pillow: "
-            "pip install 'qkv[plot]'"
+            f"{install('plot')}"
         ) from error
     single = pixels.shape[-1] == 1
     image = pillow.fromarray(pixels[..., 0] if single else pixels)
