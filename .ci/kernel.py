@@ -1,0 +1,71 @@
+"""Install qkv from this clone into an environment, editable, with its kernel.
+
+    python .ci/kernel.py PYTHON
+
+The kernel comes from a wheel in dist/, where one holds a kernel of these very sources that PYTHON
+can load; else it is compiled: for the processor of this machine alone, with CI set for all.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNEL = ROOT / "src/qkv/_kernel.abi3.so"
+INSTALL = [sys.executable, str(ROOT / ".ci/install.py")]
+WITHOUT_COMPILER = ["-C", "wheel.cmake=false", "-C", "wheel.py-api="]
+OWN = ["-C", "cmake.define.QKV_BODIES=own"]
+
+
+def sources() -> str:
+    """What native/CMakeLists.txt writes into a kernel, as `_kernel.SOURCES`."""
+    native = ROOT / "native"
+    files = sorted([*native.glob("*.cpp"), *native.glob("*.h"), native / "CMakeLists.txt"])
+    digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return hashlib.sha256(digests.encode()).hexdigest()
+
+
+def built(python: str) -> bytes | None:
+    """The kernel of the first wheel in dist/ that fits."""
+    digest = sources().encode()
+    for wheel in sorted(ROOT.glob("dist/qkv-*-abi3-*.whl")):
+        with zipfile.ZipFile(wheel) as files:
+            found = files.read("qkv/_kernel.abi3.so")
+        if digest in found and loads(python, found):
+            print(
+                f"  the kernel of {wheel.relative_to(ROOT)} fits: nothing is compiled", flush=True
+            )
+            return found
+    return None
+
+
+def loads(python: str, kernel: bytes) -> bool:
+    """Whether it is for this system, and has code for this processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, KERNEL.name).write_bytes(kernel)
+        code = "import _kernel, sys; sys.exit(not _kernel.bodies())"
+        done = subprocess.run(
+            [python, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True
+        )
+        return done.returncode == 0
+
+
+def main(python: str) -> int:
+    """Install it; the exit status."""
+    kernel = built(python)
+    if kernel is None:
+        options = [] if os.environ.get("CI") else OWN
+    else:
+        options = WITHOUT_COMPILER
+        fresh = KERNEL.with_suffix(".new")
+        fresh.write_bytes(kernel)
+        fresh.replace(KERNEL)
+    return subprocess.call([*INSTALL, python, *options, "--editable", str(ROOT)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Make a release of this clone, up to what is pushed: `make release VERSION=1.2.3`.
+
+    python .ci/release.py make VERSION     changelog, version, wheels, sdist, checksums, tag
+    python .ci/release.py notes VERSION    print what CHANGELOG.md says of a version
+
+Nothing leaves the machine. Where a step fails, the commit is taken back and no tag is there.
+"""
+
+import datetime
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+CHANGELOG = ROOT / "CHANGELOG.md"
+# each place that has the version: a file, and the line without the version
+PLACES = {"src/qkv/__init__.py": '__version__ = "{}"', "CITATION.cff": "version: {}"}
+
+
+def git(*arguments: str) -> str:
+    """What git prints; it stops the release where git fails."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"release: git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def section(name: str) -> str:
+    """What the changelog says under a heading of a version."""
+    parts = re.split(r"^## \[(.+?)\].*$", CHANGELOG.read_text(encoding="utf-8"), flags=re.M)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    if name not in found:
+        sys.exit(f"release: CHANGELOG.md has no section [{name}]: it has {', '.join(found)}")
+    return found[name].strip()
+
+
+def current(place: str) -> str:
+    """The version that stands in a file."""
+    pattern = re.escape(PLACES[place]).replace(r"\{\}", "(.+)")
+    return str(re.search(f"^{pattern}$", (ROOT / place).read_text(encoding="utf-8"), re.M)[1])
+
+
+def refuse(version: str) -> None:
+    """Stop before anything is written, where this cannot become a release."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        sys.exit(f"release: VERSION is {version!r}: give three numbers, such as 1.2.3")
+    last = current("src/qkv/__init__.py")
+    one, other = ([int(part) for part in name.split(".")] for name in (version, last))
+    if one < other or (one == other and git("tag", "--list", f"v{last}")):
+        sys.exit(f"release: VERSION is {version} and the sources have {last}: give a higher one")
+    if changed := git("status", "--porcelain"):
+        sys.exit(f"release: the clone has changes: commit them or put them away\n{changed}")
+    if not section("Unreleased"):
+        sys.exit("release: CHANGELOG.md has nothing under [Unreleased]: write what a user notices")
+
+
+def write(version: str) -> None:
+    """The changelog's section and the version, in the files."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    text = CHANGELOG.read_text(encoding="utf-8")
+    CHANGELOG.write_text(
+        text.replace("## [Unreleased]", f"## [Unreleased]\n\n## [{version}] - {today}", 1),
+        encoding="utf-8",
+    )
+    for place, line in PLACES.items():
+        path = ROOT / place
+        text = path.read_text(encoding="utf-8")
+        path.write_text(
+            text.replace(line.format(current(place)), line.format(version)), encoding="utf-8"
+        )
+
+
+def sums() -> str:
+    """The checksums of what is in dist/, as `sha256sum` writes them."""
+    files = sorted(file for file in DIST.glob("qkv-*"))
+    return "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files
+    )
+
+
+def make(version: str) -> None:
+    """All of it."""
+    refuse(version)
+    before = git("rev-parse", "HEAD")
+    for old in DIST.glob("*"):
+        old.unlink()
+    try:
+        write(version)
+        git("commit", "--all", "--message", f"Release {version}")
+        subprocess.run([sys.executable, ".ci/wheels.py"], cwd=ROOT, check=True)
+        (DIST / "SHA256SUMS").write_text(sums(), encoding="utf-8")
+        (DIST / "notes.md").write_text(section(version) + "\n", encoding="utf-8")
+        git("tag", "--annotate", f"v{version}", "--message", f"Release {version}")
+    except BaseException:
+        git("reset", "--hard", "--quiet", before)
+        print("release: taken back, nothing was tagged", file=sys.stderr)
+        raise
+    print(
+        f"released {version} in this clone; to publish it: git push --atomic origin HEAD v{version}"
+    )
+
+
+def main(what: str, version: str = "") -> None:
+    """Do what the command line says."""
+    if what == "make":
+        make(version)
+    elif what == "notes":
+        print(section(version))
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

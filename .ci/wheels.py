@@ -1,0 +1,149 @@
+"""Build the wheels of a release into dist/, and the sdist that they are built from.
+
+    python .ci/wheels.py [NAME...]
+
+A name is one of TARGETS, or "any" for the wheel without a kernel; without names all are built. One
+compiler makes those of every processor and C library: clang with C and C++ libraries of its own, as
+`ziglang` packs them. The bytes depend on the sources, on the versions of pyproject.toml's `wheels`
+and on the time of the last commit alone. `make wheels` has an environment to run it in.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+GLIBC, MUSL = "2.28", "1.2"  # the oldest of each that a wheel runs with
+# name: (what zig calls the target, the processor, the platform tag)
+TARGETS = {
+    f"{arch}-{libc}": (f"{arch}-linux-{zig}", arch, f"{tag}_{arch}")
+    for libc, zig, tag in (
+        ("glibc", f"gnu.{GLIBC}", f"manylinux_{GLIBC.replace('.', '_')}"),
+        ("musl", "musl", f"musllinux_{MUSL.replace('.', '_')}"),
+    )
+    for arch in ("x86_64", "aarch64")
+}
+
+
+def run(*command: str | Path, **env: str) -> None:
+    """Run a tool of this environment; what it prints is shown where it fails."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, "PATH": tools, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}\n{' '.join(map(str, command))}: exit status {done.returncode}")
+
+
+def copied(folder: Path) -> Path:
+    """A copy of what git knows of this clone, as it is now; ROOT itself where it is no clone."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        return ROOT
+    for name in filter(None, done.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def build(source: Path, kind: str, work: Path, **env: str) -> Path:
+    """What `python -m build` makes of a folder."""
+    out = work / "out"
+    run(
+        sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, source, **env
+    )
+    (found,) = out.iterdir()
+    return found
+
+
+def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
+    """The wheel of a target."""
+    target, arch, tag = TARGETS[name]
+    compiler = work / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    wheel = build(
+        source,
+        "wheel",
+        work,
+        CXX=str(compiler),
+        CMAKE_ARGS=f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}",
+        QKV_NEED_KERNEL="1",
+        _PYTHON_HOST_PLATFORM=f"linux-{arch}",
+        **env,
+    )
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, wheel, **env)
+    (wheel,) = wheel.parent.iterdir()
+    inspect(wheel, tag)
+    return wheel
+
+
+def inspect(wheel: Path, tag: str) -> None:
+    """Stop unless auditwheel finds that the kernel needs nothing that such a platform lacks."""
+    auditwheel = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    told = subprocess.run(auditwheel, capture_output=True, text=True)
+    named = r"([a-z]+)_(\d+)_(\d+)_(\w+)"
+    wanted = re.fullmatch(named, tag)
+    found = re.search(f'platform tag:\\s+"{named}"', told.stdout)
+    # an older C library will do as well
+    if not found or found.group(1, 4) != wanted.group(1, 4) or older(wanted, found):
+        sys.exit(f"auditwheel does not find {wheel.name} to be {tag}:\n{told.stdout}{told.stderr}")
+
+
+def older(one: re.Match[str], other: re.Match[str]) -> bool:
+    """Whether a tag asks for an older C library than another."""
+    return [*map(int, one.group(2, 3))] < [*map(int, other.group(2, 3))]
+
+
+def main(*names: str) -> None:
+    """Build them."""
+    known = (*TARGETS, "any")
+    names = tuple(dict.fromkeys(names or known))
+    if unknown := {*names} - {*known}:
+        sys.exit(f"wheels: there is no {', '.join(sorted(unknown))}: choose {', '.join(known)}")
+    epoch = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True
+    )
+    env = {
+        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH")
+        or epoch.stdout.strip()
+        or "1700000000"
+    }
+    DIST.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        made = [build(copied(work / "clone"), "sdist", work / "sdist", **env)]
+        with tarfile.open(made[0]) as archive:
+            archive.extractall(work, filter="data")
+        source = work / made[0].name.removesuffix(".tar.gz")
+        for name in names:
+            (work / name).mkdir()
+            if name == "any":
+                made.append(
+                    build(
+                        source, "wheel", work / name, QKV_NEED_KERNEL="", CXX="/nonexistent", **env
+                    )
+                )
+            else:
+                made.append(compiled(source, name, work / name, **env))
+            print(f"built {made[-1].name}", flush=True)
+        for file in made:
+            shutil.move(file, DIST / file.name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
