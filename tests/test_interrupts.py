@@ -9,7 +9,10 @@ import pytest
 import qkv
 from qkv.ops.kernel import BACKENDS, kernel
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="this system has no signals to send")
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.skipif(os.name != "posix", reason="this system has no signals to send"),
+]
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
 # Each call would take minutes, or leaves 0 at the end of its result, or both.

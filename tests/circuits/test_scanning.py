@@ -195,6 +195,7 @@ def test_nan_in_the_weights_shows_in_the_means_alone() -> None:
     assert [one.number for one in found.examples("previous", 0, 0)] == [0]
 
 
+@pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(
     assert peak(2000) < 6e5  # 32 texts with their tokens, and the weights of 256 places
 
 
+@pytest.mark.attack
 def test_ctrl_c_ends_it_at_once_and_leaves_the_model_as_it_was(bert: qkv.Model) -> None:
     read = []
 

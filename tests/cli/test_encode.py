@@ -234,6 +234,7 @@ finally:
 """
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Path) -> None:
     peaks = []

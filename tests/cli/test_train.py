@@ -141,6 +141,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return numbers(home / "run")
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_a_run_that_is_ended_goes_on(
@@ -176,6 +177,7 @@ def test_a_run_that_is_ended_goes_on(
     assert [row["step"] for row in read_metrics(broken)] == list(range(1, 151))
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_other_signals_end_it_as_ctrl_c_does(
@@ -321,6 +323,7 @@ def test_without_matplotlib(corpus: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert not (folder / "curves.png").exists()
 
 
+@pytest.mark.attack
 def test_ctrl_c_before_the_first_step(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ def test_what_else_is_refused(tmp_path: Path) -> None:
 # Ctrl-C
 
 
+@pytest.mark.attack
 def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path) -> None:
     class Asked(Pull):
         def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
@@ -300,6 +301,7 @@ def test_other_signals_do_as_ctrl_c_does(one: int, tmp_path: Path) -> None:
     assert checkpoints_of(tmp_path)[-1] == "step-00000006.safetensors"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("when", ["save", "save_model"])
 def test_a_signal_while_the_end_is_saved_waits(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +320,7 @@ def test_a_signal_while_the_end_is_saved_waits(
     assert (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.attack
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     class Asked(Pull):
         def __call__(self, net: Any, batch: Any) -> tuple[float, int]:

@@ -19,6 +19,8 @@ from .fuzzing import IDS, PLAIN, check, read_by_the_library
 from .small_models import CONFIGS, write_small
 from .support import Folder
 
+pytestmark = pytest.mark.attack
+
 COMPARED = {  # the keys that have more than one value with the tensors there are
     "bert": {"num_attention_heads", "hidden_act", "layer_norm_eps"},
     "gpt2": {
@@ -27,7 +29,7 @@ COMPARED = {  # the keys that have more than one value with the tensors there ar
     },
     "llama": {"hidden_act", "rms_norm_eps", "rope_theta", "max_position_embeddings"},
 }
-SEED = os.environ.get("QKV_ATTACK")
+SEED = os.environ.get("QKV_ATTACK") or None
 CASES = ["400"] if SEED is None else ["2000", SEED]
 TESTS = Path(__file__).parent.parent
 

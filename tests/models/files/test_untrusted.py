@@ -19,6 +19,8 @@ from qkv.models.files.config import Config
 from ..small_models import CONFIGS, write_small
 from ..support import CONFIG, Folder, bert_tensors, tokenizer_json
 
+pytestmark = pytest.mark.attack
+
 IDS = [[2, 4, 5, 6, 3]]
 BIAS = "embeddings.LayerNorm.bias"
 SMALL = {"bert": CONFIG, **CONFIGS}
