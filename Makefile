@@ -23,7 +23,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check browser native parity serve scale bench docs model wheel wheels release clean
+.PHONY: help demo test attack check browser native parity serve scale bench docs site model wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -89,6 +89,14 @@ docs: $(VENV)/.docs ## build the documentation, executing every page and the not
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet tests/course
 	@echo "docs/_build/html/index.html"
+
+site: $(VENV)/.docs ## the documentation with its live pages as a folder for any static host, or to open from a disk: build/site
+	rm -rf build/site
+	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
+	rm -f build/site/.buildinfo
+	touch build/site/.nojekyll
+	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py
+	@du -sh build/site
 
 model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
 # the folder of a run, and to go on with it if it was stopped

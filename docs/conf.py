@@ -53,6 +53,7 @@ html_theme = "furo"
 html_title = "qkv"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+html_copy_source = False  # no page links to its source
 
 
 def tidy_notebooks(app, error):
