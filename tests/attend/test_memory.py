@@ -53,6 +53,7 @@ CALLS = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", CALLS)
 def test_many_tokens(name: str, backend: str) -> None:
     if not os.path.exists("/proc/self/status"):

@@ -306,6 +306,7 @@ def test_arrays_are_read_where_they_stand() -> None:
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.attack
 @ON_ONE_BACKEND  # its process computes on all
 def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
     if not os.path.exists("/proc/self/status"):

@@ -252,6 +252,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Pat
     assert many - few < 12_000, f"{few} KiB for 3,000 lines, {many} KiB for 30,000"
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 @pytest.mark.parametrize("word", ["the cat ", "x"])
 def test_memory_does_not_grow_with_a_line(word: str, model: str, tmp_path: Path) -> None:

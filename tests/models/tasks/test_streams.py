@@ -234,6 +234,7 @@ def measured(call):
     return map(float, done.stdout.split())
 
 
+@pytest.mark.attack
 def test_2000_texts_need_little_more_than_what_is_kept():
     kept, peak = measured(
         "trace = model.trace(texts, names=names)\n"
@@ -244,6 +245,7 @@ def test_2000_texts_need_little_more_than_what_is_kept():
     assert kept < peak < 1.3 * kept
 
 
+@pytest.mark.attack
 def test_a_stream_needs_what_its_batches_do():
     kept, peak = measured(
         "kept = sum(a.nbytes for t in model.trace_stream(texts, names=names) for _, a in t.items())"
