@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from qkv.models import Model
 
@@ -11,6 +11,7 @@ from .play import address, after, button, changed, chip, opened_at, part, ready,
 from .playing import TEXT, live_page, masks
 from .support import Visit
 
+LOCAL = "This address works on this machine only."
 FOX = "The fox is a small [MASK]."
 
 
@@ -178,3 +179,53 @@ def test_masks_that_cannot_be_give_the_plain_page(quick: Visit, html: str, rows:
     rest(page)
     assert changed(page) == []
     assert field(page) == TEXT
+
+
+HOSTS = {  # where the page is: whether others can open its address
+    "http://example.test/docs/play.html": True,
+    "https://example.test/play.html": True,
+    "http://127.0.0.1/play.html": False,
+    "http://localhost/play.html": False,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.split("/")[2] + host[:5])
+def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str, host: str) -> None:
+    context = chromium.new_context()
+    framing = f'<!doctype html><title>docs</title><iframe src="{host.rpartition("/")[2]}"></iframe>'
+    index = host.replace("play.html", "index.html")
+    pages = {host: html, index: framing}
+    context.route(
+        "**/*",
+        lambda route: route.fulfill(
+            body=pages[route.request.url.partition("#")[0]], content_type="text/html"
+        ),
+    )
+    page = context.new_page()
+    page.goto(index)
+    frame = page.frame_locator("iframe")
+    frame.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
+    frame.locator(".offer").click()
+    frame.get_by_role("button", name="Share").click()
+    shared = frame.get_by_label("The address of what you see").input_value()
+    assert shared.startswith(f"{host}#text="), shared
+    assert "hide" in shared
+    assert frame.locator(".take .note").is_visible() == (not HOSTS[host])
+    again = context.new_page()
+    again.goto(shared)
+    ready(again)
+    assert changed(again) == [{"op": "hide", "token": 4}]
+    context.close()
+
+
+def test_an_address_from_a_disk_is_said_to_work_on_this_machine_only(
+    visit: Visit, html: str
+) -> None:
+    page = ready(visit(html))
+    button(page, "Share").click()
+    shared = page.get_by_label("The address of what you see")
+    assert shared.input_value().startswith("file://")
+    assert page.locator(".take .note").inner_text() == LOCAL
+    assert shared.evaluate("field => field.ariaDescribedByElements[0].textContent") == LOCAL
+    button(page, "Copy as Python").click()
+    assert not page.locator(".take .note").is_visible()

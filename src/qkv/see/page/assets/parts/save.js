@@ -147,11 +147,12 @@ function letsFilesOut() {
 function toTakeAway(ui) {
   const id = ui.id("take");
   const label = el("label", { for: id });
-  const text = el("textarea", { id, readonly: true, rows: 8, spellcheck: "false", wrap: "off" });
+  const told = el("p", { class: "note", id: ui.id("take-note"), hidden: true });
+  const text = el("textarea", { id, readonly: true, rows: 8, spellcheck: "false", wrap: "off", "aria-describedby": told.id });
   const done = el("span", { class: "dim", role: "status" });
   const copy = el("button", { type: "button", onclick: () => take() }, "Copy");
   const close = el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close");
-  const node = el("div", { class: "take", hidden: true }, el("div", { class: "bar" }, label, copy, close, done), text);
+  const node = el("div", { class: "take", hidden: true }, el("div", { class: "bar" }, label, copy, close, done), told, text);
 
   async function take() {
     text.select();
@@ -163,8 +164,10 @@ function toTakeAway(ui) {
     }
   }
 
-  function show(name, value) {
+  function show(name, value, note = "") {
     fill(label, name);
+    fill(told, note);
+    told.hidden = !note;
     text.value = value;
     text.rows = Math.min(18, value.split("\n").length + 1);
     node.hidden = false;

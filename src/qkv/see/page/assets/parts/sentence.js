@@ -18,7 +18,7 @@ function sentencePart(ui, store) {
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
   const another = el("button", { type: "button", class: "in-whole another", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
-  const share = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The address of what you see", store.address({ theme: null })) }, "Share");
+  const share = el("button", { type: "button", class: "in-whole", onclick: () => giveAddress() }, "Share");
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
   const notes = el("div", { class: "unread" });
   let [last, typed, pending] = [null, -Infinity, null];
@@ -33,6 +33,7 @@ function sentencePart(ui, store) {
     chips.focus();
   });
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
+  const giveAddress = () => paper.show("The address of what you see", store.address({ theme: null }), reachOf(location));
 
   const node = el(
     "div",
@@ -65,6 +66,16 @@ function sentencePart(ui, store) {
     fill(notes, unreadOf(now.sentence, run, now.model));
   }
   return { node, update };
+}
+
+/**
+ * What to say of an address that others cannot open; nothing of one that they can.
+ * @param {{protocol: string, hostname: string}} page  where the page is
+ */
+function reachOf({ protocol, hostname }) {
+  if (["about:", "data:"].includes(protocol)) return "This page stands inside another, so its address opens nothing elsewhere.";
+  const hosted = ["http:", "https:"].includes(protocol) && !/^(127\.[\d.]+|\[::1\]|(.+\.)?localhost)$/.test(hostname);
+  return hosted ? "" : "This address works on this machine only.";
 }
 
 /**
