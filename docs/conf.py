@@ -53,6 +53,9 @@ html_theme = "furo"
 html_title = "qkv"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
+# a page from a disk may not read the others, from which the search shows what is around a word
+ALONE = 'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
+html_js_files = [(None, {"body": ALONE})]
 html_copy_source = False  # no page links to its source
 
 

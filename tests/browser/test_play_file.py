@@ -140,6 +140,9 @@ def test_or_holds_it(visit: Visit) -> None:
     page.wait_for_timeout(600)  # the address is written when the reader pauses
     assert qkv.play().opening.after[0][0] in said(frame)
     assert "#" not in page.url
+    frame.get_by_role("button", name="Share").click()
+    told = "This page stands inside another, so its address opens nothing elsewhere."
+    assert frame.locator(".take .note").inner_text() == told
 
 
 def test_without_scripts_it_is_a_picture(visit: Visit) -> None:
