@@ -23,7 +23,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check browser native parity serve scale bench docs site model wheel wheels release clean
+.PHONY: help demo test attack check browser native parity real serve scale bench docs site model wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -75,6 +75,9 @@ native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aa
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/parity
+
+real: $(PARITY_VENV)/.parity ## GPT-2, Pythia, Llama, BERT, MiniLM and ModernBERT from the Hub against transformers (2 GB; never in CI)
+	$(PARITY_VENV)/bin/python -m pytest tests/real
 
 serve: $(SERVE_VENV)/.serve ## the server: its clients, bad requests, faults and loads (own environment)
 	$(SERVE_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/serve

@@ -27,7 +27,7 @@ NOTES = {
     "teacher": "*This is the teacher's notebook, with solutions, times, and what goes wrong in "
     "class.",
 }
-NEEDS = " It needs qkv with its extra `plot` (`pip install '.[plot]'` in a clone of it) and nothing else.*"
+NEEDS = " It needs qkv with the extra `plot` (in a clone: `pip install '.[plot]'`), no more.*"
 BOXES = {"admonition", "note", "tip", "hint", "important", "warning"}
 
 
