@@ -22,7 +22,7 @@ END
 APT_CONFIG="$work/apt.conf"
 export APT_CONFIG
 apt-get update -qq || true # of several sources, one may be out of reach
-apt-get install --download-only --no-install-recommends --yes -qq python3 >/dev/null
+apt-get install --download-only --no-install-recommends --yes -qq python3 libstdc++6 >/dev/null
 for deb in "$work"/cache/archives/*.deb; do dpkg -x "$deb" "$work/root"; done
 arm() { qemu-aarch64 -L "$work/root" "$work/root/usr/bin/python3" "$@"; }
 PYTHONHOME="$work/root/usr"
