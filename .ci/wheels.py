@@ -31,6 +31,29 @@ TARGETS = {
 }
 
 
+# what C++ and glibc may ask of an unwinder
+UNWINDER = [
+    "Backtrace",
+    "DeleteException",
+    "FindEnclosingFunction",
+    "Find_FDE",
+    "ForcedUnwind",
+    "GetCFA",
+    "GetDataRelBase",
+    "GetGR",
+    "GetIP",
+    "GetIPInfo",
+    "GetLanguageSpecificData",
+    "GetRegionStart",
+    "GetTextRelBase",
+    "RaiseException",
+    "Resume",
+    "Resume_or_Rethrow",
+    "SetGR",
+    "SetIP",
+]
+
+
 def run(*command: str | Path, **env: str) -> None:
     """Run a tool of this environment; what it prints is shown where it fails."""
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -76,12 +99,15 @@ def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
         f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n'
     )
     compiler.chmod(0o755)
+    options = [f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}"]
+    if "gnu" in target:
+        options.append(f"-DCMAKE_MODULE_LINKER_FLAGS={unwinder(target, work)}")
     wheel = build(
         source,
         "wheel",
         work,
         CXX=str(compiler),
-        CMAKE_ARGS=f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}",
+        CMAKE_ARGS=" ".join(options),
         QKV_NEED_KERNEL="1",
         _PYTHON_HOST_PLATFORM=f"linux-{arch}",
         **env,
@@ -90,6 +116,29 @@ def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
     (wheel,) = wheel.parent.iterdir()
     inspect(wheel, tag)
     return wheel
+
+
+def unwinder(target: str, work: Path) -> Path:
+    """A stand-in for libgcc_s to link with, so that the kernel takes the system's.
+
+    glibc ends a thread by unwinding it with libgcc_s. With an unwinder of its own, as zig links it
+    in, the kernel would crash there: when Python ends while a thread of it computes.
+    """
+    source, library = work / "unwinder.c", work / "libgcc_s.so.1"
+    source.write_text("".join(f"void _Unwind_{name}(void) {{}}\n" for name in UNWINDER))
+    zig = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        target,
+        "-shared",
+        "-nostdlib",
+        "-fPIC",
+    ]
+    run(*zig, f"-Wl,-soname,{library.name}", "-o", library, source)
+    return library
 
 
 def inspect(wheel: Path, tag: str) -> None:
