@@ -33,24 +33,10 @@ TARGETS = {
 
 # what C++ and glibc may ask of an unwinder
 UNWINDER = [
-    "Backtrace",
-    "DeleteException",
-    "FindEnclosingFunction",
-    "Find_FDE",
-    "ForcedUnwind",
-    "GetCFA",
-    "GetDataRelBase",
-    "GetGR",
-    "GetIP",
-    "GetIPInfo",
-    "GetLanguageSpecificData",
-    "GetRegionStart",
-    "GetTextRelBase",
-    "RaiseException",
-    "Resume",
-    "Resume_or_Rethrow",
-    "SetGR",
-    "SetIP",
+    *("Backtrace", "DeleteException", "FindEnclosingFunction", "Find_FDE", "ForcedUnwind"),
+    *("GetCFA", "GetDataRelBase", "GetGR", "GetIP", "GetIPInfo", "GetLanguageSpecificData"),
+    *("GetRegionStart", "GetTextRelBase", "RaiseException", "Resume", "Resume_or_Rethrow"),
+    *("SetGR", "SetIP"),
 ]
 
 
