@@ -18,7 +18,7 @@ def test_the_best_comes_first_and_numpy_is_always_there(monkeypatch: pytest.Monk
     assert list(BACKENDS) == [name for name in order if name in BACKENDS]
     assert qkv.backend() == BACKENDS[0]
     assert "numpy" in BACKENDS
-    assert ("native-portable" in BACKENDS) == (kernel is not None)
+    assert (len(BACKENDS) > 1) == (kernel is not None)
 
 
 def test_each_backend_can_be_picked(backend: str) -> None:
