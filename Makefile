@@ -52,7 +52,7 @@ demo: ## set up, then walk through, show and compare on real weights, and write 
 test: $(VENV)/.dev ## the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-attack: $(VENV)/.dev ## memory, interrupts and damaged models, 2,000 others each time (SEED=7 for the same again; CI has 400 fixed ones)
+attack: $(VENV)/.dev ## memory, interrupts, damaged models, random arguments: 2,000 others each time (SEED=7 for the same again; CI has 400 fixed ones)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
 	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
 

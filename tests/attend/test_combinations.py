@@ -19,6 +19,8 @@ from .support import (
     tolerances,
 )
 
+pytestmark = pytest.mark.attack
+
 ARGUMENTS = {
     "bool mask": {"attn_mask": np.random.default_rng(0).random((2, 1, 5, 7)) < 0.7},
     "float mask": {"attn_mask": np.where(numbers((5, 7), 1) < -1, -np.inf, numbers((5, 7), 2))},

@@ -27,6 +27,8 @@ from .support import (
 )
 from .test_summary import assert_summary
 
+pytestmark = pytest.mark.attack
+
 COUNT, AT_ONCE = 2000, 50
 
 

@@ -12,6 +12,8 @@ from qkv.ops.kernel import BACKENDS
 
 from .support import ON_ONE_BACKEND
 
+pytestmark = pytest.mark.attack
+
 # Each input lies in pages of its own that can be read and not written, with pages before and behind
 # them that cannot be touched: it ends where they end, or begins where they begin.
 FENCES = """

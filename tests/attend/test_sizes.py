@@ -11,6 +11,8 @@ from .support import FLOATS, agree, numbers, qkv_arrays
 from .test_summary import agree_with_summary
 from .test_varlen import agree_with_varlen, packed
 
+pytestmark = pytest.mark.attack
+
 SIZES = [(255, 7), (256, 300), (257, 256), (300, 33), (1, 1000), (64, 300)]
 LENGTHS = [2, 20]  # as in decoding, and blocks of queries
 

@@ -270,6 +270,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("key", "source"), ENDS)
 def test_a_function_that_does_not_return_is_a_finding(file, key, source):
@@ -279,6 +280,7 @@ def test_a_function_that_does_not_return_is_a_finding(file, key, source):
     assert len(result.hint) == 3
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems bound other memory")
 def test_memory_is_bounded(file):
     source = "def softmax(x):\n    bytearray(300 << 20)"
@@ -286,12 +288,14 @@ def test_memory_is_bounded(file):
     assert only(file(source)).mistakes == ("returns-nothing",)
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems bound other memory")
 def test_an_output_that_does_not_fit_into_the_memory_is_a_finding(file):
     source = "import numpy as np\ndef softmax(x):\n    return np.zeros(1 << 26)"  # 512 MB
     assert only(file(source), megabytes=500).mistakes == ("out-of-memory",)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("body", ["while True: pass", "import time; time.sleep(1e6)"])
 def test_an_endless_loop_is_ended_and_the_other_tasks_are_marked(file, body):
     source = f"def softmax(x):\n    {body}\ndef attention(q, k, v):\n    pass"
@@ -301,17 +305,20 @@ def test_an_endless_loop_is_ended_and_the_other_tasks_are_marked(file, body):
     assert (attention.task, attention.mistakes) == ("attention", ("returns-nothing",))
 
 
+@pytest.mark.attack
 def test_a_file_that_defines_nothing_and_never_ends_is_ended(file):
     result = only(file("while True: pass"), seconds=0.7)
     assert (result.mistakes, result.task) == (("endless-loop",), None)
 
 
+@pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_a_file_that_is_never_read_to_its_end_is_ended(file):
     result = only(file(SOFTMAX + "\nwhile True: pass"), "softmax", seconds=0.7)
     assert (result.mistakes, result.task) == (("endless-loop",), "softmax")
 
 
+@pytest.mark.attack
 def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypatch):
     note, asked = tmp_path / "note", []
 
@@ -329,6 +336,7 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
     assert len(asked) > 15
 
 
+@pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(file, monkeypatch):
     monkeypatch.setattr(process, "processor", lambda pid: (True, 0.0))
@@ -340,6 +348,7 @@ def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(f
     assert time.monotonic() - begin >= 0.6  # three times what it may take
 
 
+@pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
     monkeypatch.setattr(process, "_TICK", 0.01)
@@ -369,6 +378,7 @@ def test_the_time_of_a_process_is_what_it_says_itself():
     assert process.processor(2**22 + 1) == (False, 0.0)
 
 
+@pytest.mark.attack
 def test_an_end_of_one_task_leaves_the_others(file):
     source = SOFTMAX.replace("softmax", "weights") + ATTENTION.replace("softmax", "weights")
     first, second = check_file(file(source + "def softmax(x):\n    import os; os._exit(1)"))
@@ -401,6 +411,7 @@ def test_a_missing_function_is_a_finding_that_says_what_there_is(file):
     assert "it has soft_max" in result.message
 
 
+@pytest.mark.attack
 def test_no_process_is_left_behind(file, tmp_path):
     note = tmp_path / "children"
     source = f"""

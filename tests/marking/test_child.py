@@ -11,6 +11,8 @@ from qkv.marking import CheckResult, check_file
 from qkv.marking.files.child import packed
 from qkv.marking.files.process import _unpacked
 
+pytestmark = pytest.mark.attack
+
 SOFTMAX = """
 import numpy as np
 def softmax(x):

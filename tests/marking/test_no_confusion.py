@@ -26,6 +26,8 @@ from qkv.marking.tasks.mask import mistakes as masks
 from qkv.marking.tasks.softmax import mistakes as softmax
 from qkv.marking.tasks.softmax import steps as scores
 
+pytestmark = pytest.mark.attack
+
 X = "x,w_q,w_k,w_v"
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from qkv.marking import TASKS, check
 
+pytestmark = pytest.mark.attack
+
 X = "x,w_q,w_k,w_v"
 # of each task: its parameters, an array of the right shape, and the way it is called
 WRITTEN = [

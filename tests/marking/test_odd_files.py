@@ -15,6 +15,8 @@ from qkv.marking.files import process
 
 from .test_check_file import SOFTMAX, file, forks, only, quick
 
+pytestmark = pytest.mark.attack
+
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 ATTENTION = "\ndef attention(q, k, v):\n    return q"  # wrong, and marked all the same
 ODD = """

@@ -15,6 +15,8 @@ from qkv.marking.tasks.softmax.mistakes import CORE as SOFTMAX
 
 from .written import TASK_OF, WRITTEN, planted
 
+pytestmark = pytest.mark.attack
+
 
 def marked(written, *changes):
     task, style = written.split("/")

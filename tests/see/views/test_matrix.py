@@ -26,6 +26,8 @@ from qkv.trace import Seq2SeqTrace, Trace
 
 from ..page.reading import payload_in
 
+pytestmark = pytest.mark.attack
+
 CAT, DOG = "the cat sat", "cats sat down"
 IMAGE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
 CHANGED = {"ablate": {"ablate": [(0, 0)]}, "hide": {"hide": ["sat"]}}

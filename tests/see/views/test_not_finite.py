@@ -15,6 +15,8 @@ from qkv.trace import Trace
 
 from ..support import CAT
 
+pytestmark = pytest.mark.attack
+
 VALUES = [np.inf, -np.inf, np.nan, 3e38, -1.7e308]
 VIEWS: dict[str, Callable[[Trace, Trace], View]] = {
     "show": lambda trace, _: show(trace, stretch=True),
