@@ -81,9 +81,11 @@ def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
     """The wheel of a target."""
     target, arch, tag = TARGETS[name]
     compiler = work / "c++"
-    compiler.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n'
-    )
+    script = f'#!/bin/sh\n"{sys.executable}" -m ziglang c++ -target {target} "$@" || exit\n'
+    if "musl" in target:  # zig calls musl libc.so; elsewhere it bears the name of its processor
+        script += f"""while [ $# -gt 1 ]; do case "$1 $2" in "-o "*.so)
+patchelf --replace-needed libc.so libc.musl-{arch}.so.1 "$2" ;; esac; shift; done\n"""
+    compiler.write_text(script)
     compiler.chmod(0o755)
     options = [f"-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}"]
     if "gnu" in target:
@@ -129,7 +131,8 @@ def unwinder(target: str, work: Path) -> Path:
 
 def inspect(wheel: Path, tag: str) -> None:
     """Stop unless auditwheel finds that the kernel needs nothing that such a platform lacks."""
-    auditwheel = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
+    # what this machine has in its folders says nothing of others
+    auditwheel = [sys.executable, "-m", "auditwheel", "show", "--ldpaths", "", str(wheel)]
     told = subprocess.run(auditwheel, capture_output=True, text=True)
     named = r"([a-z]+)_(\d+)_(\d+)_(\w+)"
     wanted = re.fullmatch(named, tag)
