@@ -2,10 +2,11 @@
 
     python .ci/wheels.py [NAME...]
 
-A name is one of TARGETS, or "any" for the wheel without a kernel; without names all are built. One
-compiler makes those of every processor and C library: clang with C and C++ libraries of its own, as
-`ziglang` packs them. The bytes depend on the sources, on the versions of pyproject.toml's `wheels`
-and on the time of the last commit alone. `make wheels` has an environment to run it in.
+A name is one of TARGETS, or "any" for the wheel without a kernel; without names all are built. What
+dist/ has of other versions is removed. One compiler makes those of every processor and C library:
+clang with C and C++ libraries of its own, as `ziglang` packs them. The bytes depend on the sources,
+on the versions of pyproject.toml's `wheels` and on the time of the last commit alone. `make wheels`
+has an environment to run it in.
 """
 
 import os
@@ -179,6 +180,10 @@ def main(*names: str) -> None:
             else:
                 made.append(compiled(source, name, work / name, **env))
             print(f"built {made[-1].name}", flush=True)
+        version = source.name  # with the name of the package
+        for old in DIST.glob("qkv-*"):
+            if not old.name.startswith((f"{version}-", f"{version}.tar")):
+                old.unlink()
         for file in made:
             shutil.move(file, DIST / file.name)
 
