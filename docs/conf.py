@@ -1,6 +1,7 @@
 """Sphinx configuration: every page is executed on every build, and a warning is an error."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ nb_execution_show_tb = True  # a cell that fails is a warning, so an error: the 
 nb_execution_timeout = 120
 nb_merge_streams = True
 nb_output_stderr = "warn"  # a cell that warns by accident fails the build
+# workers that end may log that their scheduler has ended before them; what fails raises all the same
+os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
