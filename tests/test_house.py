@@ -48,7 +48,14 @@ STEPS = {
         {"attention", "summary", "gradient"},
         {""},  # its `__init__.py`
     ],
-    "trace": [{"recorder", "file", "names"}, {"tables"}, {"trace"}, {"seq2seq"}, {""}],
+    "trace": [
+        {"activations"},
+        {"recorder", "file", "names"},
+        {"tables"},
+        {"trace"},
+        {"seq2seq"},
+        {""},
+    ],
     "ops": [
         {"kernel", "threads"},
         {"layout"},

@@ -8,7 +8,7 @@ from qkv.arrays import Array
 from qkv.attend import attention
 from qkv.models.model import Model
 from qkv.trace import Recorder, Trace
-from qkv.trace.names import split
+from qkv.trace.names import parse
 
 CELLS = 2**21  # weights of one layer that are held at once
 
@@ -48,7 +48,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     last = model.num_layers - 1
 
     def seen(name: str, weights: Array) -> None:
-        layer, _ = split(name)
+        layer = parse(name).layer
         assert layer is not None
         use(layer, 0, weights)
         if layer == last:

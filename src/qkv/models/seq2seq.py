@@ -24,13 +24,9 @@ from qkv.models.tasks.layout import columns, layout_of
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
+from qkv.trace.activations import activation
+from qkv.trace.names import parse
 from qkv.trace.recorder import kept_unasked
-
-# What a decoder leaves in a trace whose second axis is not a token of its own.
-_NO_WORDS = (
-    *("attn_scores", "pattern", "top_indices", "top_weights", "received", "lse"),
-    *("cross_attn.hook_k", "cross_attn.hook_v"),
-)
 
 
 class Seq2SeqModel(Model):
@@ -239,11 +235,12 @@ class Seq2SeqModel(Model):
             write.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in (read.arrays | write.arrays).items():
-            side, _, local = name.partition(".")
-            whose = "cross" if ".cross_attn." in local else side
-            if side == "decoder" and not local.endswith(_NO_WORDS):
+            side, at, one = name.partition(".")[0], parse(name), activation(name)
+            local = name.removeprefix(f"{side}.")
+            is_own = "token" in one.axes and not (at.crosses and one.of_keys)
+            if side == "decoder" and is_own:
                 array[~real] = 0  # computed on the way, and nobody's
-            parts[whose][local] = array
+            parts["cross" if at.crosses else side][local] = array
         asked, body = edited.asked, self._body
         across = {} if visible is None else {"attn_mask": visible}
         return Seq2SeqTrace(

@@ -24,6 +24,7 @@ from qkv.models import Model
 from qkv.models.tasks.hide_arguments import FOLLOWING
 from qkv.serve.bodies import shown
 from qkv.text import Tokenized
+from qkv.trace.activations import activation
 
 # What each takes: True what it needs, False what it may have.
 TAKES: dict[str, dict[str, bool]] = {
@@ -36,7 +37,6 @@ TAKES: dict[str, dict[str, bool]] = {
     "swap": {"token": True, "with": True},
 }
 _LARGEST = float(np.finfo(np.float32).max)
-_WEIGHTS = ("attn_scores", "pattern")  # (B, H, T, T); what else is changed is (B, T, ...)
 COPIES = 6  # of an array of all weights of a layer, while a function changes it
 
 
@@ -59,7 +59,7 @@ class Changes:
     @property
     def sets_weights(self) -> bool:
         """Whether scores or weights of a layer are changed as a whole."""
-        return any(name in _WEIGHTS for name, _ in self.edit)
+        return any("key" in activation(name).axes for name, _ in self.edit)
 
     def size(self, model: Model) -> int:
         """About how many bytes the masks take, and the arrays that functions change at once."""
@@ -70,7 +70,8 @@ class Changes:
         of_layers |= {one[2]: heads[one[2]] for one in edges if len(one) > 3}
         masks = tokens * (tokens if edges else 1) * bool(self.hide)  # of all other layers
         masks += sum(tokens**2 * count for count in of_layers.values())
-        changed = [heads[layer] * tokens**2 for name, layer in self.edit if name in _WEIGHTS]
+        weights = [layer for name, layer in self.edit if "key" in activation(name).axes]
+        changed = [heads[layer] * tokens**2 for layer in weights]
         return masks + max(changed, default=0) * COPIES * model._body.dtype.itemsize
 
 

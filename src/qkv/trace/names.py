@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from qkv.arrays import is_whole_number
+from qkv.trace.activations import ALIASES, activation
 
-# What TransformerLens also calls them, and the parts of a block.
-_ALIASES = {
-    **{"attn": "pattern", "attn_logits": "attn_scores", "query": "q", "key": "k", "value": "v"},
-    **{"mlp_pre": "pre", "mlp_post": "post"},
-}
+# The parts of a block as TransformerLens also calls them.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
-# The axes of an array of a model's trace, by the last part of its name.
-_ROWS = ("text", "token")
-_AXES = {
-    **dict.fromkeys(("pattern", "attn_scores"), ("text", "head", "query", "key")),
-    **dict.fromkeys(("top_indices", "top_weights"), ("text", "head", "query", "rank")),
-    **{"received": ("text", "head", "key"), "lse": ("text", "head", "query")},
-    **dict.fromkeys(("q", "rot_q"), (*_ROWS, "head", "d")),
-    **dict.fromkeys(("k", "rot_k"), (*_ROWS, "kv_head", "d")),
-    **{"v": (*_ROWS, "kv_head", "dv"), "z": (*_ROWS, "head", "dv")},
-    **{"result": (*_ROWS, "head", "D"), "scale": (*_ROWS, "one"), "logits": (*_ROWS, "V")},
-    **dict.fromkeys(("pre", "pre_linear", "post"), (*_ROWS, "F")),
-}
+# The side of an encoder-decoder, the layer, and what an activation is called in there.
+_NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
+
+
+class Parsed(NamedTuple):
+    """Where an activation stands.
+
+    Attributes:
+        side: "encoder" or "decoder" of a model that has both, else "".
+        layer: its number; None for what is in no layer.
+        local: what it is called in there.
+    """
+
+    side: str
+    layer: int | None
+    local: str
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it is of attention that looks at the other text."""
+        return self.local.startswith("cross_attn.")
 
 
 def meant(name: object, num_layers: int) -> list[str]:
@@ -52,14 +58,16 @@ def meant(name: object, num_layers: int) -> list[str]:
     if not is_whole_number(layer) or not isinstance(part, str | None):
         return []
     block = f"blocks.{layer + num_layers if layer < 0 else layer}."
-    other = _ALIASES.get(short, short)
+    other = ALIASES.get(short, short)
     if part is not None:
         part = _PARTS.get(part, part)
         inside = f"{part}." if part else ""
         return [f"{block}{inside}{at}" for at in (f"hook_{short}", short, f"hook_{other}")]
     inner, dot, last = short.rpartition(".")
-    places = [f"attn.hook_{short}", f"{inner}{dot}hook_{last}", f"mlp.hook_{short}"]
-    places += [f"attn.{short}", short, f"attn.hook_{other}", f"mlp.hook_{other}"]
+    if dot:
+        return [f"{block}{inner}.hook_{last}", block + short]
+    places = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
+    places += [f"attn.hook_{other}", f"mlp.hook_{other}"]
     return [block + place for place in dict.fromkeys(places)]
 
 
@@ -74,14 +82,18 @@ def is_tuple_name(given: object) -> bool:
     return given[1] is None or is_whole_number(given[1])
 
 
-def split(full: str) -> tuple[int | None, str]:
-    """The layer of a full name, None for none, and what the activation is called in there.
+@lru_cache(4096)
+def parse(full: str) -> Parsed:
+    """Where the activation of a full name stands.
 
-    >>> split("blocks.3.attn.hook_q"), split("hook_embed")
-    ((3, 'attn.hook_q'), (None, 'hook_embed'))
+    >>> parse("decoder.blocks.3.attn.hook_q")
+    Parsed(side='decoder', layer=3, local='attn.hook_q')
     """
-    found = _BLOCK.fullmatch(full)
-    return (None, full) if found is None else (int(found[1]), found[2])
+    found = _NAME.fullmatch(full)
+    if found is None:
+        return Parsed("", None, full)
+    side, layer, local = found.groups()
+    return Parsed(side or "", None if layer is None else int(layer), local)
 
 
 def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -92,8 +104,7 @@ def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     >>> axes("scores", (2, 7, 7))
     ('head', 'query', 'key')
     """
-    last = full.rpartition(".")[2]
-    known = _AXES.get(last.removeprefix("hook_"), (*_ROWS, "D"))
+    known = activation(full).axes
     if full.startswith(("scores", "pattern", "out")):  # of one call of the formula
         known = ("head", "query", "dv" if full == "out" else "key")
     if len(known) == len(shape):
@@ -114,4 +125,4 @@ def counted(numbers: list[int]) -> str:
 
 def numbers_of(names: Any) -> list[int]:
     """The layers that names belong to, in order."""
-    return sorted({layer for layer, _ in map(split, names) if layer is not None})
+    return sorted({at.layer for at in map(parse, names) if at.layer is not None})

@@ -10,10 +10,10 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.extras import need
-from qkv.trace.names import axes, split
+from qkv.trace.activations import WORDS
+from qkv.trace.names import axes, parse
 
 _EXTRA = "tables"
-_WORDS = ("token", "query", "key")  # the axes that count tokens
 _SHOWN = 40  # tokens in a notebook
 
 
@@ -40,7 +40,7 @@ def dataset(
     words = np.array([[*one, *[""] * (longest - len(one))] for one in tokens], dtype=object)
     coordinates: dict[str, Any] = {
         f"{axis}_text": (("text", axis), words.astype(str))
-        for axis in _WORDS
+        for axis in WORDS
         if sizes.get("text") == len(tokens) and sizes.get(axis) == longest
     }
     if sizes.get("text") == len(tokens):
@@ -62,7 +62,7 @@ def frame(
     pandas = need("pandas", _EXTRA)
     columns: dict[str, list[Array]] = {}
     for text, full, array in rows:
-        layer, _ = split(full)
+        layer = parse(full).layer
         shape = array.shape
         found: dict[str, Any] = {"text": np.full(array.size, text)}
         found |= {} if layer is None else {"layer": np.full(array.size, layer)}
@@ -70,7 +70,7 @@ def frame(
         for axis, place in zip(axes(full, shape)[1:], places[1:], strict=True):
             found[axis] = np.broadcast_to(place, shape).ravel()
         words = np.array(tokens[text], dtype=object)
-        for axis in [one for one in _WORDS if one in found]:
+        for axis in [one for one in WORDS if one in found]:
             if found[axis].size == 0 or found[axis].max() < len(words):
                 found[f"{axis}_text"] = words[found[axis]]
         for name, column in (found | {value: array.ravel()}).items():
@@ -84,7 +84,7 @@ def html(
     """A heading, the first tokens and a table of the arrays, those of all layers in one row."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, array in arrays.items():
-        layer, local = split(name)
+        _, layer, local = parse(name)
         rows.setdefault((local, layer is None, array.shape, array.dtype), []).append(layer or 0)
     lines = []
     for (local, alone, shape, dtype), layers in rows.items():

@@ -13,11 +13,10 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.trace import tables
+from qkv.trace.activations import activation
 from qkv.trace.file import Unpack, read_trace, write_trace
-from qkv.trace.names import counted, meant, numbers_of, split
-from qkv.trace.recorder import kept_unasked
+from qkv.trace.names import counted, meant, numbers_of, parse
 
-_SCORES = "hook_attn_scores"
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
 # What of a text is a list, one entry for each text.
@@ -277,10 +276,9 @@ class Trace:
     def num_heads(self) -> int:
         """How many query heads the first traced layer has."""
         for name, array in self._arrays.items():
-            if name.endswith(("hook_pattern", _SCORES, ".lse")):
-                return int(array.shape[1])
-            if name.endswith(("hook_q", "hook_z")):
-                return int(array.shape[-2])
+            axes = activation(name).axes
+            if "head" in axes:
+                return int(array.shape[axes.index("head") - len(axes)])
         raise KeyError("trace: nothing of a head was traced, so their number is not known")
 
     def pattern(self, layer: int, head: int) -> Array:
@@ -443,12 +441,12 @@ class Trace:
 
     def _unknown(self, name: object) -> str:
         names = meant(name, self.num_layers)
-        asked = split(names[0])[0] if names else None
+        asked = parse(names[0]).layer if names else None
         layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
         if is_whole_number(layer) and not -self.num_layers <= layer < self.num_layers:
             return f"trace: there is no layer {layer}: it holds {self.num_layers} layers"
-        ways = {split(full)[1] for full in names}
-        kept = numbers_of(full for full in self._arrays if split(full)[1] in ways)
+        ways = {parse(full).local for full in names}
+        kept = numbers_of(full for full in self._arrays if parse(full).local in ways)
         if asked is not None and kept:
             return (
                 f"trace: {name!r} was not kept: layer {asked} is not among those traced, and "
@@ -456,13 +454,13 @@ class Trace:
             )
         shown = name[0] if isinstance(name, tuple) and name else name
         own = layer % self.num_layers if is_whole_number(layer) else -1  # its names come last
-        ordered = sorted(self._arrays, key=lambda full: split(full)[0] == own)
+        ordered = sorted(self._arrays, key=lambda full: parse(full).layer == own)
         short = {re.sub(r".*(hook_|\.)", "", full): full for full in ordered}
         known = [*self._arrays, *short]
         near = difflib.get_close_matches(str(shown), known, n=3, cutoff=0.5)
         near = [short.get(match, match) for match in near] or list(self._arrays)[:3]
         why = f"there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
-        rare = next((full for full in names if not kept_unasked(full)), None)
+        rare = next((full for full in names if not activation(full).unasked), None)
         if rare is None:
             return f"trace: {why}"
         return f"trace: {why}; {rare} is kept where it is asked for: trace(..., names=[{rare!r}])"
@@ -524,18 +522,9 @@ def inputs_of(
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:
     """One text's part of an array, without the padding of its queries and of its keys."""
-    match name.rpartition(".")[2]:
-        case "hook_pattern" | "hook_attn_scores":
-            return array[..., :queries, :keys]
-        case "received":
-            return array[..., :keys]
-        case "lse":
-            return array[..., :queries]
-        case "top_indices" | "top_weights":
-            return array[..., :queries, :]
-        case "hook_k" | "hook_v":
-            return array[:, :keys]
-    return array[:, :queries]
+    one = activation(name)
+    sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
+    return array[tuple(slice(sizes.get(axis)) for axis in one.axes)]
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from qkv.layers.packed import keep, keep_heads, padded_heads, places, unpadded, 
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
+from qkv.trace.activations import SUMMARY
 
 Norm = LayerNorm | RMSNorm
 
-SUMMARY = ("top_indices", "top_weights", "received", "lse")
 _WEIGHTS = ("hook_attn_scores", "hook_pattern")
 
 

@@ -15,7 +15,6 @@ from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention.backward import attention_backward
 from qkv.layers.attention.forward import (
-    SUMMARY,
     AttentionSaved,
     Inputs,
     Norm,
@@ -30,6 +29,7 @@ from qkv.layers.options import check_options
 from qkv.layers.packed import keep
 from qkv.layers.parameters import checked, first_parameters, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
+from qkv.trace.activations import SUMMARY
 
 Layout = Literal["in_out", "out_in"]
 

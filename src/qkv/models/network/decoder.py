@@ -13,11 +13,12 @@ from qkv.attend.call import check_call
 from qkv.attend.heads import split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.attention.forward import SUMMARY, attention_out, record_weights
+from qkv.layers.attention.forward import attention_out, record_weights
 from qkv.layers.packed import inside, keep_heads, padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
+from qkv.trace.activations import SUMMARY
 
 
 class DecoderCache(KVCache):

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
-from qkv.models.tasks.layout import WEIGHTS, Layout, layout_of
+from qkv.models.tasks.layout import Layout, layout_of
 from qkv.trace import Recorder
-from qkv.trace.names import split
+from qkv.trace.activations import activation
+from qkv.trace.names import parse
 
 CANNOT = "its weights or its type cannot compute this text"
 
@@ -232,7 +233,7 @@ class Edits:
 
     def check_summaries(self, top_k: int | None) -> None:
         """An error where weights are changed and `top_k` asks for summaries of what they were."""
-        name = next((name for name in self.changes if name.endswith(WEIGHTS)), None)
+        name = next((name for name in self.changes if "key" in activation(name).axes), None)
         if top_k is not None and name is not None:
             raise ValueError(
                 f"{self.call}: top_k is {top_k} and edit changes {name}: summaries are of what "
@@ -283,7 +284,7 @@ def layer_of(name: str) -> int | None:
     >>> layer_of("decoder.blocks.3.attn.hook_z"), layer_of("blocks.1.hook_mlp_out")
     (3, 1)
     """
-    return split(name.removeprefix("encoder.").removeprefix("decoder."))[0]
+    return parse(name).layer
 
 
 def is_number(array: Array) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_whole_number, shown
-from qkv.layers.attention.forward import SUMMARY
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, Edits, is_number
@@ -24,6 +23,8 @@ from qkv.models.tasks.hide_arguments import (
 )
 from qkv.text import Tokenized
 from qkv.trace import Seq2SeqTrace, Trace
+from qkv.trace.activations import activation
+from qkv.trace.names import Parsed, parse
 from qkv.trace.seq2seq import SIDES
 
 # Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
@@ -224,17 +225,16 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
     """A trace that holds, by each name that can be changed, that name."""
-    summaries = tuple(f"attn.{one}" for one in SUMMARY)
 
     def named(one: Transformer, side: str = "") -> dict[str, Array]:
-        names = (name for name in one.hook_names if not name.endswith(summaries))
+        names = (name for name in one.hook_names if activation(name).editable)
         return {name: np.array(side + name) for name in names}
 
     if not is_pair:
         return Trace(named(body))
     assert isinstance(body, EncoderDecoder)
     own = named(body.decoder, "decoder.")
-    cross = {name: own.pop(name) for name in list(own) if ".cross_attn." in name}
+    cross = {name: own.pop(name) for name in list(own) if parse(name).crosses}
     return Seq2SeqTrace(Trace(named(body, "encoder.")), Trace(own), cross)
 
 
@@ -271,12 +271,10 @@ def _array(
     name: str, array: Array, body: Transformer, counts: Mapping[str, tuple[int, int]], call: str
 ) -> Array:
     """An array that takes the place of an activation, (B or 1, ...)."""
-    side, _, local = name.partition(".")
-    if side not in ("encoder", "decoder"):
-        side, local = "", name
-    one = body.decoder if side == "decoder" and isinstance(body, EncoderDecoder) else body
-    (texts, places), other = counts[side], counts["encoder"][1]
-    shape = (texts, *_shape(local, one, places, other if ".cross_attn." in local else places))
+    at = parse(name)
+    one = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
+    (texts, places), other = counts[at.side], counts["encoder"][1]
+    shape = (texts, *_shape(at, one, places, other if at.crosses else places))
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""
@@ -286,28 +284,20 @@ def _array(
     return array
 
 
-def _shape(name: str, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
+def _shape(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
     """The shape of an activation, without the axis of texts."""
-    *where, last = name.split(".")
-    last = last.removeprefix("hook_")
-    if last == "scale":
-        return (queries, 1)
-    if where[:1] != ["blocks"] or where[-1] not in ("attn", "cross_attn", "mlp"):
-        return (queries, body.dim)
-    block: Any = body.layers[int(where[1])]
-    if where[-1] == "mlp":
-        return (queries, block.mlp.hidden)
-    attn = block.attn if where[-1] == "attn" else block.cross_attn.attn
-    heads, shared = attn.num_heads, attn.num_kv_heads
-    return {
-        "q": (queries, heads, attn.d_query),
-        "rot_q": (queries, heads, attn.d_query),
-        "k": (keys, shared, attn.d_query),
-        "rot_k": (keys, shared, attn.d_query),
-        "v": (keys, shared, attn.d_value),
-        "z": (queries, heads, attn.d_value),
-        "result": (queries, heads, body.dim),
-    }.get(last, (heads, queries, keys))
+    one = activation(at.local)
+    sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
+    sizes |= {"one": 1, "D": body.dim}
+    part = at.local.rpartition(".")[0]
+    block: Any = None if at.layer is None else body.layers[at.layer]
+    if part == "mlp":
+        sizes["F"] = block.mlp.hidden
+    elif part in ("attn", "cross_attn"):
+        attn = block.attn if part == "attn" else block.cross_attn.attn
+        sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
+        sizes |= {"d": attn.d_query, "dv": attn.d_value}
+    return tuple(sizes[axis] for axis in one.axes[1:])
 
 
 def _ablated(ablate: Any, body: Transformer, call: str) -> dict[int, dict[int, Any]]:

@@ -9,18 +9,17 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
-from qkv.layers.attention.forward import SUMMARY
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.layout import layout_of
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
-from qkv.trace.names import is_tuple_name, meant, split
+from qkv.trace.activations import activation
+from qkv.trace.names import is_tuple_name, meant, parse
 
 Name = str | tuple[Any, ...]
 # What the backward pass never forms: attention's is of queries, keys and values at once.
-_WITHOUT = ("hook_attn_scores", "hook_pattern", "hook_result", "hook_scale", *SUMMARY)
 _CALL = "gradient"
 
 
@@ -182,7 +181,7 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str | list[str]]:
     is_one = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         raise TypeError(f"{_CALL}: at is {shown(at)}: give names, as ['embed', ('resid_post', 3)]")
-    known = [name for name in body.hook_names if not name.endswith(_WITHOUT)]
+    known = [name for name in body.hook_names if activation(name).differentiable]
     found: dict[Name, str | list[str]] = {}
     for name in [at] if is_one else at:
         if not isinstance(name, str | tuple):
@@ -206,7 +205,7 @@ def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
 def _unknown(
     name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]
 ) -> KeyError | ValueError:
-    every = list(dict.fromkeys(split(one)[1] for one in known))
+    every = list(dict.fromkeys(parse(one).local for one in known))
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
     if {*full, *in_layers} & set(body.hook_names):
         return ValueError(

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-
-WEIGHTS = ("attn.hook_attn_scores", "attn.hook_pattern")  # (B, Hq, Q, K); others are (B, T, ...)
-_KEYS = (".cross_attn.hook_k", ".cross_attn.hook_v")  # of the other text
+from qkv.trace.activations import activation
+from qkv.trace.names import parse
 
 
 class Layout(NamedTuple):
@@ -60,7 +59,7 @@ class Layout(NamedTuple):
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
-                if name.endswith(WEIGHTS):
+                if "key" in activation(name).axes:
                     out = layout.without_padding(out, axis, name)
                 order = np.argsort(~layout.spans, axis=1, kind="stable")
                 at = order[:, : int(layout.spans.sum(1).max(initial=0))]
@@ -70,8 +69,8 @@ class Layout(NamedTuple):
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
         """What is no token along an axis as 0, scores -inf."""
         assert self.seen is not None
-        nothing = -np.inf if name.endswith("hook_attn_scores") else 0
-        found: Array = np.where(_along(self.seen, axis, shown.ndim), shown, nothing)
+        fill = activation(name).fill
+        found: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
         return found.astype(shown.dtype, copy=False)
 
     def place(self, row: int, column: int) -> int | None:
@@ -98,9 +97,10 @@ class Layout(NamedTuple):
     def _axes(self, name: str) -> list[tuple[int, Layout]]:
         """The axes of an array that count places, and whose those are."""
         other = self.other or Layout(())
-        if name.endswith(WEIGHTS):
-            return [(2, self), (3, other if ".cross_attn." in name else self)]
-        return [(1, other if name.endswith(_KEYS) else self)]
+        one, crosses = activation(name), parse(name).crosses
+        whose = {"token": other if crosses and one.of_keys else self, "query": self}
+        whose["key"] = other if crosses else self
+        return [(n, whose[axis]) for n, axis in enumerate(one.axes) if axis in whose]
 
 
 def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:

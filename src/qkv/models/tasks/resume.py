@@ -12,7 +12,7 @@ from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit_arguments import Edit, edits
 from qkv.models.tasks.layout import Layout
 from qkv.text import Tokenized
-from qkv.trace.names import split
+from qkv.trace.names import parse
 
 _CALL = "run_layers"
 
@@ -51,7 +51,7 @@ def run_layers(
     blank = Tokenized(np.zeros(places, np.int64), [""] * places, [], [])
     edited = edits(edit, (), (), batch=[blank] * texts, body=body, pieces=None, call=_CALL)
     for name in edited.changes:
-        layer, _ = split(name)
+        layer = parse(name).layer
         if layer is None or not begin <= layer < end:
             raise ValueError(
                 f"{_CALL}: edit has {name}, and layers {begin} to {end - 1} are run: name an "

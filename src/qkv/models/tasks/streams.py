@@ -12,12 +12,10 @@ from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.models.tasks.inputs import as_ids
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
+from qkv.trace.activations import WORDS, activation
 from qkv.trace.names import axes
 
 PLACES = 1024  # that are run at once where nobody says how many texts, padding included
-_WORDS = ("token", "query", "key")  # the axes that go on to the longest text
-# What stands in the padding of an array, by how its name ends; else 0.
-_PADDING = {"attn_scores": -np.inf, "lse": -np.inf, "top_indices": -1}
 
 
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
@@ -77,12 +75,11 @@ class Joined:
                 self._same[name], self.arrays[name] = other, self.arrays[other]
                 continue
             named = zip(axes(name, array.shape), array.shape, strict=True)
-            shape = [self._longest if axis in _WORDS else size for axis, size in named]
+            shape = [self._longest if axis in WORDS else size for axis, size in named]
             shape[0] = self._texts
-            fill = next((_PADDING[end] for end in _PADDING if name.endswith(end)), None)
-            zeros = fill is None
+            fill = activation(name).fill
             self.arrays[name] = (
-                np.zeros(shape, array.dtype) if zeros else np.full(shape, fill, array.dtype)
+                np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
             )
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 from qkv.arrays import is_whole_number, shown
-from qkv.layers.attention.forward import SUMMARY
-from qkv.trace.names import is_tuple_name, meant
-from qkv.trace.recorder import kept_unasked
+from qkv.trace.activations import activation
+from qkv.trace.names import is_tuple_name, meant, parse
 
 # An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
 _USUAL = ("pattern", "q", "resid_post")  # where a name is near no other
-# The side of an encoder-decoder, the layer, and what it is called in there.
-_NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
 def names_to_keep(
@@ -34,8 +30,8 @@ def names_to_keep(
     Args:
         known: every name that a trace of the model may hold.
         layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short, or by tuples as a trace is indexed; what
-            `kept_unasked` says if None.
+        names: what to keep, in full or short, or by tuples as a trace is indexed; all that
+            is kept unasked if None.
         top_k: keep the summaries of this many weights, and what `names` asks for.
         call: who is named in an error.
 
@@ -55,13 +51,12 @@ def names_to_keep(
         raise TypeError(f"{call}: top_k is {top_k!r}: write a whole number")
     if top_k is not None and top_k < 1:
         raise ValueError(f"{call}: top_k is {top_k}: keep at least 1 weight")
-    kept = {full for full in known if top_k is None and kept_unasked(full)}
+    kept = {full for full in known if top_k is None and activation(full).unasked}
     alone: set[str] = set()
     if names is not None:
         kept, alone = _named(known, names, call)
     if top_k is not None:
-        summaries = tuple(f"attn.{one}" for one in SUMMARY)
-        kept |= {full for full in known if full.endswith(summaries)}
+        kept |= {full for full in known if not activation(full).editable}
     if layers is not None:
         kept &= _in_layers(known, layers, call) | alone
     return kept.__contains__
@@ -79,7 +74,7 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     >>> [layers_to_run(known, [name].__contains__) for name in known]
     [0, 1, 2, None]
     """
-    kept = [_parts(full) for full in known if full.startswith(side) and keep(full)]
+    kept = [parse(full) for full in known if full.startswith(side) and keep(full)]
     if any(_is_last(local) for _, _, local in kept):
         return None
     return max((layer + 1 for _, layer, _ in kept if layer is not None), default=0)
@@ -109,7 +104,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
         if not found:
             raise KeyError(f"{call}: {_unknown(known, name, ways)}")
         kept |= found
-        if all(_parts(full)[1] is None for full in found):
+        if all(parse(full)[1] is None for full in found):
             alone |= found
     return kept, alone
 
@@ -138,7 +133,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
 def _counts(known: Sequence[str]) -> dict[str, int]:
     """How many layers each side has."""
     counts: dict[str, int] = {}
-    for side, layer, _ in map(_parts, known):
+    for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
     return counts
 
@@ -157,24 +152,16 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             )
     wanted, found = {int(number) for number in numbers}, set()
     for full in known:
-        side, layer, local = _parts(full)
+        side, layer, local = parse(full)
         layer = counts[side] - 1 if _is_last(local) else layer
         if layer is None or {layer, layer - counts[side]} & wanted:
             found.add(full)
     return found
 
 
-def _parts(full: str) -> tuple[str, int | None, str]:
-    """The side of an encoder-decoder or nothing, the layer, and the name in there."""
-    found = _NAME.fullmatch(full)
-    assert found is not None
-    side, layer, local = found.groups()
-    return side or "", None if layer is None else int(layer), local
-
-
 def _spellings(full: str) -> set[str]:
     """The names by which an array may be asked for, as a `Trace` takes them."""
-    side, _, local = _parts(full)
+    side, _, local = parse(full)
     last = local.rpartition(".")[2]
     found = {full, local, local.replace("hook_", ""), last, last.removeprefix("hook_")}
     return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found

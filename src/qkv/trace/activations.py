@@ -1,0 +1,75 @@
+"""What the intermediates of a run are: the one table of them, which whoever meets a name asks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+WORDS = ("token", "query", "key")  # the axes that count tokens
+
+
+class Activation(NamedTuple):
+    """What holds of an intermediate wherever it stands in a model.
+
+    Attributes:
+        axes: of its array in a trace, a word for each.
+        fill: what stands in the padding.
+        aliases: what TransformerLens also calls it.
+        editable: whether another array may take its place; else it is a summary of weights, which
+            attention computes itself where `top_k` asks for it.
+        differentiable: whether the backward pass forms its gradient.
+        unasked: whether it is kept where nobody has said by name what is kept.
+        of_keys: whether its tokens are those that are looked at: of the other text in
+            cross-attention.
+    """
+
+    axes: tuple[str, ...] = ("text", "token", "D")
+    fill: float = 0
+    aliases: tuple[str, ...] = ()
+    editable: bool = True
+    differentiable: bool = True
+    unasked: bool = True
+    of_keys: bool = False
+
+
+_EDGES = ("text", "head", "query", "key")
+_BEST = ("text", "head", "query", "rank")
+_INNER = ("text", "token", "F")
+_OTHER = Activation()  # vectors between the parts: the embeddings, the residual stream, ...
+TABLE = {
+    "q": Activation(("text", "token", "head", "d"), aliases=("query",)),
+    "k": Activation(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
+    "v": Activation(("text", "token", "kv_head", "dv"), aliases=("value",), of_keys=True),
+    "rot_q": Activation(("text", "token", "head", "d")),
+    "rot_k": Activation(("text", "token", "kv_head", "d"), of_keys=True),
+    "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",), differentiable=False),
+    "pattern": Activation(_EDGES, aliases=("attn",), differentiable=False),
+    "z": Activation(("text", "token", "head", "dv")),
+    # one vector a head, which is computed for it alone
+    "result": Activation(("text", "token", "head", "D"), differentiable=False, unasked=False),
+    "top_indices": Activation(_BEST, -1, editable=False, differentiable=False),
+    "top_weights": Activation(_BEST, editable=False, differentiable=False),
+    "received": Activation(("text", "head", "key"), editable=False, differentiable=False),
+    "lse": Activation(("text", "head", "query"), -np.inf, editable=False, differentiable=False),
+    "scale": Activation(("text", "token", "one"), differentiable=False),
+    "pre": Activation(_INNER, aliases=("mlp_pre",)),
+    "pre_linear": Activation(_INNER),
+    "post": Activation(_INNER, aliases=("mlp_post",)),
+    "logits": Activation(("text", "token", "V")),
+}
+ALIASES = {alias: name for name, one in TABLE.items() for alias in one.aliases}
+SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
+
+
+@lru_cache(4096)
+def activation(name: str) -> Activation:
+    """What is known of the activation of a name, in full or short.
+
+    >>> activation("blocks.0.attn.hook_pattern").axes, activation("lse").fill
+    (('text', 'head', 'query', 'key'), -inf)
+    >>> activation("hook_embed").axes
+    ('text', 'token', 'D')
+    """
+    return TABLE.get(name.rpartition(".")[2].removeprefix("hook_"), _OTHER)

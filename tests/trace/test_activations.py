@@ -1,0 +1,73 @@
+"""The table of activations, against what models leave in a trace and refuse to edit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.trace.activations import TABLE, WORDS, activation
+
+TEXTS = ["A cat.", "The oak is a small tree by the river."]  # of unlike lengths
+SIZES = {"text": 2, "one": 1}
+
+
+@pytest.fixture(scope="module", params=["wordnet", "wordnet-decoder"])
+def model(request: Any) -> qkv.Model:
+    return qkv.load(request.param)
+
+
+def traces(model: qkv.Model) -> list[qkv.Trace]:
+    names = [name for name in model._body.hook_names if activation(name).editable]
+    return [model.trace(TEXTS, names=names), model.trace(TEXTS, top_k=3)]
+
+
+def test_each_axis_has_one_size_in_a_model(model: qkv.Model) -> None:
+    attn = model.layers[0].attn
+    sizes = (
+        SIZES
+        | dict.fromkeys(WORDS, max(len(model.trace(text).tokens) for text in TEXTS))
+        | {"rank": 3, "D": model._body.dim}
+    )
+    sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
+    sizes |= {"d": attn.d_query, "dv": attn.d_value, "F": model.layers[0].mlp.hidden}
+    for trace in traces(model):
+        for name in trace.names():
+            axes = activation(name).axes
+            assert trace[name].shape == tuple(sizes[axis] for axis in axes), name
+
+
+def test_padding_is_filled_as_the_table_says(model: qkv.Model) -> None:
+    for trace in traces(model):
+        short = int(trace.lengths[0])
+        for name in trace.names():
+            one = activation(name)
+            for axis, what in enumerate(one.axes[1:]):
+                if what in WORDS:
+                    rest = np.moveaxis(trace[name][0], axis, 0)[short:]
+                    assert rest.size, name
+                    assert (rest == one.fill).all(), (name, what)
+
+
+def test_what_is_not_editable_is_refused(model: qkv.Model) -> None:
+    for name in model._body.hook_names:
+        edit = {name: lambda array: array}
+        if activation(name).editable:
+            model.trace("A cat.", names=[], edit=edit)
+        else:
+            with pytest.raises(KeyError, match="edit"):
+                model.trace("A cat.", edit=edit)
+
+
+def test_what_is_not_differentiable_is_refused(model: qkv.Model) -> None:
+    for name in model._body.hook_names:
+        if activation(name).differentiable:
+            continue
+        with pytest.raises((KeyError, ValueError), match="gradient"):
+            model.gradient("A cat.", of=(-1, 5), at=name)
+
+
+def test_an_alias_is_of_one_name() -> None:
+    aliases = [alias for one in TABLE.values() for alias in one.aliases]
+    assert len({*aliases}) == len(aliases)
+    assert not {*aliases} & {*TABLE}
