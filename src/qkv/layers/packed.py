@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace import Recorder
+from qkv.trace.recorder import Change
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
@@ -61,14 +62,14 @@ def inside(record: Recorder | None, part: str, cu: Array | None) -> Recorder | N
     """What a part records to, under its name; of packed rows as `(B, T, ...)`."""
     if record is None:
         return None
-    return _packed(record, f"{part}.", cu)
+    return record.under(f"{part}.") if cu is None else record.under(f"{part}.", *_ways(cu))
 
 
 def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
     """Record an array, of packed rows as `(B, T, ...)`: gives what the run goes on with."""
-    if record is None or not record.wants(name):
+    if record is None:
         return array
-    return _packed(record, "", cu)(name, array)
+    return record(name, array) if cu is None else record(name, array, *_ways(cu))
 
 
 def keep_heads(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
@@ -78,7 +79,6 @@ def keep_heads(record: Recorder | None, name: str, array: Array, cu: Array | Non
     return np.swapaxes(keep(record, name, np.swapaxes(array, -3, -2), cu), -3, -2)
 
 
-def _packed(record: Recorder, prefix: str, cu: Array | None) -> Recorder:
-    if cu is None:
-        return record.under(prefix)
-    return record.under(prefix, partial(padded, cu=cu), partial(unpadded, cu=cu))
+def _ways(cu: Array) -> tuple[Change, Change]:
+    """From packed rows to `(B, T, ...)`, and back."""
+    return partial(padded, cu=cu), partial(unpadded, cu=cu)
