@@ -40,7 +40,7 @@ nb_execution_show_tb = True  # a cell that fails is a warning, so an error: the 
 nb_execution_timeout = 120
 nb_merge_streams = True
 nb_output_stderr = "warn"  # a cell that warns by accident fails the build
-# workers that end may log that their scheduler has ended before them; what fails raises all the same
+# a worker that ends may log that its scheduler ended first; what fails raises all the same
 os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
 
 autodoc_member_order = "bysource"
