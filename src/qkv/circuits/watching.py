@@ -8,6 +8,7 @@ from qkv.arrays import Array
 from qkv.attend import attention
 from qkv.models.model import Model
 from qkv.trace import Recorder, Trace
+from qkv.trace.activations import short_name
 from qkv.trace.names import parse
 
 CELLS = 2**21  # weights of one layer that are held at once
@@ -54,7 +55,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
         if layer == last:
             raise _Enough
 
-    record = Recorder(lambda name: name.endswith("hook_pattern"), use=seen)
+    record = Recorder(lambda name: short_name(name) == "pattern", use=seen)
     try:
         model._body.packed(batch, record=record)
     except _Enough:

@@ -72,4 +72,13 @@ def activation(name: str) -> Activation:
     >>> activation("hook_embed").axes
     ('text', 'token', 'D')
     """
-    return TABLE.get(name.rpartition(".")[2].removeprefix("hook_"), _OTHER)
+    return TABLE.get(short_name(name), _OTHER)
+
+
+def short_name(name: str) -> str:
+    """What an activation is called wherever it stands.
+
+    >>> short_name("blocks.0.attn.hook_pattern"), short_name("blocks.0.attn.lse")
+    ('pattern', 'lse')
+    """
+    return name.rpartition(".")[2].removeprefix("hook_")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import os
-import re
 from collections.abc import ItemsView, KeysView, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.trace import tables
-from qkv.trace.activations import activation
+from qkv.trace.activations import activation, short_name
 from qkv.trace.file import Unpack, read_trace, write_trace
 from qkv.trace.names import counted, meant, numbers_of, parse
 
@@ -455,7 +454,7 @@ class Trace:
         shown = name[0] if isinstance(name, tuple) and name else name
         own = layer % self.num_layers if is_whole_number(layer) else -1  # its names come last
         ordered = sorted(self._arrays, key=lambda full: parse(full).layer == own)
-        short = {re.sub(r".*(hook_|\.)", "", full): full for full in ordered}
+        short = {short_name(full): full for full in ordered}
         known = [*self._arrays, *short]
         near = difflib.get_close_matches(str(shown), known, n=3, cutoff=0.5)
         near = [short.get(match, match) for match in near] or list(self._arrays)[:3]

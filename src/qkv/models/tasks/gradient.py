@@ -15,7 +15,7 @@ from qkv.models.tasks.edit import Edits
 from qkv.models.tasks.layout import layout_of
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
-from qkv.trace.activations import activation
+from qkv.trace.activations import activation, short_name
 from qkv.trace.names import is_tuple_name, meant, parse
 
 Name = str | tuple[Any, ...]
@@ -212,7 +212,7 @@ def _unknown(
             f"{_CALL}: there is no gradient of {name!r}, which the backward pass never forms: ask "
             f"for {', '.join(every)}"
         )
-    short = {one.rpartition("hook_")[2]: one for one in every}
+    short = {short_name(one): one for one in every}
     last = name if isinstance(name, str) else str(name[0])
     near = difflib.get_close_matches(last, [*short, *known], n=3, cutoff=0.5) or list(short)
     layers = len(body.layers)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from qkv.arrays import is_whole_number, shown
-from qkv.trace.activations import activation
+from qkv.trace.activations import activation, short_name
 from qkv.trace.names import is_tuple_name, meant, parse
 
 # An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
@@ -162,6 +162,5 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
 def _spellings(full: str) -> set[str]:
     """The names by which an array may be asked for, as a `Trace` takes them."""
     side, _, local = parse(full)
-    last = local.rpartition(".")[2]
-    found = {full, local, local.replace("hook_", ""), last, last.removeprefix("hook_")}
+    found = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
     return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found
