@@ -9,7 +9,6 @@ import qkv
 from qkv.trace.activations import TABLE, WORDS, activation
 
 TEXTS = ["A cat.", "The oak is a small tree by the river."]  # of unlike lengths
-SIZES = {"text": 2, "one": 1}
 
 
 @pytest.fixture(scope="module", params=["wordnet", "wordnet-decoder"])
@@ -24,11 +23,8 @@ def traces(model: qkv.Model) -> list[qkv.Trace]:
 
 def test_each_axis_has_one_size_in_a_model(model: qkv.Model) -> None:
     attn = model.layers[0].attn
-    sizes = (
-        SIZES
-        | dict.fromkeys(WORDS, max(len(model.trace(text).tokens) for text in TEXTS))
-        | {"rank": 3, "D": model._body.dim}
-    )
+    longest = max(len(model.trace(text).tokens) for text in TEXTS)
+    sizes = dict.fromkeys(WORDS, longest) | {"text": 2, "one": 1, "rank": 3, "D": model._body.dim}
     sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
     sizes |= {"d": attn.d_query, "dv": attn.d_value, "F": model.layers[0].mlp.hidden}
     for trace in traces(model):

@@ -235,12 +235,11 @@ class Seq2SeqModel(Model):
             write.arrays["decoder.logits"] = unpacked(self._body.logits(last), real)
         parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
         for name, array in (read.arrays | write.arrays).items():
-            side, at, one = name.partition(".")[0], parse(name), activation(name)
-            local = name.removeprefix(f"{side}.")
+            at, one = parse(name), activation(name)
             is_own = "token" in one.axes and not (at.crosses and one.of_keys)
-            if side == "decoder" and is_own:
+            if at.side == "decoder" and is_own:
                 array[~real] = 0  # computed on the way, and nobody's
-            parts["cross" if at.crosses else side][local] = array
+            parts["cross" if at.crosses else at.side][name.removeprefix(f"{at.side}.")] = array
         asked, body = edited.asked, self._body
         across = {} if visible is None else {"attn_mask": visible}
         return Seq2SeqTrace(

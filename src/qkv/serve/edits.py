@@ -59,7 +59,7 @@ class Changes:
     @property
     def sets_weights(self) -> bool:
         """Whether scores or weights of a layer are changed as a whole."""
-        return any("key" in activation(name).axes for name, _ in self.edit)
+        return any(activation(name).is_weights for name, _ in self.edit)
 
     def size(self, model: Model) -> int:
         """About how many bytes the masks take, and the arrays that functions change at once."""
@@ -70,7 +70,7 @@ class Changes:
         of_layers |= {one[2]: heads[one[2]] for one in edges if len(one) > 3}
         masks = tokens * (tokens if edges else 1) * bool(self.hide)  # of all other layers
         masks += sum(tokens**2 * count for count in of_layers.values())
-        weights = [layer for name, layer in self.edit if "key" in activation(name).axes]
+        weights = [layer for name, layer in self.edit if activation(name).is_weights]
         changed = [heads[layer] * tokens**2 for layer in weights]
         return masks + max(changed, default=0) * COPIES * model._body.dtype.itemsize
 

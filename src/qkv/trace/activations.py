@@ -33,6 +33,11 @@ class Activation(NamedTuple):
     unasked: bool = True
     of_keys: bool = False
 
+    @property
+    def is_weights(self) -> bool:
+        """Whether it has a number for each query and key, as scores and weights have."""
+        return {"query", "key"} <= {*self.axes}
+
 
 _EDGES = ("text", "head", "query", "key")
 _BEST = ("text", "head", "query", "rank")

@@ -14,7 +14,7 @@ from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.trace import tables
 from qkv.trace.activations import activation, short_name
 from qkv.trace.file import Unpack, read_trace, write_trace
-from qkv.trace.names import counted, meant, numbers_of, parse
+from qkv.trace.names import axes, counted, meant, numbers_of, parse
 
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
@@ -275,9 +275,9 @@ class Trace:
     def num_heads(self) -> int:
         """How many query heads the first traced layer has."""
         for name, array in self._arrays.items():
-            axes = activation(name).axes
-            if "head" in axes:
-                return int(array.shape[axes.index("head") - len(axes)])
+            named = axes(name, array.shape)
+            if "head" in named:
+                return int(array.shape[named.index("head")])
         raise KeyError("trace: nothing of a head was traced, so their number is not known")
 
     def pattern(self, layer: int, head: int) -> Array:
@@ -521,9 +521,9 @@ def inputs_of(
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:
     """One text's part of an array, without the padding of its queries and of its keys."""
-    one = activation(name)
-    sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
-    return array[tuple(slice(sizes.get(axis)) for axis in one.axes)]
+    tokens = keys if activation(name).of_keys else queries
+    sizes = {"query": queries, "key": keys, "token": tokens}
+    return array[tuple(slice(sizes.get(axis)) for axis in axes(name, array.shape))]
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:

@@ -233,7 +233,7 @@ class Edits:
 
     def check_summaries(self, top_k: int | None) -> None:
         """An error where weights are changed and `top_k` asks for summaries of what they were."""
-        name = next((name for name in self.changes if "key" in activation(name).axes), None)
+        name = next((name for name in self.changes if activation(name).is_weights), None)
         if top_k is not None and name is not None:
             raise ValueError(
                 f"{self.call}: top_k is {top_k} and edit changes {name}: summaries are of what "

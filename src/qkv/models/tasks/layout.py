@@ -59,7 +59,7 @@ class Layout(NamedTuple):
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
-                if "key" in activation(name).axes:
+                if activation(name).is_weights:
                     out = layout.without_padding(out, axis, name)
                 order = np.argsort(~layout.spans, axis=1, kind="stable")
                 at = order[:, : int(layout.spans.sum(1).max(initial=0))]

@@ -104,7 +104,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
         if not found:
             raise KeyError(f"{call}: {_unknown(known, name, ways)}")
         kept |= found
-        if all(parse(full)[1] is None for full in found):
+        if all(parse(full).layer is None for full in found):
             alone |= found
     return kept, alone
 
