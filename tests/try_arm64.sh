@@ -24,8 +24,9 @@ export APT_CONFIG
 apt-get update -qq || true # of several sources, one may be out of reach
 apt-get install --download-only --no-install-recommends --yes -qq python3 libstdc++6 >/dev/null
 for deb in "$work"/cache/archives/*.deb; do dpkg -x "$deb" "$work/root"; done
-arm() { qemu-aarch64 -L "$work/root" "$work/root/usr/bin/python3" "$@"; }
-PYTHONHOME="$work/root/usr"
+interpreter=$(find "$work/root" -path '*/bin/python3')
+arm() { qemu-aarch64 -L "$work/root" "$interpreter" "$@"; }
+PYTHONHOME=$(dirname "$(dirname "$interpreter")")
 version=$(PYTHONHOME=$PYTHONHOME arm -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 "$python" -m pip install --quiet --disable-pip-version-check --no-input --target "$work/site" \
