@@ -115,18 +115,8 @@ def unwinder(target: str, work: Path) -> Path:
     """
     source, library = work / "unwinder.c", work / "libgcc_s.so.1"
     source.write_text("".join(f"void _Unwind_{name}(void) {{}}\n" for name in UNWINDER))
-    zig = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        "-target",
-        target,
-        "-shared",
-        "-nostdlib",
-        "-fPIC",
-    ]
-    run(*zig, f"-Wl,-soname,{library.name}", "-o", library, source)
+    compiler = [sys.executable, *"-m ziglang cc -shared -nostdlib -fPIC -target".split(), target]
+    run(*compiler, f"-Wl,-soname,{library.name}", "-o", library, source)
     return library
 
 
