@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 FLOORS = [
     {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
-    {"text", "embed", "attend"},
+    {"text", "embed", "attend", "edits"},
     {"layers"},
     {"models"},
     {"circuits", "learn"},
@@ -128,6 +128,7 @@ STEPS = {
         {"run"},
         {""},
     ],
+    "edits": [{"schema"}, {"given"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
 # The commands are declared with decorators; nothing imports them but the `qkv` script. Routes are

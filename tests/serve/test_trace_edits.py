@@ -20,8 +20,7 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
-from qkv.models.tasks.edit import Edits, Hidden
-from qkv.models.tasks.hide_arguments import FOLLOWING
+from qkv.models.tasks.edit import EditedRun, Hidden
 from qkv.models.tasks.layout import Layout
 from qkv.serve.app import create_app
 from qkv.serve.edits import changes_of
@@ -211,13 +210,17 @@ def test_the_metadata_has_the_text(client: TestClient, tmp_path: Path, encoder: 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": "causal"}, "edits", 'is "causal": give a list of objects with op'),
-    ({"edits": [{"op": "hyde"}]}, "edits", 'edits[0] has op "hyde": it must be one of hide, mask'),
-    ({"edits": [None]}, "edits", "edits[0] has null: it must be one of"),
-    ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op a list"),
-    ({"edits": [{"op": "causal"}, {"op": "hide"}]}, "edits", "edits[1] (hide) has token null"),
+    ({"edits": [{"op": "hyde"}]}, "edits", "edits[0] has op 'hyde': it must be one of hide, mask"),
+    ({"edits": [None]}, "edits", "edits[0] is None: give a record, as"),
+    ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op ['hide']: it must be"),
+    (
+        {"edits": [{"op": "causal"}, {"op": "hide"}]},
+        "edits",
+        "edits[1] (hide) has no token: it needs",
+    ),
     ({"edits": [{"op": "hide", "token": 8}]}, "edits", "has token 8: give 0 to 7, as the text"),
     ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
-    ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token true"),
+    ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token True"),
     ({"edits": [{"op": "hide", "token": 1.0}]}, "edits", "has token 1.0"),
     (
         {"edits": [{"op": "mask", "query": 1, "key": 2**70}]},
@@ -225,11 +228,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "has key 1.1805916207174113e+21",
     ),
     ({"edits": [{"op": "mask", "query": 1, "key": 1, "head": 2}]}, "edits", "has head 2 and no"),
-    ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has layer null: give 0 to 11"),
+    ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has no layer: it needs layer and may"),
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
-    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", 'has value "1": give a finite number'),
+    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
-    ({"edits": [edits_of(7, "dog")["row"]]}, "edits", "has weights a list: give 8 finite numbers"),
+    ({"edits": [edits_of(7, "dog")["row"]]}, "edits", ": give 8 finite numbers, one for each"),
     ({"edits": [edits_of(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
@@ -296,7 +299,7 @@ def test_edits_that_say_the_same_are_computed_once(encoder: Model) -> None:
         *([{"op": "ablate", "layer": 1, "head": 2}] * 500),
     ]
     found = changes_of(encoder, encoder.tokenize(TEXT), edits)
-    assert (len(found.hide), len(found.ablate)) == (3, 1)
+    assert (len(found.run.hidden), found.run.ablated) == (3, {1: {2: 0}})
 
 
 def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
@@ -311,7 +314,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
     texts = [TEXT, "the cat"]
     edges = list(itertools.combinations(range(8), 2))
     for more in ([], [2], [(4, 1, 0, 2)]):
-        found = encoder.trace(texts, hide=[FOLLOWING, *more])
+        found = encoder.trace(texts, edit=[{"op": "causal"}], hide=more)
         expected = encoder.trace(texts, hide=[*edges, *more])
         for layer in range(encoder.num_layers):
             np.testing.assert_array_equal(found["pattern", layer], expected["pattern", layer])
@@ -319,7 +322,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
 
 def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
     """Three queries behind two places that were run before see three, four and five keys."""
-    edits = Edits(hidden=[Hidden(0, None, None, None, None)], heads=[2])
+    edits = EditedRun(hidden=[Hidden(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0]), 5, first=np.array([2]), queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
     np.testing.assert_array_equal(mask[0, 0], expected)

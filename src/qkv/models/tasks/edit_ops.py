@@ -1,0 +1,133 @@
+"""What each kind of record does to a run: tokens that are hidden, heads, scores, weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.models.network.transformer import Transformer
+from qkv.models.tasks.edit import At, Change, Hidden
+from qkv.trace.names import meant
+
+Fields = Mapping[str, Any]
+
+
+@dataclass
+class Plan:
+    """What the records of a call come to, while they are read one by one.
+
+    Attributes:
+        body: the model that runs.
+        lengths: how many tokens each text has.
+        prefix: what its activations are called by in front of their names.
+        hidden: what is not looked at.
+        ablated: by layer and head what takes the place of what it gives.
+        changes: by full names, what is done in turn to an array.
+    """
+
+    body: Transformer
+    lengths: Sequence[int]
+    prefix: str = ""
+    hidden: list[Hidden] = field(default_factory=list)
+    ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
+    changes: dict[str, list[Change]] = field(default_factory=dict)
+
+    def hide(
+        self, query: int | None, key: int | None, layer: int | None = None, head: int | None = None
+    ) -> None:
+        """Hide a key in each text, as `Hidden` has it."""
+        self.hidden += [Hidden(text, query, key, layer, head) for text in range(len(self.lengths))]
+
+    def change(self, short: str, layer: int, change: Change) -> None:
+        """Do this to an activation of a layer, behind what is already done to it."""
+        known = self.body.hook_names
+        name = next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
+        self.changes.setdefault(self.prefix + name, []).append(change)
+
+
+def hide(plan: Plan, edit: Fields) -> None:
+    """No query sees this token."""
+    plan.hide(None, edit["token"])
+
+
+def mask(plan: Plan, edit: Fields) -> None:
+    """This query does not see this key."""
+    plan.hide(edit["query"], edit["key"], edit.get("layer"), edit.get("head"))
+
+
+def causal(plan: Plan, edit: Fields) -> None:
+    """No query sees what follows it."""
+    plan.hide(None, None)
+
+
+def ablate(plan: Plan, edit: Fields) -> None:
+    """What the head gives is 0, or something else."""
+    layer, head = edit["layer"], edit.get("head")
+    heads = range(plan.body.layers[layer].attn.num_heads) if head is None else [head]
+    plan.ablated.setdefault(layer, {}).update(dict.fromkeys(heads, edit.get("with", 0)))
+
+
+def scale(plan: Plan, edit: Fields) -> None:
+    """Scores are products times `value`, and not times the usual.
+
+    Where something is added to products, or caps them, the queries are scaled in their place.
+    """
+    for layer in range(len(plan.body.layers)):
+        short, usual = scale_in(plan.body, layer)
+        plan.change(short, layer, partial(_times, edit["value"] / usual))
+
+
+def row(plan: Plan, edit: Fields) -> None:
+    """These weights take the place of the softmax's."""
+    head, query, weights = edit["head"], edit["query"], np.asarray(edit["weights"])
+
+    def put(pattern: Array, at: At) -> Array:  # (B, Hq, Q, K)
+        texts, rows = np.nonzero(at.positions == query)
+        pattern[texts, head, rows] = 0
+        pattern[texts, head, rows, : len(weights)] = weights
+        return pattern
+
+    plan.change("pattern", edit["layer"], put)
+
+
+OPS: dict[str, Callable[[Plan, Fields], None]] = {
+    "hide": hide,
+    "mask": mask,
+    "causal": causal,
+    "ablate": ablate,
+    "row": row,
+    "scale": scale,
+}
+
+
+def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
+    """Which activation of a layer is multiplied to scale its scores, and the model's own scale.
+
+    >>> import qkv
+    >>> scale_in(qkv.load("random")._body, 0)
+    ('attn_scores', 0.5)
+    """
+    attn, options = body.layers[layer].attn, body.options[layer]
+    usual = options.get("scale") or 1 / math.sqrt(attn.d_query)
+    if is_plain(body, layer):
+        return "attn_scores", usual
+    return "rot_q" if attn.rotary or attn.q_norm or attn.k_norm else "q", usual
+
+
+def is_plain(body: Transformer, layer: int) -> bool:
+    """Whether scores of a layer are products of its queries and keys, scaled, and nothing else."""
+    attn, options = body.layers[layer].attn, body.options[layer]
+    others = attn.rotary or attn.q_norm or attn.k_norm or body.bias
+    return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()
+
+
+def _times(factor: float, array: Array, at: At) -> Array:
+    """An array times a factor; what is masked of scores stays so."""
+    hidden = np.isneginf(array)
+    return np.where(hidden, array, np.where(hidden, 0, array) * factor)
