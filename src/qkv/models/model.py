@@ -147,16 +147,16 @@ class Model(ComparingModel):
                 each text and mean the same over HTTP and in the page (`qkv.edits.schema()`
                 describes them); or a mapping from activations to functions or to arrays. An
                 activation has its full name, or a tuple as a trace is indexed, ("resid_post", 3);
-                "resid_post" and ("resid_post", None) are those of all layers, ("resid_post",
-                (1, 2)) of several. A function f(array) or f(array, at) gets a copy of the array as the trace shows it,
-                (B, T, ...), 0 in padding, -inf among scores, and gives one of that shape. `at` says
-                where it is: `at.name`, `at.layer`, `at.texts`, `at.positions` and `at.step`, as
-                `qkv.models.At` describes them. A function gets all texts at once, which are then
-                run at once and need memory for that, or with `batch_size` so many at a time. An
-                array, (B, T, ...) or (1, T, ...), takes the place of what was computed. Scores are
-                edited behind the mask, weights behind the softmax; of a head that is ablated
-                `hook_z` is what takes its place. What is edited in layers that are not run changes
-                nothing, and no function is called for it.
+                "resid_post" and ("resid_post", None) are those of all layers, ("resid_post", (1,
+                2)) of several. A function f(array) or f(array, at) gets a copy of the array as the
+                trace shows it, (B, T, ...), 0 in padding, -inf among scores, and gives one of that
+                shape. `at` says where it is: `at.name`, `at.layer`, `at.texts`, `at.positions` and
+                `at.step`, as `qkv.models.At` describes them. A function gets all texts at once,
+                which are then run at once and need memory for that, or with `batch_size` so many at
+                a time. An array, (B, T, ...) or (1, T, ...), takes the place of what was computed.
+                Scores are edited behind the mask, weights behind the softmax; of a head that is
+                ablated `hook_z` is what takes its place. What is edited in layers that are not run
+                changes nothing, and no function is called for it.
 
         Raises:
             TypeError: a text is not a string, `ablate` holds no pairs, `hide` neither words, places
