@@ -83,5 +83,19 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     return Result(np.array(patterns), np.array(resid), logits, inside)
 
 
+def examples(size: int, word: str) -> dict[str, Edit]:
+    """One of each kind, for a text of so many tokens and a model that has this word."""
+    row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
+    return {
+        "hide": {"op": "hide", "token": 2},
+        "mask": {"op": "mask", "query": 4, "key": 1},
+        "causal": {"op": "causal"},
+        "ablate": {"op": "ablate", "layer": 1, "head": 2},
+        "scale": {"op": "scale", "value": 0.4},
+        "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
+        "swap": {"op": "swap", "token": 2, "with": word},
+    }
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

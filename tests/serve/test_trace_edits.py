@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 import qkv
-from browser.edited import Edit, Result, run
+from browser.edited import Edit, Result, examples, run
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
@@ -30,20 +30,6 @@ from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
 OCTETS = {"Accept": "application/octet-stream"}
-
-
-def edits_of(size: int, word: str) -> dict[str, Edit]:
-    """Each op once, for a text of so many tokens and a model with this word."""
-    row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
-    return {
-        "hide": {"op": "hide", "token": 2},
-        "mask": {"op": "mask", "query": 4, "key": 1},
-        "causal": {"op": "causal"},
-        "ablate": {"op": "ablate", "layer": 1, "head": 2},
-        "scale": {"op": "scale", "value": 0.4},
-        "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
-        "swap": {"op": "swap", "token": 2, "with": word},
-    }
 
 
 def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
@@ -94,7 +80,7 @@ def client(encoder: Model) -> Iterator[TestClient]:
 def test_an_encoder_of_twelve_layers(client: TestClient, encoder: Model) -> None:
     ids = encoder.tokenize(TEXT).ids.tolist()
     plain = run(encoder, ids, [])
-    for edits in [[], *lists_of(edits_of(len(ids), "dog"))]:
+    for edits in [[], *lists_of(examples(len(ids), "dog"))]:
         found = whole(client, TEXT, edits, [6, 1])
         expected = run(encoder, ids, edits)
         assert found["pattern"].shape == (12, 3, len(ids), len(ids))
@@ -121,7 +107,7 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
         text, word = "the cat sat on the cat", "dog"
     ids = model.tokenize(text).ids.tolist()
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        for edits in lists_of(edits_of(len(ids), word)):
+        for edits in lists_of(examples(len(ids), word)):
             found = whole(client, text, edits, [4])
             trace = by_the_library(model, ids, edits)
             layers = range(model.num_layers)
@@ -179,7 +165,7 @@ def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
 
 
 def test_json_says_the_same(client: TestClient, encoder: Model) -> None:
-    edits = [edits_of(8, "dog")["swap"]]
+    edits = [examples(8, "dog")["swap"]]
     asked = {"input": TEXT, "edits": edits, "include": ["text", "resid"], "at": [], "inside": -1}
     answer = post(client, **asked).json()
     tokens = encoder.tokenize(TEXT)
@@ -232,15 +218,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
     ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
-    ({"edits": [edits_of(7, "dog")["row"]]}, "edits", ": give 8 finite numbers, one for each"),
-    ({"edits": [edits_of(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
+    ({"edits": [examples(7, "dog")["row"]]}, "edits", ": give 8 finite numbers, one for each"),
+    ({"edits": [examples(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3: give a list of places"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
-    ({"top_k": 2, "edits": [edits_of(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
+    ({"top_k": 2, "edits": [examples(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
@@ -338,7 +324,7 @@ COSTS: list[tuple[list[Edit], int]] = [
     ([{"op": "causal"}, {"op": "mask", "query": 4, "key": 1, "layer": 1}], 64 + 64),
     ([{"op": "mask", "query": 4, "key": 1, "layer": 1, "head": 0}], 64 + 64 * 3),
     ([{"op": "scale", "value": 2}], 6 * 3 * 64 * 8),
-    ([edits_of(8, "dog")["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
+    ([examples(8, "dog")["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
 ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import qkv
-from browser.edited import Edit, run
+from browser.edited import Edit, examples, run
 from qkv.models import Model
 from qkv.see.analysis.words import run_name
 
@@ -16,18 +16,10 @@ from ..decoders import gpt2
 from ..support import mask_bert
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
-RECORDS: list[Edit] = [
-    {"op": "hide", "token": 2},
-    {"op": "mask", "query": 4, "key": 1},
-    {"op": "causal"},
-    {"op": "ablate", "layer": 1, "head": 2},
-    {"op": "scale", "value": 0.4},
-    {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": [0.5, 0.25, 0, 0, 0, 0, 0, 0.25]},
-    {"op": "swap", "token": 2, "with": "dog"},
-]
+RECORDS = examples(8, "dog")
 LISTS: list[list[Edit]] = [
-    *([one] for one in RECORDS),
-    *map(list, itertools.combinations(RECORDS, 3)),
+    *([one] for one in RECORDS.values()),
+    *map(list, itertools.combinations(RECORDS.values(), 3)),
     [{"op": "mask", "query": 4, "key": 1, "layer": 0, "head": 2}],
     [{"op": "ablate", "layer": 1}],
     [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0}],
@@ -61,7 +53,7 @@ def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) ->
 def test_records_apply_to_each_text(model: Model) -> None:
     """Also where a text is shorter, and in whatever parts texts are run."""
     texts = [TEXT, "a dog ran", "the cat sat on the mat."]
-    records = [RECORDS[0], RECORDS[3], {"op": "scale", "value": 0.4}, RECORDS[6]]
+    records = [RECORDS["hide"], RECORDS["ablate"], {"op": "scale", "value": 0.4}, RECORDS["swap"]]
     for trace in (
         model.trace(texts, edit=records),
         model.trace(texts, edit=records, batch_size=2),
@@ -92,7 +84,7 @@ def test_records_and_arguments_say_the_same(model: Model) -> None:
 
 
 def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> None:
-    trace = model.trace(TEXT, edit=RECORDS)
+    trace = model.trace(TEXT, edit=[*RECORDS.values()])
     assert trace.changed == {
         "edit": [
             "blocks.1.attn.hook_pattern",
@@ -133,20 +125,20 @@ def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None
 
 
 def test_the_layers_that_are_run_take_records(model: Model) -> None:
-    records = [RECORDS[1] | {"layer": 1}, {"op": "ablate", "layer": 1, "head": 2}]
+    records = [RECORDS["mask"] | {"layer": 1}, {"op": "ablate", "layer": 1, "head": 2}]
     trace = model.trace(TEXT, edit=records)
     found = model.run_layers(trace["resid_pre", 1], 1, edit=records)
     np.testing.assert_allclose(found, trace["normalized_resid_post", 1], atol=1e-12)
     with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(ablate\) is of layer 0, and"):
         model.run_layers(trace["resid_pre", 1], 1, edit=[{"op": "ablate", "layer": 0}])
     with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(swap\) .* no token"):
-        model.run_layers(trace["resid_pre", 1], 1, edit=[RECORDS[6]])
+        model.run_layers(trace["resid_pre", 1], 1, edit=[RECORDS["swap"]])
 
 
 def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
     swapped = model.tokenize(TEXT).ids.copy()
     swapped[2] = model.tokenizer.vocabulary["dog"]
-    found = model.gradient(TEXT, of=(6, "mat"), edit=[RECORDS[6]])["embed"]
+    found = model.gradient(TEXT, of=(6, "mat"), edit=[RECORDS["swap"]])["embed"]
     np.testing.assert_array_equal(found, model.gradient(swapped, of=(6, "mat"))["embed"])
     with pytest.raises(ValueError, match=r"^gradient: edit\[0\] \(causal\) changes a layer, and"):
         model.gradient(TEXT, of=(6, "mat"), edit=[{"op": "causal"}])
@@ -169,8 +161,11 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
         ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
-        (RECORDS[5] | {"weights": [1]}, r"\(row\) has weights \[1\]: give 8 finite numbers, one"),
-        (RECORDS[5] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
+        (
+            RECORDS["row"] | {"weights": [1]},
+            r"\(row\) has weights \[1\]: give 8 finite numbers, one",
+        ),
+        (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
         ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig': give one entry of"),
         ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8: give 0 to 7"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, Change, Hidden
 from qkv.trace.names import meant
-
-Fields = Mapping[str, Any]
 
 
 @dataclass
@@ -51,41 +50,44 @@ class Plan:
         self.changes.setdefault(self.prefix + name, []).append(change)
 
 
-def hide(plan: Plan, edit: Fields) -> None:
+def hide(plan: Plan, record: Record) -> None:
     """No query sees this token."""
-    plan.hide(None, edit["token"])
+    plan.hide(None, record.fields["token"])
 
 
-def mask(plan: Plan, edit: Fields) -> None:
+def mask(plan: Plan, record: Record) -> None:
     """This query does not see this key."""
-    plan.hide(edit["query"], edit["key"], edit.get("layer"), edit.get("head"))
+    fields = record.fields
+    plan.hide(fields["query"], fields["key"], fields.get("layer"), fields.get("head"))
 
 
-def causal(plan: Plan, edit: Fields) -> None:
+def causal(plan: Plan, record: Record) -> None:
     """No query sees what follows it."""
     plan.hide(None, None)
 
 
-def ablate(plan: Plan, edit: Fields) -> None:
+def ablate(plan: Plan, record: Record) -> None:
     """What the head gives is 0, or something else."""
-    layer, head = edit["layer"], edit.get("head")
+    layer, head = record.fields["layer"], record.fields.get("head")
     heads = range(plan.body.layers[layer].attn.num_heads) if head is None else [head]
-    plan.ablated.setdefault(layer, {}).update(dict.fromkeys(heads, edit.get("with", 0)))
+    output = record.fields.get("with", 0)
+    plan.ablated.setdefault(layer, {}).update(dict.fromkeys(heads, output))
 
 
-def scale(plan: Plan, edit: Fields) -> None:
+def scale(plan: Plan, record: Record) -> None:
     """Scores are products times `value`, and not times the usual.
 
     Where something is added to products, or caps them, the queries are scaled in their place.
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)
-        plan.change(short, layer, partial(_times, edit["value"] / usual))
+        plan.change(short, layer, partial(_times, record.fields["value"] / usual))
 
 
-def row(plan: Plan, edit: Fields) -> None:
+def row(plan: Plan, record: Record) -> None:
     """These weights take the place of the softmax's."""
-    head, query, weights = edit["head"], edit["query"], np.asarray(edit["weights"])
+    fields = record.fields
+    head, query, weights = fields["head"], fields["query"], np.asarray(fields["weights"])
 
     def put(pattern: Array, at: At) -> Array:  # (B, Hq, Q, K)
         texts, rows = np.nonzero(at.positions == query)
@@ -93,10 +95,10 @@ def row(plan: Plan, edit: Fields) -> None:
         pattern[texts, head, rows, : len(weights)] = weights
         return pattern
 
-    plan.change("pattern", edit["layer"], put)
+    plan.change("pattern", fields["layer"], put)
 
 
-OPS: dict[str, Callable[[Plan, Fields], None]] = {
+OPS: dict[str, Callable[[Plan, Record], None]] = {
     "hide": hide,
     "mask": mask,
     "causal": causal,

@@ -77,7 +77,7 @@ def fit(
     for one in (*(one for one in records if one.op not in ("scale", "swap")), *scales[-1:]):
         if one.source != "hide":
             _check_tokens(one, texts, first, call)
-            OPS[one.op](plan, one.fields)
+            OPS[one.op](plan, one)
     asked = [hide_value(one) for one in records if one.source == "hide"]
     words = [one for one in asked if isinstance(one, str)]
     hidden = hidden_words(words, texts, pieces, call, first, absent) if words else []
