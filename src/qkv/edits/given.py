@@ -112,6 +112,13 @@ def _record(one: Any, source: str, call: str) -> Record:
     if missing or unknown:
         what = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
         raise ValueError(f"{call}: {source} {what}: {_takes(op)}")
+    for name, value in fields.items():
+        choices = known[op][name].choices if name != "op" else ()
+        if choices and (not isinstance(value, str) or value not in choices):
+            raise ValueError(
+                f"{call}: {source} has {name} {shown(value)}: it must be one of "
+                f"{', '.join(choices)}"
+            )
     for name, others in schema()["$defs"][op].get("dependentRequired", {}).items():
         for other in others:
             if name in fields and other not in fields:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, Change, Hidden
+from qkv.models.tasks.edit import At, Change, Hidden, is_number
 from qkv.trace.names import meant
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Plan:
     """What the records of a call come to, while they are read one by one.
 
     Attributes:
+        call: who is named in an error.
         body: the model that runs.
         lengths: how many tokens each text has.
         prefix: what its activations are called by in front of their names.
@@ -30,6 +33,7 @@ class Plan:
         changes: by full names, what is done in turn to an array.
     """
 
+    call: str
     body: Transformer
     lengths: Sequence[int]
     prefix: str = ""
@@ -106,6 +110,22 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
     "row": row,
     "scale": scale,
 }
+
+
+def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
+    """The error of a field that does not fit."""
+    value = record.fields[name]
+    has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
+    return ValueError(f"{call}: {record.source} has {name} {has}: give {way}")
+
+
+def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether it is numbers of this shape that float32 can hold."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # lists of unlike lengths
+        return False
+    return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:

@@ -16,7 +16,7 @@ from qkv.edits import Edits, Record, operations
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, EditedRun, is_number
-from qkv.models.tasks.edit_ops import OPS, Plan
+from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, wrong
 from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
@@ -24,7 +24,6 @@ from qkv.trace.activations import activation
 from qkv.trace.names import Parsed, parse
 from qkv.trace.seq2seq import SIDES
 
-_LARGEST = float(np.finfo(np.float32).max)
 _HIDES = ("hide", "mask", "causal")  # what `Trace.changed` tells as "hide"
 
 
@@ -72,10 +71,10 @@ def fit(
         name: change if callable(change) else _array(name, change, body, counts, call)
         for name, change in named.items()
     }
-    plan = Plan(body, lengths, "encoder." * (written is not None))
+    plan = Plan(call, body, lengths, "encoder." * (written is not None))
     scales = [one for one in records if one.op == "scale"]  # the last counts, and is the last
-    for one in (*(one for one in records if one.op not in ("scale", "swap")), *scales[-1:]):
-        if one.source != "hide":
+    for one in (*(one for one in records if one.op != "scale"), *scales[-1:]):
+        if one.source != "hide" and one.op in OPS:
             _check_tokens(one, texts, first, call)
             OPS[one.op](plan, one)
     asked = [hide_value(one) for one in records if one.source == "hide"]
@@ -262,8 +261,10 @@ def _shape(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int,
 def check(edits: Edits, body: Transformer) -> None:
     """The errors of `fit` that need no texts, of a model that runs no decoder beside it."""
     _named(edits.changes, body, False, edits.call)
-    for one in edits.records:
-        _in_model(one, body, edits.call)
+    plan = Plan(edits.call, body, [])
+    for one in (_in_model(one, body, edits.call) for one in edits.records):
+        if one.op in OPS:
+            OPS[one.op](plan, one)
 
 
 def swapped(
@@ -280,7 +281,7 @@ def swapped(
     for one in swaps:
         entry, token = one.fields["with"], one.fields["token"]
         if not isinstance(entry, str) or entry not in vocabulary:
-            raise _wrong(edits.call, one, "with", "one entry of the vocabulary")
+            raise wrong(edits.call, one, "with", "one entry of the vocabulary")
         _check_tokens(one, texts, first, edits.call)
         for number, text in enumerate(texts):
             ids, tokens = text.ids.copy(), list(text.tokens)
@@ -311,7 +312,7 @@ def _in_model(one: Record, body: Transformer, call: str) -> Record:
         if one.is_argument:
             fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model", call)
         elif not _is_below(fields["layer"], count):
-            raise _wrong(call, one, "layer", f"0 to {count - 1}, as the model has layers")
+            raise wrong(call, one, "layer", f"0 to {count - 1}, as the model has layers")
     if "head" in fields:
         layer = fields["layer"]
         count = body.layers[layer].attn.num_heads
@@ -319,7 +320,7 @@ def _in_model(one: Record, body: Transformer, call: str) -> Record:
             whole = f"layer {layer}"
             fields["head"] = from_start(fields["head"], count, source, "head", whole, call)
         elif not _is_below(fields["head"], count):
-            raise _wrong(call, one, "head", f"0 to {count - 1}, as a layer has heads")
+            raise wrong(call, one, "head", f"0 to {count - 1}, as a layer has heads")
     for name, about in operations()[one.op].items():
         if name not in fields:
             continue
@@ -327,8 +328,8 @@ def _in_model(one: Record, body: Transformer, call: str) -> Record:
             fields[name] = _output(
                 one, fields[name], body.layers[fields["layer"]].attn.d_value, call
             )
-        elif about.kind == "number" and not _are_numbers(fields[name], ()):
-            raise _wrong(call, one, name, "a finite number")
+        elif about.kind == "number" and not are_numbers(fields[name], ()):
+            raise wrong(call, one, name, "a finite number")
     return Record(fields, source)
 
 
@@ -340,30 +341,14 @@ def _check_tokens(one: Record, batch: Sequence[Sized], first: int, call: str) ->
         for name, about in operations()[one.op].items():
             value = one.fields.get(name)
             if about.kind == "token" and value is not None and not _is_below(value, count):
-                raise _wrong(call, one, name, f"0 to {count - 1}, as {of} has tokens")
-            if about.kind == "weights" and not _are_numbers(value, (count,)):
+                raise wrong(call, one, name, f"0 to {count - 1}, as {of} has tokens")
+            if about.kind == "weights" and not are_numbers(value, (count,)):
                 way = f"{count} finite numbers, one for each token of {of}"
-                raise _wrong(call, one, name, way)
-
-
-def _wrong(call: str, one: Record, name: str, way: str) -> ValueError:
-    """The error of a field that does not fit."""
-    value = one.fields[name]
-    has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
-    return ValueError(f"{call}: {one.source} has {name} {has}: give {way}")
+                raise wrong(call, one, name, way)
 
 
 def _is_below(number: Any, count: int) -> bool:
     return is_whole_number(number) and 0 <= number < count
-
-
-def _are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Whether it is numbers of this shape that float32 can hold."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):  # lists of unlike lengths
-        return False
-    return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 
 
 def _output(one: Record, value: Any, size: int, call: str) -> Any:
