@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 import qkv
-from browser.edited import Edit, Result, examples, run
+from browser.edited import CHANGES, Edit, Result, examples, run
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
@@ -80,7 +80,7 @@ def client(encoder: Model) -> Iterator[TestClient]:
 def test_an_encoder_of_twelve_layers(client: TestClient, encoder: Model) -> None:
     ids = encoder.tokenize(TEXT).ids.tolist()
     plain = run(encoder, ids, [])
-    for edits in [[], *lists_of(examples(len(ids), "dog"))]:
+    for edits in [[], *lists_of(examples(len(ids), "dog", encoder.dim))]:
         found = whole(client, TEXT, edits, [6, 1])
         expected = run(encoder, ids, edits)
         assert found["pattern"].shape == (12, 3, len(ids), len(ids))
@@ -107,7 +107,7 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
         text, word = "the cat sat on the cat", "dog"
     ids = model.tokenize(text).ids.tolist()
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        for edits in lists_of(examples(len(ids), word)):
+        for edits in lists_of(examples(len(ids), word, model.dim)):
             found = whole(client, text, edits, [4])
             trace = by_the_library(model, ids, edits)
             layers = range(model.num_layers)
@@ -141,6 +141,8 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
         elif edit["op"] == "row":
             rows = [one for one in edits if one["op"] == "row"]
             change["pattern", edit["layer"]] = partial(with_rows, rows)
+        elif edit["op"] in CHANGES:
+            change[edit["at"], edit["layer"]] = partial(with_text, edit)
     return model.trace(ids, hide=hide, ablate=ablate, edit=change, logits=True)
 
 
@@ -158,6 +160,10 @@ def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.nda
     return found
 
 
+def with_text(edit: Edit, array: np.ndarray) -> np.ndarray:
+    return CHANGES[edit["op"]](array[0], edit)[None]
+
+
 def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
     for row in rows:
         pattern[:, row["head"], row["query"]] = row["weights"]
@@ -165,7 +171,7 @@ def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
 
 
 def test_json_says_the_same(client: TestClient, encoder: Model) -> None:
-    edits = [examples(8, "dog")["swap"]]
+    edits = [examples(8, "dog", 12)["swap"]]
     asked = {"input": TEXT, "edits": edits, "include": ["text", "resid"], "at": [], "inside": -1}
     answer = post(client, **asked).json()
     tokens = encoder.tokenize(TEXT)
@@ -218,15 +224,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
     ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
-    ({"edits": [examples(7, "dog")["row"]]}, "edits", ": give 8 finite numbers, one for each"),
-    ({"edits": [examples(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
+    ({"edits": [examples(7, "dog", 12)["row"]]}, "edits", ": give 8 finite numbers, one for each"),
+    ({"edits": [examples(8, "no such entry", 12)["swap"]]}, "edits", "give one entry of the vocab"),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3: give a list of places"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
-    ({"top_k": 2, "edits": [examples(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
+    ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
@@ -324,7 +330,7 @@ COSTS: list[tuple[list[Edit], int]] = [
     ([{"op": "causal"}, {"op": "mask", "query": 4, "key": 1, "layer": 1}], 64 + 64),
     ([{"op": "mask", "query": 4, "key": 1, "layer": 1, "head": 0}], 64 + 64 * 3),
     ([{"op": "scale", "value": 2}], 6 * 3 * 64 * 8),
-    ([examples(8, "dog")["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
+    ([examples(8, "dog", 12)["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
 ]
 
 

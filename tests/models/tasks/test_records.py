@@ -16,7 +16,7 @@ from ..decoders import gpt2
 from ..support import mask_bert
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
-RECORDS = examples(8, "dog")
+RECORDS = examples(8, "dog", 12)
 LISTS: list[list[Edit]] = [
     *([one] for one in RECORDS.values()),
     *map(list, itertools.combinations(RECORDS.values(), 3)),
