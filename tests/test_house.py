@@ -132,7 +132,7 @@ STEPS = {
     ],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
-# The scripts of the pages have floors too, a folder each: a module imports those of its own or lower.
+# The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
 SCRIPT_FLOORS = ["base", "engine", "store", "parts", "pages"]
 # The commands are declared with decorators; nothing imports them but the `qkv` script. Routes are
