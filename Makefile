@@ -5,6 +5,7 @@ PARITY_VENV ?= .venv-parity
 SERVE_VENV ?= .venv-serve
 BENCH_VENV ?= .venv-bench
 WHEELS_VENV ?= .venv-wheels
+ESBUILD := .venv-esbuild
 INFINITY_VENV := .venv-infinity
 
 # Both are pinned and installed on their own: the weights without their dependencies, which would
@@ -23,7 +24,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check browser native parity real serve scale bench docs site model wheel wheels release clean
+.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs site model wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -67,7 +68,10 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
-browser: $(VENV)/.browser ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`)
+bundles: $(ESBUILD)/.esbuild ## put the scripts of the pages together again, after a change in src/qkv/see/page/assets (npm)
+	$(PYTHON) .ci/bundles.py
+
+browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`, `npm`)
 	$(BIN)/python -m pytest -n $$($(MORE)) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
@@ -187,6 +191,14 @@ $(VENV)/.docs: $(VENV)/.dev
 $(VENV)/.browser: $(VENV)/.dev
 	@echo "installing what drives the browser into $(VENV)"
 	@$(INSTALL) $(BIN)/python 'qkv[plot,dev,browser]'
+	@touch $@
+
+# One version, and its hash for each system: the bundles have the same bytes everywhere.
+$(ESBUILD)/.esbuild: .ci/esbuild/package.json .ci/esbuild/package-lock.json
+	@command -v npm >/dev/null || { echo "there is no npm, which installs esbuild: apt-get install npm" >&2; exit 1; }
+	@echo "installing esbuild into $(ESBUILD)"
+	@mkdir -p $(ESBUILD) && cp $^ $(ESBUILD)
+	@npm ci --prefix $(ESBUILD) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # It shares the kernel that was built for the other one.

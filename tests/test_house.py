@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import posixpath
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -131,6 +133,9 @@ STEPS = {
     "edits": [{"schema"}, {"given"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
+# The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.
+SCRIPTS = SOURCE / "see" / "page" / "assets"
+SCRIPT_FLOORS = ["base", "engine", "store", "parts", "pages"]
 # The commands are declared with decorators; nothing imports them but the `qkv` script. Routes are
 # declared with decorators too, and the types of their bodies; `qkv serve` alone imports them.
 AT_THE_TOP = {
@@ -347,6 +352,60 @@ def test_a_wrong_step_and_a_circle_inside_a_room_are_seen() -> None:
     assert found == {"qkv.models.tasks.encode"}
     assert len(wrong_steps("qkv.models.files.find", found)) == 1
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+
+
+def scripts_imported(name: str, source: str) -> set[str]:
+    """The modules that a script imports, by their paths in assets/; not those of types alone."""
+    found = re.findall(
+        r'^(?:import|export) (?:[^"]*? from )?"(\.[^"]+\.js)";$', source, re.MULTILINE
+    )
+    return {posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) for path in found}
+
+
+def scripts_upward(name: str, imported: set[str]) -> list[str]:
+    """What a script imports from a higher floor."""
+    own, *others = (SCRIPT_FLOORS.index(path.partition("/")[0]) for path in (name, *imported))
+    return [
+        f"{name} imports {path}: imports go downward only"
+        for path, there in zip(imported, others, strict=True)
+        if there > own
+    ]
+
+
+@functools.cache
+def scripts() -> dict[str, set[str]]:
+    """Each module of the pages, and those it imports."""
+    paths = {path.relative_to(SCRIPTS).as_posix(): path for path in SCRIPTS.rglob("*.js")}
+    return {name: scripts_imported(name, path.read_text("utf-8")) for name, path in paths.items()}
+
+
+def test_scripts_import_downward_and_in_no_circle() -> None:
+    assert len(scripts()) > 40
+    assert set().union(*scripts().values()) <= scripts().keys()
+    assert not [line for name, found in scripts().items() for line in scripts_upward(name, found)]
+    assert not circles(scripts())
+
+
+def test_every_script_is_part_of_a_page() -> None:
+    left = [name for name in scripts() if name.startswith("pages/")]
+    left += [f"engine/{name}.js" for name in ("door", "server", "worker")]  # beside that of a page
+    found: set[str] = set()
+    while left:
+        name = left.pop()
+        left += scripts()[name] - found
+        found |= {name}
+    assert found == scripts().keys()
+
+
+def test_a_script_that_imports_upward_is_seen() -> None:
+    source = (
+        'import { a,\n  b } from "../parts/map.js";\nimport "./x.css";\nimport "./edits.js";\n'
+        '/** @typedef {import("../store/store.js").Now} Now */\nexport * from "../base/text.js";\n'
+    )
+    found = scripts_imported("engine/engine.js", source)
+    assert found == {"parts/map.js", "engine/edits.js", "base/text.js"}
+    (line,) = scripts_upward("engine/engine.js", found)
+    assert line == "engine/engine.js imports parts/map.js: imports go downward only"
 
 
 def test_a_room_without_a_floor_is_seen() -> None:

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from playwright.sync_api import BrowserContext, Page
 
-from qkv.see.page.engine import _COMPUTE
-from qkv.see.page.html import asset
+from qkv.see.page.html import bundle
 
 BEGIN, END = '<script type="application/json" id="qkv-model">', "</script>"
 # The shared worker's side: the messages of many pages are one's, with numbers of their own.
@@ -110,8 +109,7 @@ class OneModel:
             if known == data:
                 return address
         host = self._context.new_page()  # it stays, and the worker with it
-        parts = "\n".join(asset(f"engine/{name}.js") for name in _COMPUTE)
-        code = f'"use strict";\n{SHARED}\n(() => {{\n{parts}\n}})();'
+        code = f'"use strict";\n{SHARED}\n{bundle("worker.js")}'
         self._show(host, HOST.format(code=code, data=data))
         address = str(host.evaluate("running"))
         self._running.append((data, address))

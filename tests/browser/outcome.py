@@ -11,14 +11,19 @@ from playwright.sync_api import Page
 from qkv.models import Model
 from qkv.see.draw import colours
 from qkv.see.page.engine import engine_part, engine_payload
-from qkv.see.page.html import WITH_WORKER, asset, document, script_json
+from qkv.see.page.html import WITH_WORKER, document, script, script_json
 
+from .bundling import bundled
 from .edited import Edit, Result
 from .engine import by_the_library, shares
 
 # Runs a text with and without edits, and gives both to the part of the page.
 FOLLOW = """
-VIEWS.trial = (box, data, ui) => {
+import { el } from "./base/elements.js";
+import { starting } from "./base/mount.js";
+import { outcomePart } from "./parts/outcome.js";
+
+export const start = starting((box, data, ui) => {
   const asked = [];
   const part = outcomePart(ui, { set: (patch) => asked.push(patch) });
   box.append(el("p", { class: "lead" }, "A trial"), part.headline, part.node);
@@ -41,7 +46,7 @@ VIEWS.trial = (box, data, ui) => {
     const now = { state, model, run, original, words: words(text, original) };
     part.update({ ...now, busy: false, error: null });
   };
-};
+});
 """
 
 
@@ -69,15 +74,12 @@ class Expected(NamedTuple):
 
 
 def outcome_page(model: Model, theme: str = "auto") -> str:
-    parts = ("sight", "changes", "chart", "outcome")
-    names = ("view", "engine/edits", "store", *(f"parts/{name}" for name in parts))
-    code = "\n".join(asset(f"{name}.js") for name in names)
-    css = script_json("\n".join([colours.css(), *(asset(f"{name}.css") for name in names)]))
+    code, styles = bundled(FOLLOW)
+    css = script_json(f"{colours.css()}\n{styles}")
     data = script_json({"kind": "trial", "theme": theme})
     body = (
         f'<div class="qkv-view" data-qkv="trial"></div>{engine_part(engine_payload(model))}'
-        f'<script>(() => {{ "use strict";\n{code}\n{FOLLOW}\nstart("trial", {data}, {css});\n'
-        "})();</script>"
+        + script(code, f'page.start("trial", {data}, {css});')
     )
     return document("what follows", body, theme, WITH_WORKER)
 

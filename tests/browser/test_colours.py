@@ -11,8 +11,8 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.see.draw import colours
-from qkv.see.page.html import asset
 
+from .bundling import script_of
 from .support import SPANS, STATIC, WORDS, Visit, made, page_of, pause, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
@@ -27,9 +27,9 @@ def test_a_page_has_the_colours_of_python() -> None:
         for theme, rule in zip(("light", "dark"), colours.css().split("\n"), strict=True)
     }
     code = (
-        f"{asset('view.js')}\nconst stops = {json.dumps(stops)}, shares = {SHARES};\n"
+        f"{script_of('base/colours')}\nconst stops = {json.dumps(stops)}, shares = {SHARES};\n"
         "const all = Object.values(stops).map((theme) =>"
-        " shares.map((x) => shade({ stops: (name) => theme[name] }, x)));\n"
+        " shares.map((x) => page.shade({ stops: (name) => theme[name] }, x)));\n"
         "process.stdout.write(JSON.stringify(all));"
     )
     node = str(compute_driver_executable()[0])

@@ -6,19 +6,19 @@ from playwright.sync_api import Page
 
 from qkv.models import Model
 from qkv.see.page.engine import engine_payload
-from qkv.see.page.html import asset
 from text.odd_gaps import ODD
 
+from .bundling import script_of
 from .edited import Edit
 from .support import Visit
 from .test_engine import EDITS, TEXT
 
-_SCRIPTS = ("gaps", "wordpiece", "edits", "engine")
+_SCRIPTS = ("engine/wordpiece", "engine/engine")
 
 
 def bare(visit: Visit) -> Page:
     """A page with the scripts of the worker and no worker."""
-    scripts = "\n".join(asset(f"engine/{name}.js") for name in _SCRIPTS)
+    scripts = f"{script_of(*_SCRIPTS)}\nObject.assign(globalThis, page);"
     return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
 
 

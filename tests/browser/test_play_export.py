@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 import qkv
 from models.support import WORDS, mask_bert, tokenizer_json
 from qkv.models import Model
-from qkv.see.page.html import asset, document
+from qkv.see.page.html import document, script
 
+from .bundling import script_of
 from .edited import Edit
 from .engine import by_the_library, shares
 from .play import address, after, opened_at, ready
@@ -209,12 +210,8 @@ def test_no_cell_is_a_formula(quick: Visit, html: str) -> None:
 
 
 def test_texts_and_numbers_of_every_kind_are_read_back_as_they_were(visit: Visit) -> None:
-    code = "\n".join(asset(f"{name}.js") for name in ("view", "parts/save"))
-    page = visit(
-        document(
-            "cells", f"<script>(() => {{{code}\nglobalThis.csvOf = csvOf;}})();</script>", "auto"
-        )
-    )
+    body = script(script_of("parts/save"), "globalThis.csvOf = page.csvOf;")
+    page = visit(document("cells", body, "auto"))
     numbers = [0.1, -2.5, 1e-300, 123456789.123456, float(np.float32(0.1)), 0, 1e21, -1e-7]
     texts = [*FORMULAS, *HARMLESS]
     made = page.evaluate(

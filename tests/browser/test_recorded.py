@@ -8,19 +8,18 @@ import numpy as np
 from playwright._impl._driver import compute_driver_executable
 
 from qkv.see.analysis.heads import LONG, Heads
-from qkv.see.page.html import asset, script_json
+from qkv.see.page.html import script_json
 from qkv.see.page.payload import payload_of, text_payload
 
+from .bundling import script_of
 from .support import WORDS, made
-
-NAMES = ["view", "parts/sight", "engine/recorded"]
 
 
 def asked(code: str, *texts: Heads) -> Any:
     """What a piece of the page's script gives, which has `door`: the one to these texts."""
     data = payload_of("show", "a title", [text_payload(text, 0) for text in texts], model="a model")
-    script = "\n".join(asset(f"{name}.js") for name in NAMES)
-    script += f"\nconst door = openRecorded({script_json(data)});"
+    script = script_of("engine/recorded")
+    script += f"\nconst door = page.openRecorded({script_json(data)});"
     script += (
         f"\n(async () => process.stdout.write(JSON.stringify(await (async () => {{{code}}})())))();"
     )

@@ -10,10 +10,10 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.see import View, replay
-from qkv.see.page.html import asset
 from qkv.see.views.replay import ReplayView
 from see.training import made_run, run_folder
 
+from .bundling import bundles
 from .support import Visit, pause, press, read, readout, said, sentence, tight, whole_page
 from .test_page import HOSTILE, problems
 
@@ -312,9 +312,9 @@ def test_without_scripts_the_strip_shows(visit: Visit, html: str, view: ReplayVi
 
 
 def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
-    assert len(asset("pages/replay.js").encode()) < 15_000
-    assert "VIEWS.replay = " in html
-    assert "VIEWS.replay = " not in page_of(qkv.show("the cat sat", model="random"))
+    assert len((bundles.ASSETS / "pages/replay.js").read_bytes()) < 20_000
+    assert "replay-step" in html
+    assert "replay-step" not in page_of(qkv.show("the cat sat", model="random"))
 
 
 def test_two_replays_on_a_page_do_not_disturb_each_other(visit: Visit, view: ReplayView) -> None:

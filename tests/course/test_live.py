@@ -95,7 +95,7 @@ def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> Non
 
 def test_it_names_what_the_page_names() -> None:
     """Its words are those of the page's own tables."""
-    store = (ASSETS / "store.js").read_text(encoding="utf-8")
+    store = (ASSETS / "store/state.js").read_text(encoding="utf-8")
     edits = (ASSETS / "engine/edits.js").read_text(encoding="utf-8")
 
     def listed(pattern: str) -> list[str]:

@@ -128,7 +128,9 @@ def test_the_ground_is_that_of_the_page_and_of_pictures(theme: str) -> None:
     assert colours.shade(0.0, theme) == paper
     block = colours.css().split("\n")[["light", "dark"].index(theme)]
     assert f"--paper:{paper};" in block
-    css = (Path(qkv.see.__file__).parent / "page" / "assets" / "view.css").read_text("utf-8")
+    css = (Path(qkv.see.__file__).parent / "page" / "assets" / "base" / "view.css").read_text(
+        "utf-8"
+    )
     assert "--paper:" not in css
     assert "background: var(--paper)" in css
 

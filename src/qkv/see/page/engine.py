@@ -21,14 +21,13 @@ from qkv.models.network.design import Design
 from qkv.models.network.head import Head
 from qkv.see.page import packing
 from qkv.see.page.about import about_model
-from qkv.see.page.html import asset, script_json
+from qkv.see.page.html import bundle, script, script_json
 
 if TYPE_CHECKING:
     from qkv.models import Model
 
 MOST = 16_000_000  # bytes of a page
 ROOM = 500_000  # bytes of it that are not the model
-_COMPUTE = ("gaps", "wordpiece", "edits", "engine", "worker")
 _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
 
@@ -76,12 +75,11 @@ def engine_payload(model: Model) -> dict[str, Any]:
 
 def engine_part(payload: Mapping[str, Any]) -> str:
     """The model and its script as a part of a page, whose policy is `WITH_WORKER` of html.py."""
-    compute = "\n".join(asset(f"engine/{name}.js") for name in _COMPUTE)
+    compute = f"function compute() {{\n{bundle('worker.js')}}}"
+    call = 'page.openDoor(compute, document.getElementById("qkv-model"));'
     return (
         f'<script type="application/json" id="qkv-model">{script_json(payload)}</script>\n'
-        f'<script>(() => {{ "use strict";\nfunction compute() {{\n{compute}\n}}\n'
-        f'{asset("engine/door.js")}\nopenDoor(compute, document.getElementById("qkv-model"));\n'
-        "})();</script>"
+        f"{script(compute, bundle('door.js'), call)}"
     )
 
 

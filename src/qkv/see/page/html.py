@@ -19,50 +19,9 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
-# The files in assets/ that a kind of view is made of, after view.js: engine/ computes, parts/ are
-# what a page is put together from, pages/ say what goes where.
-_HEAD = ("parts/sight", "parts/lines")
-_STEPS = ("parts/sums", "parts/cell", "parts/block", "parts/steps")
-_PARTS = (
-    "python",
-    "picture",
-    "save",
-    "export",
-    "sentence",
-    "changes",
-    "view_bar",
-    "map",
-    "paint",
-    "weight",
-    "score",
-    "head",
-    "flow",
-    "layer",
-    "motion",
-    "chart",
-    "outcome",
-    "rule",
-    "pair",
-    "second",
-    "cards",
-    "frame",
-)
-_LIVE = ("engine/gaps", "engine/edits", "store", *_STEPS, *(f"parts/{name}" for name in _PARTS))
-_RECORDED = ("engine/recorded", "parts/view_bar", "parts/notes")
-SCRIPTS = {
-    "show": (*_HEAD, *_RECORDED, "parts/map", "parts/head", "parts/received", "pages/show"),
-    "compare": (*_HEAD, *_RECORDED, "parts/pair", "parts/chart", "pages/compare"),
-    "walk": (*_STEPS, "pages/walk"),
-    "shift": ("parts/picture", "parts/save", "parts/plane", "pages/shift"),
-    "replay": ("pages/replay",),
-    "play": (*_HEAD, *_LIVE, "pages/play"),
-}
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-_BLANKS = re.compile("^ +|(?<=[;{}])\n", re.MULTILINE)  # of a style sheet
-# Comments, also behind code (no text may have " // " in it), and blanks before code.
-_FOR_READERS = re.compile(r"^ *((//|/?\*).*)?\n|^ +| // .*$", re.MULTILINE)
 
 
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
@@ -79,14 +38,11 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
     kind = payload["kind"]
-    names = ("view", *SCRIPTS[kind])
-    code = "\n".join(filter(None, (asset(f"{name}.js") for name in names)))
-    styles = [colours.css(), *filter(None, (asset(f"{name}.css") for name in names))]
-    css = script_json("\n".join(styles))
+    css = script_json(f"{colours.css()}\n{bundle(f'{kind}.css')}")
+    call = f'page.start("{mark}", {data}, {css});'
     return (
         f'<div class="qkv-view" data-qkv="{mark}">{static}{_tokens(payload)}{about}</div>\n'
-        f'<script>(() => {{ "use strict";\n{code}\nstart("{mark}", {data}, {css});\n'
-        "})();</script>"
+        f"{script(bundle(f'{kind}.js'), call)}"
     )
 
 
@@ -136,12 +92,16 @@ def script_json(data: Any) -> str:
     return _UNSAFE.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 
-@lru_cache(maxsize=64)
-def asset(name: str) -> str:
-    """The text of a file in assets/, of a script its code alone; empty if there is no such file."""
-    file = files("qkv.see").joinpath("page", "assets", name)
-    text = file.read_text("utf-8") if file.is_file() else ""
-    return (_FOR_READERS if name.endswith(".js") else _BLANKS).sub("", text)
+def script(*parts: str) -> str:
+    """A script of a page, whose names are its own."""
+    code = "\n".join(part.rstrip("\n") for part in parts)
+    return f'<script>(() => {{ "use strict";\n{code}\n}})();</script>'
+
+
+@lru_cache(maxsize=32)
+def bundle(name: str) -> str:
+    """The text of a file in bundles/, which `make bundles` puts together from those in assets/."""
+    return files("qkv.see").joinpath("page", "bundles", name).read_text("utf-8")
 
 
 def _tokens(payload: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from qkv.see.page.about import about_model
-from qkv.see.page.html import POLICY, asset, document, fragment, script_json
+from qkv.see.page.html import POLICY, bundle, document, fragment, script, script_json
 from qkv.see.page.payload import payload_of
 from qkv.see.page.play import known_of
 
@@ -34,12 +34,14 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
     guesses = about["mask"] is not None and bool(about["words"])
     known = {"next": about["next"], "guesses": guesses, "mask": about["mask"]} | known_of(model)
     payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
+    call = (
+        'page.openServer(JSON.parse(document.getElementById("qkv-served").textContent), '
+        'document.getElementById("qkv-key"));'
+    )
     body = (
         f"{_FORM}\n{fragment(payload, '', about_model(model))}\n"
         f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
-        f'<script>(() => {{ "use strict";\n{asset("engine/server.js")}\n'
-        'const about = JSON.parse(document.getElementById("qkv-served").textContent);\n'
-        'openServer(about, document.getElementById("qkv-key"));\n})();</script>\n'
+        f"{script(bundle('server.js'), call)}\n"
     )
     return document(model.name, body, "auto", SERVED, wide=True)
 

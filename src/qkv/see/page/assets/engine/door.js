@@ -1,6 +1,8 @@
 // The door to the model that is in the page: globalThis.qkv. Behind it is a worker, made of the scripts that stand
 // in `compute` (gaps.js, wordpiece.js, edits.js, engine.js, worker.js), since a page that was opened from a file has no other.
 
+/** @typedef {import("./edits.js").Edit} Edit */
+
 /**
  * What a run gives. D is the size of a vector, V that of the vocabulary, n how many places were asked for.
  * @typedef {object} Run
@@ -15,7 +17,7 @@
  * @property {boolean} [causal]  whether the model lets no token see what follows it
  * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
  * @property {[number, number, string][]} [words]  [first, last + 1, word]: its tokens as words of the text, once a page has them
- * @property {any} [source]  of a recorded run: how its numbers are read, see `reader` in sight.js
+ * @property {any} [source]  of a recorded run: how its numbers are read, see `reader` in recorded.js
  */
 
 /**
@@ -23,7 +25,7 @@
  * @param {() => void} compute
  * @param {HTMLElement} data  holds the model, as engine.py has written it
  */
-function openDoor(compute, data) {
+export function openDoor(compute, data) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
   const worker = new Worker(url);
   const waiting = new Map(); // what was asked, by number

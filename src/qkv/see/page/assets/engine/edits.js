@@ -1,6 +1,11 @@
 // What a reader may change in a run of the model: which tokens see which, what heads bring, the temperature,
 // a row of weights, a word. The door (door.js) takes edits as objects {op: ...}, their places being tokens'.
 
+/** @typedef {import("./engine.js").Model} Model */
+/** @typedef {import("./engine.js").Sizes} Sizes */
+/** @typedef {import("./wordpiece.js").Token} Token */
+/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
+
 /**
  * @typedef {{op: string, token?: number, query?: number, key?: number, layer?: number, head?: number, value?: number,
  *            weights?: number[], with?: string}} Edit
@@ -25,7 +30,7 @@ const TAKES = {
  * @param {Model} model
  * @returns {Edit[]}
  */
-function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }) {
+export function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }) {
   if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
   /** @type {(count: number, what: string) => (value: any) => string} */
   const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
@@ -62,7 +67,7 @@ function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }
 }
 
 /** @param {any} value */
-function shown(value) {
+export function shown(value) {
   return (JSON.stringify(value) ?? "undefined").slice(0, 60);
 }
 
@@ -75,7 +80,7 @@ const BY_OP = new WeakMap();
  * @param {string} op
  * @returns {Edit[]}
  */
-function editsOf(edits, op) {
+export function editsOf(edits, op) {
   let known = BY_OP.get(edits);
   if (!known) {
     BY_OP.set(edits, (known = new Map()));
@@ -93,14 +98,14 @@ function editsOf(edits, op) {
  * @param {Edit[]} edits
  * @param {Tokenizer} tokenizer
  */
-function swapped(tokens, edits, { ids }) {
+export function swapped(tokens, edits, { ids }) {
   const found = tokens.map(({ id, token }) => ({ id, token }));
   for (const edit of editsOf(edits, "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
   return found;
 }
 
 /** @param {Edit} edit */
-function isAblation({ op }) {
+export function isAblation({ op }) {
   return op === "ablate";
 }
 
@@ -110,7 +115,7 @@ function isAblation({ op }) {
  * @param {number} l
  * @param {number} h
  */
-function isFor(edit, l, h) {
+export function isFor(edit, l, h) {
   return (edit.layer ?? l) === l && (edit.head ?? h) === h;
 }
 
@@ -121,7 +126,7 @@ function isFor(edit, l, h) {
  * @param {number} h
  * @param {number} T
  */
-function hiddenBy(edits, l, h, T) {
+export function hiddenBy(edits, l, h, T) {
   const hidden = new Uint8Array(T * T);
   for (const { token } of editsOf(edits, "hide")) for (let i = 0; i < T; i++) hidden[i * T + token] = 1;
   if (editsOf(edits, "causal").length) for (let i = 0; i < T; i++) hidden.fill(1, i * T + i + 1, (i + 1) * T);
@@ -134,7 +139,7 @@ function hiddenBy(edits, l, h, T) {
  * @param {Edit[]} edits
  * @param {number} usual
  */
-function scaleOf(edits, usual) {
+export function scaleOf(edits, usual) {
   return editsOf(edits, "scale").at(-1)?.value ?? usual;
 }
 
@@ -145,7 +150,7 @@ function scaleOf(edits, usual) {
  * @param {number} h
  * @param {Float64Array} pattern
  */
-function withRows(edits, l, h, pattern) {
+export function withRows(edits, l, h, pattern) {
   const T = Math.sqrt(pattern.length);
   for (const edit of editsOf(edits, "row")) if (isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
   return pattern;
@@ -157,7 +162,7 @@ function withRows(edits, l, h, pattern) {
  * @param {Float64Array} z
  * @param {Sizes} sizes
  */
-function without(ablations, z, { heads: H, dim: D }) {
+export function without(ablations, z, { heads: H, dim: D }) {
   const d = D / H;
   const kept = z.slice();
   for (const { head } of ablations)

@@ -5,6 +5,12 @@
 // size of the MLP, V the vocabulary. All is computed in float64, as JavaScript's numbers are: what comes out is
 // the model's own, but for the last rounding.
 
+import { hiddenBy, isAblation, scaleOf, without, withRows } from "./edits.js";
+import { readTokenizer } from "./wordpiece.js";
+
+/** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
+
 /**
  * @typedef {{layers: number, heads: number, dim: number, vocabulary: number, most: number, eps: number, mask?: string,
  *            scales?: [string, number][]}} Sizes  mask and scales: of a model on a server, see server.js
@@ -19,7 +25,7 @@
  * @param {{name: string, sizes: Sizes, parameters: Record<string, {b64: string}>, tokenizer: any}} written
  * @returns {Model}
  */
-function readModel({ name, sizes, parameters, tokenizer }) {
+export function readModel({ name, sizes, parameters, tokenizer }) {
   const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all that float16 has
   /** @type {Record<string, Float32Array>} */
   const read = {};
@@ -319,7 +325,7 @@ function rest(model, l, x, z) {
  * @param {Edit[]} edits
  * @returns {Generator<void, Step[]>}  the embeddings, and behind them the layers
  */
-function* forward(model, memory, ids, edits) {
+export function* forward(model, memory, ids, edits) {
   const steps = [memory.keep(`ids ${ids}`, () => embed(model, ids))];
   let [x, last] = [steps[0].full_embed, steps[0]]; // (T, D)
   for (let l = 0; l < model.sizes.layers; l++) {
@@ -342,7 +348,7 @@ function* forward(model, memory, ids, edits) {
  * @param {Float64Array} x
  * @param {number[]} places
  */
-function logitsAt(model, x, places) {
+export function logitsAt(model, x, places) {
   const { parameters: p, sizes: { dim: D } } = model;
   const rows = new Float64Array(places.length * D); // (T, D) -> (n, D)
   places.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
@@ -351,7 +357,7 @@ function logitsAt(model, x, places) {
 }
 
 /** What has been computed, up to so many numbers; what nobody asked for the longest goes first. */
-class Memory {
+export class Memory {
   constructor(most = 6e6) {
     this.most = most;
     this.size = 0;

@@ -8,6 +8,6 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
  * @param {string} text
  * @returns {{start: number, end: number}[]}  each is text.slice(start, end)
  */
-function gapsOf(text) {
+export function gapsOf(text) {
   return Array.from(text.matchAll(GAPS), ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
 }

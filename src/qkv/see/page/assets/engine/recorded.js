@@ -1,5 +1,8 @@
 // The door to texts that were run when the page was written: it gives what the payload holds, and computes nothing.
-// Goes after sight.js.
+
+import { unpack } from "../base/values.js";
+
+/** @typedef {import("./door.js").Run} Run */
 
 /**
  * A text of the payload as a run. A long one holds the largest of its weights, and has no pattern.
@@ -37,7 +40,7 @@ function recordedRun(written) {
  * The door to the texts of a payload, each by its name.
  * @param {any} data  PAYLOAD of payload.py
  */
-function openRecorded(data) {
+export function openRecorded(data) {
   const runs = data.texts.map(recordedRun);
   const refuse = (what) => Promise.reject(new Error(`${what} needs a model: this page holds what was computed before.`));
   return {
@@ -53,41 +56,47 @@ function openRecorded(data) {
   };
 }
 
-/**
- * The state of a page that shows what was run before, and what its parts are told: as in store.js, but all of it is
- * there at once. The state's text is the name of one, its layer and head count from 0 within what the text holds.
- * @param {any} data  PAYLOAD of payload.py
- * @param {(now: any) => void} heard  is called at every change
- */
-function recordedStore(data, heard) {
-  const engine = openRecorded(data);
-  const { start } = data;
-  const first = data.texts[start.text || 0];
-  const place = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
-  const looks = { colouring: "pattern", inside: true, ...SIGHT, merge: start.merge, stretch: data.stretch };
-  let state = Object.freeze({ ...place, query: start.query || 0, place: null, edits: [], ...looks });
-  const held = () => data.texts.findIndex(({ name }) => name === state.text);
-
+/** What a text's packed numbers say; l and h count from 0 within what is held. */
+function reader(text) {
+  const { heads: H, length: L, key_length: S, summary } = text;
+  const data = {};
+  const once = (name, packed) => (data[name] ??= unpack(packed));
+  const bit = (name, l, h, i, j) => {
+    const packed = text[name];
+    if (!packed) return false;
+    const [layers, heads] = packed.shape; // an axis of 1 holds for all
+    const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
+    return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
+  };
+  const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
   return {
-    data,
-    engine,
-    recorded: true,
-    get state() {
-      return state;
+    text,
+    keys: text.keys || text.tokens,
+    keySpecial: text.key_special || text.special,
+    keyWords: text.key_words || (text.keys ? null : text.words),
+    /** Calls give(j, weight) for each weight of a query that the page holds. */
+    row(l, h, i, give) {
+      const base = (l * H + h) * L + i;
+      if (summary) {
+        const [places, weights] = [once("places", summary.indices), once("top", summary.weights)];
+        const none = summary.indices.bits === 32 ? 4294967295 : 65535;
+        for (let t = base * summary.top_k; t < (base + 1) * summary.top_k; t++) {
+          if (places[t] !== none && weights[t]) give(places[t], weights[t] / summary.weights.per);
+        }
+        return;
+      }
+      const weights = once("weights", text.weights);
+      for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
     },
-    /** What the parts are told. */
-    get now() {
-      const { layers, heads } = data.texts[held()];
-      const run = engine.runs[held()];
-      const model = { name: data.model, layers: layers.length, heads };
-      return { state, model, run, original: run, busy: false, error: null, words: [] };
-    },
-    /** Changes the state; where another text has fewer layers or heads, its last is shown. */
-    set(patch) {
-      state = Object.freeze({ ...state, ...patch });
-      const { layers, heads } = data.texts[held()];
-      state = Object.freeze({ ...state, layer: Math.min(state.layer, layers.length - 1), head: Math.min(state.head, heads - 1) });
-      heard(this.now);
+    hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
+    norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
+    received: (l, h, j) => ofKey("received", summary.received, l, h, j),
+    /** The scaled score; -Infinity where hidden, null where the page has none. */
+    score(l, h, i, j) {
+      const packed = text.scores;
+      const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;
+      if (k < 0) return null;
+      return once("scores", packed)[((k * H + h) * L + i) * S + j];
     },
   };
 }

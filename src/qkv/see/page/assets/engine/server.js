@@ -1,5 +1,8 @@
 // The door to a model that a server has: globalThis.qkv as door.js gives it, where POST /v1/trace computes.
 
+/** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./door.js").Run} Run */
+
 const BINARY = "application/vnd.safetensors";
 
 /**
@@ -23,7 +26,7 @@ const BINARY = "application/vnd.safetensors";
  * @param {Served} model
  * @param {HTMLFormElement} form  asks for the key, where the server wants one
  */
-function openServer(model, form) {
+export function openServer(model, form) {
   const going = new Set(); // runs, which a sweep lets go first
   let [key, asking] = ["", null]; // the key is kept here alone
 

@@ -3,6 +3,8 @@
 // What is a mark or punctuation is asked of the browser's Unicode. The tokenizers library has the tables of
 // Unicode 8, so that a word in a script that is newer than 2015 may be cut otherwise, unknown as it is.
 
+import { gapsOf } from "./gaps.js";
+
 /**
  * A character as the model reads it, and the part of the text that it stands for: `text.slice(start, end)`.
  * @typedef {{mark: string, start: number, end: number}} Mark
@@ -25,7 +27,7 @@ const CHINESE = [0x3400, 0x4dbf, 0x4e00, 0x9fff, 0xf900, 0xfaff, 0x20000, 0x2a6d
  * @param {any} file
  * @returns {Tokenizer}
  */
-function readTokenizer(file) {
+export function readTokenizer(file) {
   /** @type {Map<string, number>} */
   const words = new Map(Object.entries(file.model.vocab));
   const ids = new Map(words);
@@ -63,7 +65,7 @@ function readTokenizer(file) {
  * @param {number} most
  * @returns {{tokens: Token[], cut: boolean}}
  */
-function tokenize(tokenizer, text, most) {
+export function tokenize(tokenizer, text, most) {
   const room = most - tokenizer.before.length - tokenizer.after.length;
   const own = [];
   for (const token of tokensOf(tokenizer, text)) {
@@ -79,7 +81,7 @@ function tokenize(tokenizer, text, most) {
  * @param {string} text
  * @returns {Generator<Token>}
  */
-function* tokensOf(tokenizer, text) {
+export function* tokensOf(tokenizer, text) {
   const { mask, apart, ids } = tokenizer;
   const spelled = apart ? Array.from(text.matchAll(apart)) : [];
   const named = spelled.map(({ 0: token, index }) => ({ token, start: index, end: index + token.length }));
@@ -112,7 +114,7 @@ function* piecesOf(tokenizer, text, start) {
  * @param {number} start
  * @returns {Generator<Mark>}
  */
-function* normalized(rules, text, start) {
+export function* normalized(rules, text, start) {
   const { clean_text: clean, handle_chinese_chars: chinese, strip_accents: strip, lowercase: lower } = rules;
   for (const mark of text) {
     const end = start + mark.length;
@@ -137,7 +139,7 @@ function isChinese(mark) {
  * @param {Iterable<Mark>} marks
  * @returns {Generator<Mark[]>}
  */
-function* wordsOf(marks) {
+export function* wordsOf(marks) {
   let word = [];
   for (const one of marks) {
     const [blank, sign] = [BLANK.test(one.mark), PUNCTUATION.test(one.mark)];

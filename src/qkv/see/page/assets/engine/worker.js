@@ -1,6 +1,13 @@
 // What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, and for
 // sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
 
+import { checkedEdits, shown, swapped } from "./edits.js";
+import { forward, logitsAt, Memory, readModel } from "./engine.js";
+import { tokenize } from "./wordpiece.js";
+
+/** @typedef {import("./engine.js").Model} Model */
+/** @typedef {import("./engine.js").Step} Step */
+
 /**
  * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[],
  *            names?: string[], rows?: Record<string, number[]>}} Question

@@ -1,5 +1,14 @@
 // The page of "compare": two texts, or two runs of one, on one axis of tokens.
 
+import { el, fill, word } from "../base/elements.js";
+import { starting } from "../base/mount.js";
+import { count, number, visible } from "../base/text.js";
+import { recordedStore } from "../store/recorded.js";
+import { lineChart } from "../parts/chart.js";
+import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
+import { pairPart } from "../parts/pair.js";
+import { viewBarPart } from "../parts/view_bar.js";
+
 function compare(box, data, ui) {
   const { compare: found } = data;
   const store = recordedStore(data, update);
@@ -32,7 +41,7 @@ function compare(box, data, ui) {
   update(store.now);
 }
 
-VIEWS.compare = compare;
+export const start = starting(compare);
 
 // ---- what only a comparison has
 

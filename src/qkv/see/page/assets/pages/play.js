@@ -1,6 +1,33 @@
 // The live page: where its parts stand, the badge, the headline's place, the tabs of a narrow window. Each part is a
 // function of its own file that gives {node, update(now)}; store.js says what `now` is.
 
+import { roving } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { starting } from "../base/mount.js";
+import { visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { PART_OF } from "../store/state.js";
+import { playStore } from "../store/store.js";
+import { cardsPart } from "../parts/cards.js";
+import { changesPart } from "../parts/changes.js";
+import { aboutPart } from "../parts/export.js";
+import { inFrame } from "../parts/frame.js";
+import { headPart } from "../parts/head.js";
+import { stepsPart } from "../parts/layer.js";
+import { mapPart } from "../parts/map.js";
+import { motionPart } from "../parts/motion.js";
+import { outcomePart } from "../parts/outcome.js";
+import { paintBar } from "../parts/paint.js";
+import { saveMenu } from "../parts/save.js";
+import { scorePart } from "../parts/score.js";
+import { secondPart } from "../parts/second.js";
+import { sentencePart } from "../parts/sentence.js";
+import { viewBarPart } from "../parts/view_bar.js";
+import { weightHandles } from "../parts/weight.js";
+import "./play.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 const NARROW = "(max-width: 759px)"; // as in play.css
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
 const ON_TAB = {
@@ -22,11 +49,7 @@ const REGIONS = {
   outcome: "Result",
   second: "A second sentence",
 };
-
-/**
- * A part of the page.
- * @typedef {{node: HTMLElement, update: (now: Now) => void | Promise<void>, headline?: HTMLElement}} Part
- */
+const HANDS = { paintBar, weightHandles };
 
 function play(box, data, ui) {
   const narrow = window.matchMedia(NARROW);
@@ -108,7 +131,7 @@ function play(box, data, ui) {
   }
 }
 
-VIEWS.play = play;
+export const start = starting(play);
 
 /** The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits. */
 function partsOf(ui, store) {
@@ -117,7 +140,7 @@ function partsOf(ui, store) {
     sentence: sentencePart(ui, store),
     changes: changesPart(ui, store),
     outcome: outcomePart(ui, store),
-    head: headPart(ui, store),
+    head: headPart(ui, store, HANDS),
     before: originalHead(ui, store),
     motion: motionPart(ui),
     view: viewBarPart(ui, store),
@@ -135,7 +158,7 @@ function originalHead(ui, store) {
   const looking = Object.create(store, {
     set: { value: ({ text, edits, ...patch }, options) => store.set(patch, options) },
   });
-  const part = headPart(ui, looking);
+  const part = headPart(ui, looking, HANDS);
   part.node.dataset.part = "before";
   const update = (now) => {
     const { state, original } = now;

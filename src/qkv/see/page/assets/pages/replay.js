@@ -1,7 +1,17 @@
-// The replay: one head through training, a slider over the snapshots. Goes after view.js.
+// The replay: one head through training, a slider over the snapshots.
 // The payload is described at the top of page/replay.py.
 
-VIEWS.replay = (box, payload, ui) => {
+import { LINES, raster } from "../base/colours.js";
+import { choice, roving, stretcher } from "../base/controls.js";
+import { el, fill, svg } from "../base/elements.js";
+import { heatmap } from "../base/heatmap.js";
+import { starting } from "../base/mount.js";
+import { count, number, visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { unpack } from "../base/values.js";
+import "./replay.css";
+
+export const start = starting((box, payload, ui) => {
   const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
   const [L, last, first] = [tokens.length, shown.length - 1, payload.start];
   const [packed, { per }] = [unpack(data.weights), data.weights];
@@ -284,4 +294,4 @@ VIEWS.replay = (box, payload, ui) => {
   stop();
   open(state.l, state.h);
   ui.redraw(draw);
-};
+});

@@ -1,7 +1,14 @@
 // The shift: words as arrows from their static vector to where a layer has taken them, in one plane.
 // The payload is described at the top of page/shift.py.
 
-VIEWS.shift = (box, payload, ui) => {
+import { el, fill, svg, word } from "../base/elements.js";
+import { starting } from "../base/mount.js";
+import { cut, number, visible } from "../base/text.js";
+import { lineColour, planePart } from "../parts/plane.js";
+import { saveMenu } from "../parts/save.js";
+import "./shift.css";
+
+export const start = starting((box, payload, ui) => {
   const shift = payload.shift;
   const { stages, tokens, of, before } = shift;
   const several = shift.sentences.length > 1;
@@ -118,4 +125,4 @@ VIEWS.shift = (box, payload, ui) => {
   );
   show(at, false);
   ui.redraw(reveal);
-};
+});

@@ -1,5 +1,14 @@
 // The page of "show": one head of a text that was run before, and all heads.
 
+import { el, fill } from "../base/elements.js";
+import { starting } from "../base/mount.js";
+import { recordedStore } from "../store/recorded.js";
+import { headPart } from "../parts/head.js";
+import { mapPart } from "../parts/map.js";
+import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
+import { receivedPart } from "../parts/received.js";
+import { viewBarPart } from "../parts/view_bar.js";
+
 function show(box, data, ui) {
   const store = recordedStore(data, update);
   const [bar, head, received, map] = [viewBarPart(ui, store), headPart(ui, store), receivedPart(ui), mapPart(ui, store)];
@@ -24,4 +33,4 @@ function show(box, data, ui) {
   update(store.now);
 }
 
-VIEWS.show = show;
+export const start = starting(show);

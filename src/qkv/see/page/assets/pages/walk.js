@@ -1,7 +1,15 @@
 // The walk: one head step by step, each with its numbers, and the sum behind any of them.
 // The payload is described at the top of page/walk.py, how a number is made in parts/sums.js.
 
-VIEWS.walk = (box, payload, ui) => {
+import { el, fill } from "../base/elements.js";
+import { starting } from "../base/mount.js";
+import { unpack } from "../base/values.js";
+import { stepsView } from "../parts/steps.js";
+import { numbersOf } from "../parts/sums.js";
+
+/** @typedef {import("../parts/block.js").Flow} Flow */
+
+export const start = starting((box, payload, ui) => {
   const view = stepsView(ui, { stretch: payload.stretch });
   fill(
     box,
@@ -11,7 +19,7 @@ VIEWS.walk = (box, payload, ui) => {
     view.node,
   );
   view.set(walkFlow(payload.walk));
-};
+});
 
 /**
  * A walk of a payload, with its numbers unpacked as they are asked for.

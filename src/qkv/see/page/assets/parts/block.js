@@ -2,6 +2,13 @@
 // long there. On the left is the residual stream, which the parts of the layer add to. What a node computed is told in
 // steps.js; what a step is, at the top of page/walk.py.
 
+import { roving } from "../base/controls.js";
+import { el, fill, svg, word } from "../base/elements.js";
+import { number } from "../base/text.js";
+import "./block.css";
+
+/** @typedef {import("./sums.js").Numbers} Numbers */
+
 /**
  * A step of a flow.
  * @typedef {object} FlowStep
@@ -94,7 +101,7 @@ function readIn(steps, k) {
  * @param {Flow} flow
  * @returns {Flow}
  */
-function streamOf(flow) {
+export function streamOf(flow) {
   const { steps } = flow;
   const first = Math.max(0, steps.findIndex(({ name }) => name === "X"));
   const kept = steps.map(({ name }, k) => k >= first && (!laneOf(name) || /^N2?$/.test(name) || Boolean(PARTS[name])));
@@ -135,7 +142,7 @@ function rowIn(flow, step, token) {
  * @param {number} token
  * @returns {number | null}
  */
-function lengthIn(flow, step, token) {
+export function lengthIn(flow, step, token) {
   const length = step.lengths?.[rowIn(flow, step, token)];
   return Number.isFinite(length) ? length : null;
 }
@@ -189,7 +196,7 @@ function isAround(from, to) {
  * @param {any} ui
  * @param {{onshow: (k: number) => void, panel: string}} options  the panel is what the tabs control
  */
-function blockPart(ui, { onshow, panel }) {
+export function blockPart(ui, { onshow, panel }) {
   const id = ui.id("step");
   const list = el("div", { class: "block-nodes", role: "tablist", "aria-label": "Steps", "aria-orientation": "vertical" });
   const picture = svg("svg", { class: "block-flow", "aria-hidden": "true" });

@@ -1,6 +1,17 @@
 // A first lesson in cards: each says what there is to see and asks for a guess; then the page shows what happens, and
 // the card what it comes to. Whether a guess is right is measured by runs of the model that the page has.
 
+import { el, fill, word } from "../base/elements.js";
+import { fixed } from "../base/text.js";
+import { chance, chancesOf, movedChance } from "../store/chances.js";
+import "./cards.css";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../engine/door.js").Run} Run */
+
 const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_cards.py
 
 /**
@@ -80,7 +91,7 @@ function probeNumber({ probes }, values, i) {
 }
 
 /** Begins the lesson; null where the model has none. */
-function lessonButton(store) {
+export function lessonButton(store) {
   const { cards = [] } = store.data;
   const open = () => openCard(store, 0);
   return cards.length ? el("button", { type: "button", class: "lesson in-whole", onclick: open }, `A lesson: ${cards.length} cards`) : null;
@@ -96,7 +107,7 @@ function openCard(store, k) {
  * @param {any} store
  * @returns {Part}
  */
-function cardsPart(ui, store) {
+export function cardsPart(ui, store) {
   /** @type {Card[]} */
   const cards = store.data.cards ?? [];
   const title = el("h2", { tabindex: -1 });

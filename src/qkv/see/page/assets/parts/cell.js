@@ -2,6 +2,15 @@
 // over each the two numbers that it is the product of. A bar that is pointed at is named, and its two numbers are marked
 // wherever else they stand. `Sum` is what sums.js gives.
 
+import { canvas2d, css, hatch, shade } from "../base/colours.js";
+import { foldedTable } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { cut, number, visible } from "../base/text.js";
+import { inSum, termsOf, total } from "./sums.js";
+import "./cell.css";
+
+/** @typedef {import("./sums.js").Sum} Sum */
+
 const BARS = 96; // how high the bars are together, in pixels
 
 /**
@@ -29,7 +38,7 @@ const BARS = 96; // how high the bars are together, in pixels
  * @param {string} right
  * @returns {Bars}
  */
-function productBars(label, sum, left, right) {
+export function productBars(label, sum, left, right) {
   const { places, count: all, whole } = sum;
   const values = sum.left.map((x, k) => x * sum.right[k]);
   const sides = [1, -1].map((sign) => total(values.filter((x) => x * sign > 0)));
@@ -56,7 +65,7 @@ function productBars(label, sum, left, right) {
  *          of: string, name: string}} row  of the scores, of the shares
  * @returns {Bars}
  */
-function shareBars(label, { scores, raised, shares, names, at, of, name }) {
+export function shareBars(label, { scores, raised, shares, names, at, of, name }) {
   const called = (k) => visible(names[k]);
   return {
     label,
@@ -79,7 +88,7 @@ function shareBars(label, { scores, raised, shares, names, at, of, name }) {
  * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options  hears which bar is
  *   pointed at; whether the sum is written out; what stands behind it
  */
-function sumBars(ui, { onpoint, writes = true, after } = {}) {
+export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const canvas = el("canvas", { "aria-hidden": "true" });
   const chart = el("div", { class: "sum-chart", role: "slider", tabindex: 0, "aria-valuemin": 1, onkeydown: step }, canvas);
   const said = el("p", { class: "sum-said" });

@@ -1,10 +1,25 @@
 // What the reader has changed, in words, each to be taken back; and the changes that are made for the whole model at
 // once: which tokens see which, and the temperature of attention.
 
+import { choice } from "../base/controls.js";
+import { el, fill, word } from "../base/elements.js";
+import { count, number } from "../base/text.js";
+import { range } from "../base/values.js";
+import { editsOf } from "../engine/edits.js";
+import { plainName } from "../store/chances.js";
+import { maskOf } from "../store/places.js";
+import { offerOf } from "./sentence.js";
+import { heatWords, nameIn, usualScale } from "./words.js";
+import "./changes.css";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+
 const WINDOWS = [1, 2, 4, 8];
 
 /** @returns {Part} */
-function changesPart(ui, store) {
+export function changesPart(ui, store) {
   const list = el("ul", { class: "changed", "aria-label": "what you changed" });
   const masks = maskMenu(ui, store);
   const heat = temperature(ui, store);
@@ -41,7 +56,7 @@ function changesPart(ui, store) {
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */
-function inWords({ state: { edits }, run, original, words, model }) {
+export function inWords({ state: { edits }, run, original, words, model }) {
   const found = [];
   const put = (key, edit, say) => {
     const known = found.find((one) => one.key === key);
@@ -111,20 +126,6 @@ function maskMenu(ui, store) {
 }
 
 // ---- temperature
-
-/** What the model multiplies the scores of a layer by: where it says nothing, 1/√d, d the size of a head. */
-function usualScale(model, layer) {
-  return model.scales?.[layer][1] ?? 1 / Math.sqrt(model.dim / model.heads);
-}
-
-/**
- * What a scale of scores is in words: how hot the softmax of attention is, not that of the words. Where layers have scales of
- * their own, no one temperature is that of all.
- */
-function heatWords(model, value) {
-  const [usual, ...others] = range(0, model.layers).map((layer) => usualScale(model, layer));
-  return others.some((other) => other !== usual) ? `attention scores times ${number(value)}` : `attention temperature ${number(usual / value)}`;
-}
 
 /** How spread out a row of weights is, in bits. */
 function entropyOf(row) {

@@ -1,5 +1,8 @@
 // One number for each layer, as a line.
 
+import { svg } from "../base/elements.js";
+import { fixed } from "../base/text.js";
+
 /**
  * A line through numbers, each written beside its point as far as there is room.
  * @param {number} wide  in pixels
@@ -8,7 +11,7 @@
  *     `low`, `high`: the ends of the axis; `name`: what stands below a point; `say`: how a number is written; `label`:
  *     what those who listen hear of it, where no table says the same
  */
-function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
+export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
   const [tall, left, span] = [160, 44, high - low];
   const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, values.length - 1);
   const y = (value) => (span > 1e-9 ? tall - 46 - ((value - low) / span) * (tall - 76) : 30);

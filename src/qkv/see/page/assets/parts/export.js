@@ -1,5 +1,17 @@
 // What can be saved of each part of the live page: its numbers as tables, and what stands below its picture.
 
+import { el } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { hiddenBy } from "../engine/edits.js";
+import { chancesOf, cosineAt, movedShare } from "../store/chances.js";
+import { inWords } from "./changes.js";
+import { isRemoved } from "./map.js";
+import { matricesIn } from "./save.js";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("./save.js").Sheet} Sheet */
+/** @typedef {import("./save.js").Table} Table */
+
 const MOST_ROWS = 500_000; // of a table
 
 /**
@@ -107,7 +119,7 @@ function sheetsOf(name, now, data, part) {
  * @param {any} store
  * @param {any} part
  */
-function aboutPart(name, now, store, part) {
+export function aboutPart(name, now, store, part) {
   const { state, model, run, second, sentence } = now;
   if (!run || (name === "second" && !second)) return null;
   const changes = inWords(now).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));

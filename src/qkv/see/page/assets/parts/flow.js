@@ -1,5 +1,15 @@
 // What one layer of a run did to its text, step by step: as page/walk.py writes it of a recorded walk, told here of a run.
 
+import { visible } from "../base/text.js";
+import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { isRemoved } from "./map.js";
+import { numbersOf } from "./sums.js";
+
+/** @typedef {import("./block.js").Flow} Flow */
+/** @typedef {import("./block.js").FlowStep} FlowStep */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../engine/door.js").Run} Run */
+
 const FEW_UNITS = 8; // hidden units that are shown of all
 // Where a trace has what is not computed here.
 const TRACED = {
@@ -43,7 +53,7 @@ function flowWriter(tokens, token, layer) {
   };
 }
 
-function lengthAt(data, t, wide) {
+export function lengthAt(data, t, wide) {
   let total_ = 0;
   for (let i = t * wide; i < (t + 1) * wide; i++) total_ += data[i] ** 2;
   return Math.sqrt(total_);
@@ -70,7 +80,7 @@ function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
  * @param {number} layer
  * @returns {[string[], Record<string, number[]>]}
  */
-function parametersOf(run, layer) {
+export function parametersOf(run, layer) {
   const parts = ["attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj", "norm1", "mlp.up_proj", "mlp.down_proj", "norm2"];
   const names = parts.flatMap((part) => ["weight", "bias"].map((kind) => `blocks.${layer}.${part}.${kind}`));
   if (layer) return [names, {}];
@@ -86,7 +96,7 @@ function parametersOf(run, layer) {
  * @param {Record<string, Float32Array> | null} known  the parameters, where they can be had
  * @returns {Flow | null}
  */
-function flowOf(run, { layer, head, edits, query, place }, model, known) {
+export function flowOf(run, { layer, head, edits, query, place }, model, known) {
   const block = run.blocks?.[layer];
   if (!block?.q || !run.tokens.length) return null;
   const { tokens } = run;

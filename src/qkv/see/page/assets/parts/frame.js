@@ -1,10 +1,12 @@
 // The page in a frame of another: it is told whether that is light or dark, and tells how high it is itself, once all is
 // drawn. Both by messages, since pages that are opened as files may not look into each other.
 
+import { ONE_OF } from "../store/state.js";
+
 /**
  * @param {any} store
  */
-function inFrame(store) {
+export function inFrame(store) {
   if (window.parent === window) return;
   window.addEventListener("message", ({ source, data }) => {
     const theme = data?.theme;

@@ -2,6 +2,22 @@
 // keys K above, the queries Q on the left, the values V on the right). The mask can be painted (paint.js), a row of
 // weights be set (weight.js). Of a text that was run before there are the weights alone, and a click holds a row in view.
 
+import { canvas2d, css, shade } from "../base/colours.js";
+import { foldedTable } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { heatmap } from "../base/heatmap.js";
+import { fixed, visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { maskOf } from "../store/places.js";
+import { SIGHT } from "../store/state.js";
+import { heldWith, lines, LISTED, ROW, rowsInView } from "./lines.js";
+import { isRemoved, usually } from "./map.js";
+import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifference, wordsOfRows } from "./sight.js";
+import "./head.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../engine/door.js").Run} Run */
+
 const STRIP = 64; // how long a vector is drawn, in pixels
 
 /**
@@ -10,7 +26,7 @@ const STRIP = 64; // how long a vector is drawn, in pixels
  * @param {number} layer
  * @param {number} head
  */
-function vectorsOf(run, layer, head) {
+export function vectorsOf(run, layer, head) {
   const block = run.blocks?.[layer];
   if (!block?.q) return null;
   const [T, heads] = [run.tokens.length, run.pattern[layer].length];
@@ -32,13 +48,14 @@ function vectorsOf(run, layer, head) {
  * One head of the text. A page may put `title`, and `said`, which says what is in view, elsewhere.
  * @param {any} ui
  * @param {any} store
+ * @param {any} hands  what changes it: `paintBar` of paint.js and `weightHandles` of weight.js; null where the text was run before
  */
-function headPart(ui, store) {
+export function headPart(ui, store, hands = null) {
   const title = el("h3", {});
   const said = el("p", { class: "head-words" });
   const saidBox = el("div", { class: "head-said" }, said);
-  const holds = Boolean(store.recorded); // whether a click holds a row; else it only chooses the query
-  const paint = holds ? null : paintBar(ui, store, step);
+  const holds = !hands; // whether a click holds a row; else it only chooses the query
+  const paint = holds ? null : hands.paintBar(ui, store, step);
   const list = lines(ui, { onhover: preview, onpick: choose, onfree: free });
   const map = heatmap(ui, {
     describe(r, c) {
@@ -59,7 +76,7 @@ function headPart(ui, store) {
   const around = el("p", { class: "note" });
   const why = el("p", { class: "note why" });
   const byRule = el("button", { type: "button", onclick: () => store.byRule() }, "Let the rule choose");
-  const weights = holds ? null : weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
+  const weights = holds ? null : hands.weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
   const table = foldedTable("The same as a table", "table of weights");
   const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);

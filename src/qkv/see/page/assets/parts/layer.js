@@ -1,11 +1,23 @@
 // The chosen layer of a run as data flows through it, and how one row of its head's weights arises, as a table.
 
+import { el, fill, word } from "../base/elements.js";
+import { fixed, number } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { streamOf } from "./block.js";
+import { flowOf, lengthAt, parametersOf } from "./flow.js";
+import { vectorsOf } from "./head.js";
+import { stepsView } from "./steps.js";
+import "./layer.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 /**
  * The chosen layer as data flows through it, and the steps of the chosen row as a table.
  * @param {any} ui
  * @param {any} store
  */
-function stepsPart(ui, store) {
+export function stepsPart(ui, store) {
   const title = el("h3", {});
   const go = (by) => () => store.set({ layer: Math.max(0, Math.min(now.run.pattern.length - 1, now.state.layer + by)) });
   const [down, up] = [["‹", "the layer before", -1], ["›", "the next layer", 1]].map(([sign, name, by]) =>

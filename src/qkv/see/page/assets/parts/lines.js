@@ -1,10 +1,15 @@
-// The weights of a head as lines from tokens to tokens. Goes after sight.js.
+// The weights of a head as lines from tokens to tokens.
 
-const ROW = 26; // height of one token, in CSS pixels
-const LISTED = 40; // up to so many keys are all listed
+import { LINES } from "../base/colours.js";
+import { roving } from "../base/controls.js";
+import { el, fill, svg } from "../base/elements.js";
+import { count, number, visible } from "../base/text.js";
+
+export const ROW = 26; // height of one token, in CSS pixels
+export const LISTED = 40; // up to so many keys are all listed
 
 /** The rows of a head in view: those of the tokens held, else the one under pointer or focus, else that of the token at rest. */
-function rowsInView(head, held, hover, token) {
+export function rowsInView(head, held, hover, token) {
   const rows = held.map(head.rowAt).filter((r) => r >= 0);
   if (rows.length) return [...new Set(rows)];
   if (hover !== null) return [hover];
@@ -12,7 +17,7 @@ function rowsInView(head, held, hover, token) {
 }
 
 /** The tokens held once a row was picked, alone or `add`ed to the others; it is let go where it was held. */
-function heldWith(head, held, r, add) {
+export function heldWith(head, held, r, add) {
   const others = held.filter((token) => head.rowAt(token) !== r);
   const on = others.length < held.length;
   return [...(add ? others : []), ...(on && (add || !others.length) ? [] : [head.rows[r].first])];
@@ -22,7 +27,7 @@ function heldWith(head, held, r, add) {
  * Queries on the left, keys on the right, lines between. Of many keys those are listed that the
  * queries in view look at most, with their places; of many queries only a window is in the page.
  */
-function lines(ui, { onhover, onpick, onfree }) {
+export function lines(ui, { onhover, onpick, onfree }) {
   const tokens = el("div", { class: "tokens" });
   const list = el(
     "div",

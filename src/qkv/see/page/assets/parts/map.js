@@ -3,6 +3,18 @@
 // the reader's changes have changed in it. Of a text that was run before there are the patterns; where heads were
 // measured on it, they can stand in the order of a measure.
 
+import { css, shade } from "../base/colours.js";
+import { choice, roving, scaleBar } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { number, visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { editsOf } from "../engine/edits.js";
+import { chance, chancesOf, movedChance, movedShare } from "../store/chances.js";
+import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
+import "./map.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 const COLOURINGS = [
   ["pattern", "pattern"],
   ["effect", "what removing it changes"],
@@ -34,13 +46,13 @@ function headsInOrder({ layers, heads, measures }, order) {
 }
 
 /** The role of a head in words: what it does on average, over many sentences. */
-function usually([role, value]) {
+export function usually([role, value]) {
   return `usually ${role} (${number(value)})`;
 }
 
 // ---- a head taken out, and put back
 
-function isRemoved(edits, layer, head) {
+export function isRemoved(edits, layer, head) {
   return edits.length > 0 && editsOf(edits, "ablate").some((edit) => edit.layer === layer && (edit.head ?? head) === head);
 }
 
@@ -56,13 +68,6 @@ function withHead(edits, layer, head, heads, on) {
 }
 
 // ---- what removing each head changes
-
-/** How much of the chance is with other words: half the sum of the differences. */
-function movedChance(before, after) {
-  let total = 0;
-  for (let k = 0; k < before.length; k++) total += Math.abs(before[k] - after[k]);
-  return total / 2;
-}
 
 /**
  * Asks the model to remove one head after the other, and hears of each: `heard(effects)`, effects by "layer.head" as
@@ -109,7 +114,7 @@ function effects(store, heard) {
  * @param {any} ui
  * @param {any} store
  */
-function mapPart(ui, store) {
+export function mapPart(ui, store) {
   const grid = el("div", { class: "model-map scroll", role: "group", "aria-label": "heads of the model, the last layer first" });
   const key = el("div", { class: "map-key" });
   const measure = el("p", { class: "note" });

@@ -1,6 +1,16 @@
 // How the row of the chosen query arises, as a motion: the keys slide under the query, the products of their numbers
 // fold to scores, these become weights, and the values shrink to them and add up. A slider goes to any moment of it.
 
+import { canvas2d, css, hatch, shade } from "../base/colours.js";
+import { el, fill, word } from "../base/elements.js";
+import { count, fixed, number, visible } from "../base/text.js";
+import { hiddenBy, scaleOf } from "../engine/edits.js";
+import { vectorsOf } from "./head.js";
+import { isRemoved } from "./map.js";
+import "./motion.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
 const MOMENT = 250; // how long each of them is, in milliseconds
 const TICKS = 10; // steps of the slider in each
@@ -223,7 +233,7 @@ function drawMoment(pen, row, colours, at, wide) {
  * run follows a change; where motion is not wanted, its end stands there at once.
  * @param {any} ui
  */
-function motionPart(ui) {
+export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const last = MOMENTS.length;
   const title = el("h4", {});

@@ -1,15 +1,19 @@
-// What the pages of texts that were run before say of them. Goes after recorded.js.
+// What the pages of texts that were run before say of them.
 
-function titleNode(data) {
+import { el } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { seenIn } from "./sight.js";
+
+export function titleNode(data) {
   return el("h2", { class: "title" }, el("bdi", {}, visible(data.title)));
 }
 
-function helpOf() {
+export function helpOf() {
   return el("p", { class: "note" }, "Hover or use the arrow keys to look. Click or press Enter to hold a token, with Shift to add one; Esc lets go.");
 }
 
 /** Why it is this head. */
-function whyOf({ state, run }, start) {
+export function whyOf({ state, run }, start) {
   const layer = run.source.text.layers[state.layer];
   const was = `layer ${start.layer}, head ${start.head}`;
   if (layer === start.layer && state.head === start.head) return `L${was.slice(1)} is shown because ${start.chosen}.`;
@@ -17,7 +21,7 @@ function whyOf({ state, run }, start) {
 }
 
 /** What a reader should know of what is in sight of these runs, as lines. */
-function notesOf({ state }, runs) {
+export function notesOf({ state }, runs) {
   const long = state.mode === "length";
   const texts = runs.map(({ source }) => source.text);
   const said = [

@@ -1,44 +1,28 @@
 // What follows: the words that the model would put at a place, before a reader's changes and now, one sentence
 // that says so, and, further inside, what these changes do to a word's vectors and to the patterns of heads.
 
-const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
-const SEEN = 3; // digits of a chance
+import { el, fill, word } from "../base/elements.js";
+import { fixed, number, visible } from "../base/text.js";
+import { editsOf } from "../engine/edits.js";
+import { chance, chancesOf, cosineAt, likeliestOf, movedShare, plainName, SEEN } from "../store/chances.js";
+import { maskOf } from "../store/places.js";
+import { lineChart } from "./chart.js";
+import { numberOf } from "./sight.js";
+import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
+import "./outcome.css";
+
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("./words.js").Said} Said */
+
+export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
 /**
  * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "lost"}} WordRow
  * @typedef {{rows: WordRow[], moved: {word: string, by: number}, shows: boolean}} Outcome
- * @typedef {string | {word: string}} Said  part of a sentence: words of ours, or a word of the text or of the vocabulary
  */
 
 // ---- what follows, in numbers
-
-/**
- * The chance of each word: the softmax of its logits, in float64.
- * @param {Float32Array} logits  (V)
- */
-function chancesOf(logits) {
-  const largest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
-  const found = Float64Array.from(logits, (logit) => Math.exp(logit - largest));
-  const total = found.reduce((sum, one) => sum + one, 0);
-  return found.map((one) => one / total);
-}
-
-/**
- * The ids of the largest, the largest first; of equal ones the lower id.
- * @param {Float64Array} chances
- * @param {number} count
- */
-function likeliestOf(chances, count) {
-  const found = [];
-  for (let id = 0; id < chances.length; id++) {
-    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
-    let place = found.length;
-    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
-    found.splice(place, 0, id);
-    if (found.length > count) found.pop();
-  }
-  return found;
-}
 
 /**
  * The words to show: the likeliest before and now, and the next ones now; the likeliest now first.
@@ -47,7 +31,7 @@ function likeliestOf(chances, count) {
  * @param {string[]} words  the vocabulary
  * @returns {Outcome}
  */
-function outcomeOf(before, after, words) {
+export function outcomeOf(before, after, words) {
   const [first, now] = [likeliestOf(before, FIRST), likeliestOf(after, ROWS)];
   const head = now.slice(0, FIRST);
   const lost = first.filter((id) => !head.includes(id));
@@ -63,49 +47,10 @@ function outcomeOf(before, after, words) {
   return { rows, moved: { word: plainName(words[most]), by }, shows };
 }
 
-/** A word of a vocabulary without the mark of the blank before it. */
-function plainName(name) {
-  return name.replace(/^[Ġ▁](?=.)/, "");
-}
-
-/** A chance in digits. */
-function chance(x) {
-  return x > 0 && x < 0.5 * 10 ** -SEEN ? `< ${10 ** -SEEN}` : fixed(x, SEEN);
-}
-
 /** The end of a scale from 0 that a chance fits: 1, 2 or 5 times a power of ten. */
 function scaleEnd(x) {
   const power = 10 ** Math.floor(Math.log10(Math.max(x, 1e-6)));
   return Number(([1, 2, 5, 10].find((times) => times * power >= x) * power).toPrecision(1));
-}
-
-/**
- * How alike two vectors are: their cosine, of row t of two arrays (T, D).
- * @param {Float32Array} one
- * @param {Float32Array} other
- * @param {number} t
- * @param {number} T
- */
-function cosineAt(one, other, t, T) {
-  const D = one.length / T;
-  let [dot, a, b] = [0, 0, 0];
-  for (let i = t * D; i < (t + 1) * D; i++) {
-    dot += one[i] * other[i];
-    a += one[i] ** 2;
-    b += other[i] ** 2;
-  }
-  return dot / Math.sqrt(a * b);
-}
-
-/**
- * The share of a head's weight that is no longer where it was: of each row, and the mean of all rows.
- * @param {Float32Array} before  (T, T)
- * @param {Float32Array} after
- */
-function movedShare(before, after) {
-  let total = 0;
-  for (let k = 0; k < before.length; k++) total += Math.max(0, before[k] - after[k]);
-  return total / Math.sqrt(before.length);
 }
 
 /**
@@ -220,11 +165,6 @@ function rowsOf(now, edits) {
   return ["with the weights of ", { word: nameAt(now, query) }, ` in head ${layer}.${head} set by hand`];
 }
 
-/** The word of a run that a token is, or is a part of. */
-function nameIn({ words = [], tokens }, token) {
-  return words.find(([first, end]) => first <= token && token < end)?.[2] ?? tokens[token];
-}
-
 /** The name of a token for a reader: its word as the model reads it, with any swap. */
 function nameAt(now, token) {
   const name = nameIn({ ...now.run, words: now.words }, token);
@@ -244,26 +184,10 @@ function wordsAt(now, tokens) {
   return found;
 }
 
-/** "a", "a and b", "a, b and c", "a, b and 3 more". */
-function listOf(words) {
-  const last = words.length > 4 ? `${words.length - 3} more` : words.at(-1);
-  const front = words.length > 4 ? words.slice(0, 3) : words.slice(0, -1);
-  const listed = front.flatMap((one, i) => [i ? ", " : "", one]);
-  return front.length ? [...listed, " and ", last] : [last];
-}
-
 /** Parts as a sentence: it begins with a capital letter. */
 function sentenceOf(parts) {
   const [first, ...rest] = parts;
   return [first[0].toUpperCase() + first.slice(1), ...rest];
-}
-
-/** A sentence as nodes, or as text. */
-function spelled(parts) {
-  return parts.map((part) => (typeof part === "string" ? part : word(part.word)));
-}
-function plainOf(parts) {
-  return parts.map((part) => (typeof part === "string" ? part : visible(part.word))).join("");
 }
 
 // ---- the part of the page
@@ -274,7 +198,7 @@ function plainOf(parts) {
  * @param {any} store
  * @returns {Part}
  */
-function outcomePart(ui, store) {
+export function outcomePart(ui, store) {
   const headline = el("p", { class: "outcome-headline" });
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
@@ -357,7 +281,7 @@ function wordBars(now, { rows }) {
 }
 
 /** What the bars of a table of words are. */
-function barLegend(names, more = "") {
+export function barLegend(names, more = "") {
   return el("p", { class: "note outcome-legend" }, names.flatMap((name, i) => [i ? " " : "", el("span", { class: `outcome-bar ${name}` }), name]), more);
 }
 
@@ -366,7 +290,7 @@ function barLegend(names, more = "") {
  * @param {WordRow[]} rows
  * @param {[string, string] | null} names
  */
-function wordTable(rows, names) {
+export function wordTable(rows, names) {
   const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
   const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
   const [first, last] = names ?? ["", "now"];
@@ -387,12 +311,12 @@ function wordTable(rows, names) {
 }
 
 /** How alike a word stays, as a line; the axis goes from the lowest to 1. */
-function alikeChart(room, alike) {
+export function alikeChart(room, alike) {
   return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb.") });
 }
 
 /** The same for those who listen. */
-function alikeTable(alike, caption = "cosine with the original") {
+export function alikeTable(alike, caption = "cosine with the original") {
   const rows = alike.map((value, i) =>
     el("tr", {}, el("th", { scope: "row" }, i ? `layer ${i - 1}` : "embeddings"), el("td", {}, fixed(value, SEEN))));
   return el("table", { class: "sr outcome-alike" }, el("caption", {}, caption),
@@ -400,7 +324,7 @@ function alikeTable(alike, caption = "cosine with the original") {
 }
 
 /** Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none. */
-function headList(store, heads, note, none) {
+export function headList(store, heads, note, none) {
   if (!heads.length) return el("p", { class: "note" }, none);
   return [
     el("p", { class: "note" }, note),

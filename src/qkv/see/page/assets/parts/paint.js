@@ -1,5 +1,13 @@
 // Painting the mask: on the heat map a stroke hides or opens the links that it passes over, and one link can be gone
-// to in steps; and how a change that follows the hand is sent, no faster than it is computed.
+// to in steps.
+
+import { choice, toggle } from "../base/controls.js";
+import { el, fill, word } from "../base/elements.js";
+import { count, visible } from "../base/text.js";
+import { range } from "../base/values.js";
+import { isFor } from "../engine/edits.js";
+import { oneAtATime } from "./hand.js";
+import { setRow } from "./weight.js";
 
 const SCOPES = [
   ["head", "in this head"],
@@ -24,34 +32,6 @@ function pairsOf(head, r, c) {
   return range(from.first, from.last).flatMap((query) => range(to.first, to.last).map((key) => [query, key]));
 }
 
-/**
- * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
- * @param {any} store
- */
-function oneAtATime(store) {
-  let [going, waiting] = [false, null];
-  const send = (patch, undo) => {
-    const before = store.state;
-    store.set(patch, { undo });
-    going = store.state !== before; // else there is nothing to wait for
-  };
-  return {
-    /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether this one can be taken back */
-    send(patch, undo) {
-      if (going) waiting = { patch, undo: undo || Boolean(waiting?.undo) };
-      else send(patch, undo);
-    },
-    /** Is called at every change. @param {Now} now */
-    update({ busy }) {
-      if (busy) return;
-      const next = waiting;
-      [going, waiting] = [false, null];
-      if (next) send(next.patch, next.undo);
-    },
-    idle: () => !going,
-  };
-}
-
 /** The cells on the way from one to another, the last one with them. */
 function cellsBetween([i, j], [r, c]) {
   const steps = Math.max(Math.abs(r - i), Math.abs(c - j));
@@ -64,7 +44,7 @@ function cellsBetween([i, j], [r, c]) {
  * @param {any} store
  * @param {(which: "query" | "key", by: number) => void} step  goes to another query or key
  */
-function paintBar(ui, store, step) {
+export function paintBar(ui, store, step) {
   const on = toggle(ui, "paint: a stroke over cells hides them", false, () => map.node.classList.toggle("painting", on.input.checked));
   let where = "head";
   const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));

@@ -1,56 +1,21 @@
 // The same head in two texts: what a token of each looks at, and all weights of both on one axis of tokens, with the
-// difference. Which tokens stand together is told by what the texts have in common.
+// difference.
 
-/**
- * A place on an axis for both texts: where it is in the first and in the second, null where it is not there.
- * @typedef {[number | null, number | null]} Both
- */
+import { foldedTable } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { heatmap } from "../base/heatmap.js";
+import { fixed, number, visible } from "../base/text.js";
+import { alongside } from "../store/alongside.js";
+import { SIGHT } from "../store/state.js";
+import { heldWith, lines, rowsInView } from "./lines.js";
+import { arrange, cellNumbers, endOfScale, numberOf, seenIn, wordsOfRows } from "./sight.js";
+import "./pair.css";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/door.js").Run} Run */
 
 const AWAY = "out of sight";
 const CELLS = 40; // up to so many columns each has cells of its own, beyond them the three stand side by side as pictures
-const MOST_PAIRS = 1_000_000; // of two long texts only the beginning and the end are aligned
-
-/**
- * The tokens of two texts on one axis, by their longest common subsequence; what differs between two common tokens
- * stands pair by pair where it is as many tokens in both, else one after the other.
- * @param {string[]} one
- * @param {string[]} other
- * @returns {Both[]}
- */
-function alongside(one, other) {
-  const [n, m] = [one.length, other.length];
-  let [begin, end] = [0, 0];
-  while (begin < Math.min(n, m) && one[begin] === other[begin]) begin += 1;
-  while (end < Math.min(n, m) - begin && one[n - 1 - end] === other[m - 1 - end]) end += 1;
-  const common = commonPlaces(one.slice(begin, n - end), other.slice(begin, m - end)).map(([a, b]) => [a + begin, b + begin]);
-  const ends = Array.from({ length: end }, (_, k) => [n - end + k, m - end + k]);
-  /** @type {Both[]} */
-  const axis = Array.from({ length: begin }, (_, k) => [k, k]);
-  let [a, b] = [begin, begin];
-  for (const [nextA, nextB] of [...common, ...ends, [n, m]]) {
-    if (nextA - a === nextB - b) for (; a < nextA; a++, b++) axis.push([a, b]);
-    for (; a < nextA; a++) axis.push([a, null]);
-    for (; b < nextB; b++) axis.push([null, b]);
-    if (nextA < n) axis.push([a++, b++]);
-  }
-  return axis;
-}
-
-/** The places of a longest common subsequence; of several the one whose tokens are least far from each other. */
-function commonPlaces(one, other) {
-  const [n, wide] = [one.length, other.length + 1];
-  if (n * wide > MOST_PAIRS) return [];
-  const best = new Float64Array((n + 1) * wide); // of what follows two places
-  const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
-  for (let i = n - 1; i >= 0; i--)
-    for (let j = wide - 2; j >= 0; j--) best[i * wide + j] = Math.max(alike(i, j), best[(i + 1) * wide + j], best[i * wide + j + 1]);
-  const found = [];
-  for (let [i, j] = [0, 0]; i < n && j < wide - 1; )
-    if (one[i] === other[j] && alike(i, j) === best[i * wide + j]) found.push([i++, j++]);
-    else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) i += 1;
-    else j += 1;
-  return found;
-}
 
 /** An axis of both texts with its names: a token of both, else "one / other". */
 function axisOf(one, other) {
@@ -122,7 +87,7 @@ function sideOf(ui, { heard, onpick }) {
  * @param {any} ui
  * @param {{onpick?: (which: number, token: number) => void}} options
  */
-function pairPart(ui, { onpick = () => {} } = {}) {
+export function pairPart(ui, { onpick = () => {} } = {}) {
   const sides = [0, 1].map((k) => sideOf(ui, { heard: () => mark(), onpick: (token) => onpick(k, token) }));
   const maps = [0, 1, 2].map((which) =>
     heatmap(ui, {

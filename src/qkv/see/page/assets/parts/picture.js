@@ -1,10 +1,14 @@
 // A part of a page as a picture of its own, in vectors: every box, text and line that stands in it is read from the
 // page and written as SVG; canvases are drawn once more, with a pen that writes SVG instead of setting pixels.
 
+import { pens } from "../base/colours.js";
+import { el, svg } from "../base/elements.js";
+
 const [MARGIN, PIXELS] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
 const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
+let ids = 0; // how many names were given
 
 /**
  * A part of the page as it stands there, without what it is worked with, on the page's own ground.
@@ -13,7 +17,7 @@ const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opa
  * @param {string} caption  what it is of: stands below it
  * @returns {SVGElement}
  */
-function pictureOf(ui, node, caption) {
+export function pictureOf(ui, node, caption) {
   const below = el("p", { class: "note export-caption" }, caption);
   for (const map of node.querySelectorAll(".map"))
     if (map.scrollWidth * map.scrollHeight > UNFOLDED) map.classList.add("in-window");
@@ -330,7 +334,7 @@ function vectorPen(width, height) {
         "font-style": style?.trim() ?? null, textLength: short(Math.min(wide, most)), lengthAdjust: "spacingAndGlyphs", style: { "white-space": "pre" } }, forXml(text)));
     },
     drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, placeOf({ left, top, width: wide, height: tall }))),
-    /** Of stripes only: see `hatch` of view.js. */
+    /** Of stripes only: see `hatch` of colours.js. */
     createPattern: (tile) =>
       svg("pattern", { id: newId("stripes"), width: 6, height: 6, patternUnits: "userSpaceOnUse" },
         svg("path", { d: "M-6 6l6 -6M0 6l6 -6M6 6l6 -6", stroke: plainColour(tile.dataset.stroke)[0], "stroke-width": 1.2 })),
@@ -369,13 +373,13 @@ function forXml(text) {
 }
 
 function newId(name) {
-  return `${name}-${(lastId += 1)}`;
+  return `${name}-${(ids += 1)}`;
 }
 
 // ---- as files
 
 /** @param {SVGElement} picture */
-function svgText(picture) {
+export function svgText(picture) {
   return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(picture)}\n`;
 }
 
@@ -384,7 +388,7 @@ function svgText(picture) {
  * @param {SVGElement} picture
  * @returns {Promise<Blob>}
  */
-async function pngOf(picture) {
+export async function pngOf(picture) {
   const [wide, tall] = ["width", "height"].map((name) => Number(picture.getAttribute(name)));
   const times = Math.min(SHARP, 16000 / Math.max(wide, tall));
   const image = new Image();

@@ -1,7 +1,11 @@
 // Words as arrows in one plane, from where each was before to where it is; words are named where there is room.
 
+import { LINES } from "../base/colours.js";
+import { el, fill, svg } from "../base/elements.js";
+import { cut, number, visible } from "../base/text.js";
+
 /** The colour of the k-th of several things. */
-function lineColour(k) {
+export function lineColour(k) {
   return `var(--line-${k % LINES})`;
 }
 
@@ -42,7 +46,7 @@ function freeBox(x, y, wide, tall, boxes, dots, area) {
  * @param {any} shift  as page/shift.py has it
  * @param {(i: number) => string} named  what stands beside an arrow's end
  */
-function planePart(ui, shift, named) {
+export function planePart(ui, shift, named) {
   const { stages, tokens, of, before, labelled, explained } = shift;
   const picture = svg("svg", { class: "shift-plane", role: "img" });
   const node = el("div", {}, picture);

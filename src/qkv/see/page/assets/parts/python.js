@@ -1,10 +1,16 @@
 // What the reader sees, as a call of the library that gives the same numbers.
 
+import { editsOf } from "../engine/edits.js";
+import { joinedMasks } from "../store/state.js";
+import { usualScale } from "./words.js";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 /**
  * @param {any} data  the payload
  * @param {Now} now
  */
-function pythonOf(data, { state, model, original }) {
+export function pythonOf(data, { state, model, original }) {
   const { text, edits, layer, head, query, place } = state;
   const size = original.tokens.length;
   const of = (op) => editsOf(edits, op);

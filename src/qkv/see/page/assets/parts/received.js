@@ -1,10 +1,18 @@
 // What each key of a long text received from all queries, as bars. Of such a text a page holds the largest weights only.
 
+import { canvas2d } from "../base/colours.js";
+import { el, fill, word } from "../base/elements.js";
+import { count, number } from "../base/text.js";
+import "./received.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+
 /**
  * @param {any} ui
  * @returns {Part}
  */
-function receivedPart(ui) {
+export function receivedPart(ui) {
   const canvas = el("canvas", { "aria-hidden": "true" });
   const note = el("p", { class: "note" });
   const node = el("section", { class: "panel", "data-part": "received", hidden: true },

@@ -1,6 +1,12 @@
 // What a part shows, to be taken away: its picture as SVG or PNG, its numbers as CSV. Nothing leaves the page but as a
 // file that the reader saves, or, in a frame that may forbid that, as text to copy.
 
+import { el, fill } from "../base/elements.js";
+import { MATRICES } from "../base/heatmap.js";
+import { cut } from "../base/text.js";
+import { pictureOf, pngOf, svgText } from "./picture.js";
+import "./save.css";
+
 /**
  * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
  * @typedef {[string, string, () => Table]} Sheet  what a reader calls them, what their file is called, the table
@@ -30,7 +36,7 @@ function csvCell(value) {
 }
 
 /** @param {Table} table */
-function csvOf({ columns, rows }) {
+export function csvOf({ columns, rows }) {
   return [columns, ...rows].map((row) => `${row.map(csvCell).join(",")}\r\n`).join("");
 }
 
@@ -39,7 +45,7 @@ function csvOf({ columns, rows }) {
  * @param {HTMLElement} node
  * @returns {Sheet[]}
  */
-function matricesIn(node) {
+export function matricesIn(node) {
   const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
   return found.map((block) => {
     const { label, rows, columns, value, entries } = MATRICES.get(block);
@@ -61,7 +67,7 @@ function matricesIn(node) {
  * @param {() => {name: string, text: string, caption: string, numbers: Sheet[]} | null} about  `name`: of the part, in
  *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
  */
-function saveMenu(ui, around, about) {
+export function saveMenu(ui, around, about) {
   const done = el("span", { class: "note" });
   const bar = el("div", { class: "bar" });
   const box = el("details", { class: "save", ontoggle: () => list() }, el("summary", {}, "Save"), bar);
@@ -144,7 +150,7 @@ function letsFilesOut() {
 // ---- text to be copied
 
 /** A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked. */
-function toTakeAway(ui) {
+export function toTakeAway(ui) {
   const id = ui.id("take");
   const label = el("label", { for: id });
   const told = el("p", { class: "note", id: ui.id("take-note"), hidden: true });

@@ -1,11 +1,20 @@
 // How well a query and a key of one head fit: the products that make their score, and what becomes of it.
 
+import { el, fill, word } from "../base/elements.js";
+import { number, visible } from "../base/text.js";
+import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { productBars, sumBars } from "./cell.js";
+import { sumOf } from "./sums.js";
+import "./score.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 /**
  * The score of the cell that is looked at in a head, under its heat map.
  * @param {any} ui
  * @param {any} head  what headPart gives
  */
-function scorePart(ui, head) {
+export function scorePart(ui, head) {
   const title = el("h4", {});
   const why = el("p", { class: "note" }, "Each bar is one number of the query times the number of the key under it: up where the two agree in sign, down where they do not. Their sum is the score.");
   const line = el("p", { class: "score-line" });

@@ -1,56 +1,26 @@
 // A second sentence beside the reader's own: its run, with the changes that fit it, the same head in both on one axis,
 // how alike a word is in both, the heads that tell them apart, and what the model would put in each.
 
+import { el, fill, word } from "../base/elements.js";
+import { chancesOf, cosineAt } from "../store/chances.js";
+import { maskOf } from "../store/places.js";
+import { partnerOf } from "../store/second.js";
+import { LONGEST } from "../store/state.js";
+import { alikeChart, alikeTable, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
+import { pairPart } from "./pair.js";
+import { unreadOf } from "./sentence.js";
+import { numberOf } from "./sight.js";
+import "./second.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+
 const FEWEST = 0.005; // a smaller difference of a row of weights is none
-
-/**
- * The second text as the parts are told of it: `axis` says which of its tokens stand with those of the first.
- * @typedef {object} Second
- * @property {string} text
- * @property {Run} run  with the edits that fit it
- * @property {Edit[]} edits
- * @property {number | null} place  where its word is looked at
- * @property {Both[]} axis
- */
-
-/**
- * The run of the second text of a state; null where it has none.
- * @param {any} engine
- * @param {PlayState} state  whose places are those of `first`
- * @param {Run} first  the run of its first text, without edits
- * @param {any} model
- * @param {AbortSignal} signal
- * @returns {Promise<Second | null>}
- */
-async function secondOf(engine, state, first, model, signal) {
-  const { second: text, layer } = state;
-  if (text === null) return null;
-  const plain = await engine.run(text, [], { at: [], signal });
-  signal.throwIfAborted();
-  const axis = alongside(first.tokens, plain.tokens);
-  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
-  const alike = axis.every(([one, other]) => one === other);
-  const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
-  const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
-  const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
-  const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
-  run.words = wordsOf(text, plain, model);
-  return { text, run, edits, place, axis };
-}
-
-/**
- * Where a token of the first text stands in the second, or null.
- * @param {Both[]} axis
- * @param {number | null} token
- */
-function partnerOf(axis, token) {
-  return token === null ? null : (axis.find(([one]) => one === token)?.[1] ?? null);
-}
 
 // ---- the part
 
 /** @returns {Part} */
-function secondPart(ui, store) {
+export function secondPart(ui, store) {
   const id = ui.id("second");
   const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
   const begin = el("button", { type: "button", onclick: () => store.set({ second: last.sentence }) }, "Begin with mine");

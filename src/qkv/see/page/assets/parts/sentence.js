@@ -1,6 +1,25 @@
 // The sentence of the live page: the reader's text, its words as chips, what can be done with the chosen one, and what
 // can be done with the whole: examples, undo, the original beside it, its address, the same in Python.
 
+import { roving } from "../base/controls.js";
+import { el, fill, word } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { range } from "../base/values.js";
+import { editsOf } from "../engine/edits.js";
+import { gapsOf } from "../engine/gaps.js";
+import { maskOf } from "../store/places.js";
+import { LONGEST } from "../store/state.js";
+import { lessonButton } from "./cards.js";
+import { pythonOf } from "./python.js";
+import { toTakeAway } from "./save.js";
+import { listOf, nameIn, spelled } from "./words.js";
+import "./sentence.css";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../engine/door.js").Run} Run */
+
 /**
  * What the reader may change first, as the orange button says it.
  * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
@@ -9,7 +28,7 @@
 const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
 
 /** @returns {Part} */
-function sentencePart(ui, store) {
+export function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
   const offer = el("button", { type: "button", class: "offer" });
@@ -84,7 +103,7 @@ function reachOf({ protocol, hostname }) {
  * @param {Run} run
  * @param {any} model
  */
-function unreadOf(text, { tokens, offsets, cut }, model) {
+export function unreadOf(text, { tokens, offsets, cut }, model) {
   const end = Math.max(0, ...offsets.map(([, last]) => last));
   const missed = cut && !model.next && model.mask !== null && gapsOf(text).some(({ start }) => start >= end);
   const gap = missed ? ` The gap is beyond the first ${tokens.length} tokens, so nothing is guessed there.` : "";
@@ -247,7 +266,7 @@ function chosenWord(store) {
  * @param {Now} now
  * @returns {Offer | null}
  */
-function offerOf(data, now) {
+export function offerOf(data, now) {
   const { state, words, sentence } = now;
   const story = storyOf(data, sentence);
   const removed = story?.ablate?.[0];

@@ -1,59 +1,16 @@
 // What of one head is in sight, whichever page shows it and wherever its numbers come from; and its small picture.
-// Goes after view.js.
 
-/** What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights. */
-const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
+import { raster } from "../base/colours.js";
+import { word } from "../base/elements.js";
+import { count, number, visible } from "../base/text.js";
+import { pick } from "../base/values.js";
+import { hiddenBy, scaleOf } from "../engine/edits.js";
+import { SIGHT } from "../store/state.js";
 
-function pick(from, names) {
-  return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
-}
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/door.js").Run} Run */
 
 // ---- one head of one text
-
-/** What a text's packed numbers say; l and h count from 0 within what is held. */
-function reader(text) {
-  const { heads: H, length: L, key_length: S, summary } = text;
-  const data = {};
-  const once = (name, packed) => (data[name] ??= unpack(packed));
-  const bit = (name, l, h, i, j) => {
-    const packed = text[name];
-    if (!packed) return false;
-    const [layers, heads] = packed.shape; // an axis of 1 holds for all
-    const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
-    return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
-  };
-  const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
-  return {
-    text,
-    keys: text.keys || text.tokens,
-    keySpecial: text.key_special || text.special,
-    keyWords: text.key_words || (text.keys ? null : text.words),
-    /** Calls give(j, weight) for each weight of a query that the page holds. */
-    row(l, h, i, give) {
-      const base = (l * H + h) * L + i;
-      if (summary) {
-        const [places, weights] = [once("places", summary.indices), once("top", summary.weights)];
-        const none = summary.indices.bits === 32 ? 4294967295 : 65535;
-        for (let t = base * summary.top_k; t < (base + 1) * summary.top_k; t++) {
-          if (places[t] !== none && weights[t]) give(places[t], weights[t] / summary.weights.per);
-        }
-        return;
-      }
-      const weights = once("weights", text.weights);
-      for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
-    },
-    hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
-    norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
-    received: (l, h, j) => ofKey("received", summary.received, l, h, j),
-    /** The scaled score; -Infinity where hidden, null where the page has none. */
-    score(l, h, i, j) {
-      const packed = text.scores;
-      const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;
-      if (k < 0) return null;
-      return once("scores", packed)[((k * H + h) * L + i) * S + j];
-    },
-  };
-}
 
 /**
  * What is in sight of a text: subwords merged or not, special tokens left out or not, weights or
@@ -121,7 +78,7 @@ function largest(made) {
 }
 
 /** A head as it is to be seen; `seen` is what sight() gives. */
-function arrange(seen, { l, h }) {
+export function arrange(seen, { l, h }) {
   const { source, rows, columns } = seen;
   const { text } = source;
   const everywhere = (r, c, test) => {
@@ -222,7 +179,7 @@ function spansOf({ tokens, words = [] }) {
  * @param {Edit[]} edits  with which it was run
  * @param {any} state  that of the page: what it has of SIGHT
  */
-function seenIn(run, edits, state = SIGHT) {
+export function seenIn(run, edits, state = SIGHT) {
   if (!IN_SIGHT.has(run)) IN_SIGHT.set(run, { source: sourceOf(run, edits), ways: new Map() });
   const { source, ways } = IN_SIGHT.get(run);
   const asked = pick({ ...SIGHT, ...state }, Object.keys(SIGHT));
@@ -236,7 +193,7 @@ function seenIn(run, edits, state = SIGHT) {
  * @param {any} seen  what is in sight
  * @param {any} state  that of the page
  */
-function endOfScale(seen, { stretch, mode, layer, head }) {
+export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
@@ -244,19 +201,34 @@ const NUMBERS = new WeakMap(); // runs, and what is in sight of them, in their o
 let numbered = 0;
 
 /** Which one it is, for what is drawn once for each. */
-function numberOf(one) {
+export function numberOf(one) {
   if (!NUMBERS.has(one)) NUMBERS.set(one, (numbered += 1));
   return NUMBERS.get(one);
 }
 
 /** The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second. */
-function differenceOf(seen, other) {
+export function differenceOf(seen, other) {
   const made = (l, h) => {
     const before = other.made(l, h);
     const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - before[r].values.get(c)])) });
     return seen.made(l, h).map(minus);
   };
   return { rows: seen.rows, columns: seen.columns, made };
+}
+
+/** The weights of a head minus those in the original; NaN where both hide the key. */
+export function differenceFrom(original, head) {
+  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : head.values(r).get(c) - original.values(r).get(c));
+}
+
+/** A cell's numbers where cells show the difference from the original: both weights, and the difference. */
+export function withDifference(said, head, original, r, c) {
+  if (!original) return said;
+  const [now, before] = [head, original].map((one) => one.values(r).get(c) ?? 0);
+  const by = now - before;
+  const [, weight] = said.fields.at(-1);
+  const fields = [["weight now", weight], ["in the original", number(before, 5)], ["difference", `${by > 0 ? "+" : ""}${number(by, 5)}`]];
+  return { ...said, fields: [...said.fields.slice(0, -1), ...fields] };
 }
 
 // ---- a head in words and numbers
@@ -284,7 +256,7 @@ function lookWords(head, r, where, long) {
 }
 
 /** What the rows in view do, in words: of three, and how many more there are. */
-function wordsOfRows(head, rows, at) {
+export function wordsOfRows(head, rows, at) {
   const { text } = head.source;
   if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
   const where = `layer ${text.layers[at.l]}, head ${at.h}`;
@@ -293,7 +265,7 @@ function wordsOfRows(head, rows, at) {
 }
 
 /** A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it. */
-function cellNumbers(head, state, r, c) {
+export function cellNumbers(head, state, r, c) {
   const { source, rows, columns } = head;
   const { text, row, score, norm } = source;
   const long = state.mode === "length";
@@ -347,7 +319,7 @@ function cellNumbers(head, state, r, c) {
 // ---- its small picture
 
 /** One head, as the map shows it, as a picture of at most so many pixels a side. */
-function thumbnail(ui, { seen, high }, { l, h }, pixels) {
+export function thumbnail(ui, { seen, high }, { l, h }, pixels) {
   const [down, across] = [seen.rows.length, seen.columns.length];
   const [wide, tall] = [across, down].map((length) => Math.max(1, Math.min(length, pixels)));
   const most = new Float32Array(wide * tall);

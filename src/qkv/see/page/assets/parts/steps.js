@@ -1,11 +1,24 @@
 // Steps and their numbers: the block, whose nodes are chosen, and beside it the step that is: title, formula, line of
 // NumPy, its matrix, and how any number of it is made. They are of a recorded walk or of a run in this page alike.
 
+import { stretcher, toggle } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { heatmap } from "../base/heatmap.js";
+import { fixed, number, visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { blockPart, lengthIn } from "./block.js";
+import { productBars, shareBars, sumBars } from "./cell.js";
+import { inSum, powers, sumsOf } from "./sums.js";
+import "./steps.css";
+
+/** @typedef {import("./block.js").Flow} Flow */
+/** @typedef {import("./block.js").FlowStep} FlowStep */
+
 /**
  * @param {any} ui
  * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  hears of a cell that is chosen
  */
-function stepsView(ui, { stretch = false, onpick: heard } = {}) {
+export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const picks = new Map(); // name of a step -> the cell whose sum is shown
   /** @type {Flow | null} */
   let flow = null;

@@ -1,6 +1,8 @@
 // How a number is made, spelled out: of any arrays whose making is known. What `op` may be is told in
 // steps/sums.py, which writes the same in Python.
 
+import { number } from "../base/text.js";
+
 const TERMS = 6; // of a long sum, written out
 
 /**
@@ -19,7 +21,7 @@ const TERMS = 6; // of a long sum, written out
  * @param {{rows?: number[] | null, columns?: number[] | null}} held  which of all rows and columns these are
  * @returns {Numbers}
  */
-function numbersOf(data, shape, { rows = null, columns = null } = {}) {
+export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   if (data === null) return { shape };
   const wide = shape.at(-1);
   const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
@@ -41,16 +43,16 @@ function numbersOf(data, shape, { rows = null, columns = null } = {}) {
  */
 
 /** A number as sums are written with. */
-function inSum(x) {
+export function inSum(x) {
   return number(x, 3);
 }
 
-function total(row) {
+export function total(row) {
   return row.reduce((sum, x) => sum + x, 0);
 }
 
 /** The largest number of a row, and what softmax sums: exp of each less that. */
-function powers(row) {
+export function powers(row) {
   const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
   return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
 }
@@ -62,7 +64,7 @@ function powers(row) {
  * @param {number} bias
  * @returns {Sum}
  */
-function sumOf(left, right, bias = 0) {
+export function sumOf(left, right, bias = 0) {
   const [own, other] = [Array.from(left), Array.from(right)];
   const places = own.map((_, k) => k);
   const size = (k) => Math.abs(own[k] * other[k]);
@@ -77,7 +79,7 @@ function sumOf(left, right, bias = 0) {
  * @param {boolean} biased
  * @returns {[string, number | null][]}
  */
-function termsOf({ left, right, written, count: all, bias, whole }, biased) {
+export function termsOf({ left, right, written, count: all, bias, whole }, biased) {
   /** @type {[string, number | null][]} */
   const terms = written.map((k) => [`${inSum(left[k])}×${inSum(right[k])}`, k]);
   const rest = whole - bias - total(written.map((k) => left[k] * right[k]));
@@ -90,7 +92,7 @@ function termsOf({ left, right, written, count: all, bias, whole }, biased) {
  * How the numbers of arrays are made.
  * @param {(name: string) => Numbers} array  by its name
  */
-function sumsOf(array) {
+export function sumsOf(array) {
   const value = (name, i, j) => array(name).get(i, j);
 
   /** By the kind of an op: (op, row, column) -> words and numbers. */

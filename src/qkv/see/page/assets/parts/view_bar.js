@@ -2,6 +2,15 @@
 // contributions, the end of the scale. It stands in the state; there is a control for what the text has. Where the
 // texts were run before, there are menus for text, layer and head too.
 
+import { choice, STRETCH, toggle } from "../base/controls.js";
+import { el } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { seenIn } from "./sight.js";
+import "./view_bar.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+
 const SHOWN = [
   ["weight", "weight"],
   ["length", "contribution |weight × v W_O|"],
@@ -13,7 +22,7 @@ const SENTENCES = [["all", "all"], ...["AA", "AB", "BA", "BB"].map((part) => [pa
  * @param {any} store
  * @returns {Part}
  */
-function viewBarPart(ui, store) {
+export function viewBarPart(ui, store) {
   const change = (name) => (value) => store.set({ [name]: value });
   const menu = (name, label, options) => choice(ui, label, options, options[0]?.[0], change(name));
   const whole = (name, label) => choice(ui, label, [], 0, (value) => store.set({ [name]: Number(value) }));

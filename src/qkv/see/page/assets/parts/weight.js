@@ -1,10 +1,19 @@
 // A row of weights in the reader's hands: each key of the chosen query has a handle at the end of its bar. Where one
 // weight goes, the others follow in proportion, and all that comes later is computed again.
 
+import { roving } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { number, visible } from "../base/text.js";
+import { oneAtATime } from "./hand.js";
+import { ROW } from "./lines.js";
+import "./weight.css";
+
+/** @typedef {import("../store/store.js").Now} Now */
+
 const FINEST = 0.01; // the smallest step of a weight
 
 /** The row of weights that somebody has set for a query of a head, as an edit; undefined where there is none. */
-function setRow(edits, layer, head, query) {
+export function setRow(edits, layer, head, query) {
   return edits.findLast((edit) => edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query);
 }
 
@@ -36,21 +45,6 @@ function rescaled(row, key, weight, open) {
   return found;
 }
 
-/** The weights of a head minus those in the original; NaN where both hide the key. */
-function differenceFrom(original, head) {
-  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : head.values(r).get(c) - original.values(r).get(c));
-}
-
-/** A cell's numbers where cells show the difference from the original: both weights, and the difference. */
-function withDifference(said, head, original, r, c) {
-  if (!original) return said;
-  const [now, before] = [head, original].map((one) => one.values(r).get(c) ?? 0);
-  const by = now - before;
-  const [, weight] = said.fields.at(-1);
-  const fields = [["weight now", weight], ["in the original", number(before, 5)], ["difference", `${by > 0 ? "+" : ""}${number(by, 5)}`]];
-  return { ...said, fields: [...said.fields.slice(0, -1), ...fields] };
-}
-
 /**
  * Handles over the bars of a list of keys, and a stepper for one weight.
  * @param {any} ui
@@ -58,7 +52,7 @@ function withDifference(said, head, original, r, c) {
  * @param {any} list  what lines() gives
  * @param {{onkey: (c: number) => void, redraw: () => void}} heard
  */
-function weightHandles(ui, store, list, { onkey, redraw }) {
+export function weightHandles(ui, store, list, { onkey, redraw }) {
   const box = el("div", { class: "weights", role: "group", "aria-label": "weights of the chosen query: left and right change one, up and down go to the next key" });
   const input = el("input", { type: "number", min: 0, max: 1, step: FINEST, onchange: () => typed() });
   const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);

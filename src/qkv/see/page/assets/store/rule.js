@@ -1,6 +1,11 @@
 // Which head a text opens on: the rule of analysis/selection.py and analysis/removal.py, on the same numbers. At a gap it
 // is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
 
+import { chancesOf, likeliestOf, movedChance, plainName } from "./chances.js";
+import { maskOf } from "./places.js";
+
+/** @typedef {import("../engine/door.js").Run} Run */
+
 const STANDS_OUT = 0.1; // of a weight, or of the probability at a gap: less is no finding
 const OF_PLACES = 0.4; // a head that gives as much to a distance, or to one word, looks at a place
 const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the last layers; of a text with a gap
@@ -20,7 +25,7 @@ const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the
  * @param {AbortSignal} signal
  * @returns {Promise<Ruled | null>} null where there are no tokens
  */
-async function headByRule(engine, text, run, model, data, signal) {
+export async function headByRule(engine, text, run, model, data, signal) {
   const size = run.tokens.length;
   if (!size) return null;
   const spans = wordSpansOf(run);

@@ -10,11 +10,11 @@ interface Element {
 
 interface Door {
   where?: string;
-  model: Promise<Sizes & { name: string; words: string[] }>;
-  run(text: string, edits?: Edit[], options?: { at?: number[]; layers?: number[]; signal?: AbortSignal }): Promise<Run>;
+  model: Promise<import("./engine/engine.js").Sizes & { name: string; words: string[] }>;
+  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { at?: number[]; layers?: number[]; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
   sweep(
     text: string,
-    edits: Edit[],
+    edits: import("./engine/edits.js").Edit[],
     onpart: (part: { layer: number; head: number; resid: Float32Array; logits: Float32Array }) => void,
     options?: { at?: number[]; signal?: AbortSignal },
   ): Promise<void>;

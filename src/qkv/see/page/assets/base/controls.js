@@ -1,0 +1,142 @@
+// What a reader sets, and scales and tables beside it.
+
+import { el, fill } from "./elements.js";
+import { number } from "./text.js";
+
+/** A labelled menu; options are [value, text]. */
+export function choice(ui, label, options, value, onchange) {
+  const id = ui.id("choice");
+  const select = el("select", { id, onchange: () => onchange(select.value) });
+  const set = (chosen) => {
+    select.value = String(chosen);
+  };
+  const put = (all) =>
+    fill(
+      select,
+      all.map(([key, text]) => el("option", { value: key }, text)),
+    );
+  put(options);
+  set(value);
+  return { node: el("span", { class: "control" }, el("label", { for: id }, label), select), put, set };
+}
+
+/** A labelled check box. */
+export function toggle(ui, label, checked, onchange) {
+  const id = ui.id("toggle");
+  const input = el("input", { id, type: "checkbox", onchange: () => onchange(input.checked) });
+  input.checked = checked;
+  return { node: el("span", { class: "control" }, input, el("label", { for: id }, label)), input };
+}
+
+/**
+ * One tab stop for many items: arrows, Home, End and the page keys move, Enter and Space pick, Esc
+ * frees. Items carry data-i; `onmove(i)` runs before the focus goes there, so that it may draw them.
+ * @param {any} box
+ * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
+ *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options
+ */
+export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, onfree }) {
+  const item = (i) => box.querySelector(`[data-i="${i}"]`);
+  const self = {
+    at,
+    refresh() {
+      for (const node of box.querySelectorAll("[data-i]"))
+        node.tabIndex = Number(node.dataset.i) === self.at ? 0 : -1;
+    },
+    go(i, focus = true) {
+      self.at = Math.max(0, Math.min(size() - 1, i));
+      if (onmove) onmove(self.at);
+      self.refresh();
+      if (focus && item(self.at)) item(self.at).focus({ preventScroll: false });
+    },
+  };
+  const of = (event) => {
+    const node = event.target.closest("[data-i]");
+    return node ? Number(node.dataset.i) : null;
+  };
+  box.addEventListener("click", (event) => {
+    const i = of(event);
+    if (i === null) return;
+    self.at = i;
+    if (onpick) onpick(i, event);
+    self.refresh();
+  });
+  box.addEventListener("keydown", (event) => {
+    const i = of(event);
+    if (i === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    const wide = typeof columns === "function" ? columns() : columns;
+    const steps = { ArrowDown: wide, ArrowUp: -wide, PageDown: 10 * wide, PageUp: -10 * wide };
+    Object.assign(steps, { ArrowRight: 1, ArrowLeft: -1, Home: -i, End: size() - 1 - i });
+    if (event.key in steps) {
+      const next = i + steps[event.key];
+      if (wide === 1 || Math.abs(steps[event.key]) !== wide || (next >= 0 && next < size())) self.go(next);
+    } else if (event.key === "Enter" || event.key === " ") {
+      self.at = i;
+      if (onpick) onpick(i, event);
+      self.refresh();
+    } else if (event.key === "Escape" && onfree) onfree();
+    else return;
+    event.preventDefault();
+  });
+  return self;
+}
+
+/** The colour scale with numbers at both ends and in the middle. */
+export function scaleBar(ui, low, high, label) {
+  const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
+  const stops = [...(low ? less.slice(1).reverse() : []), ...more];
+  const digits = high - low >= 20 ? 0 : high - low >= 0.1 ? 2 : 4;
+  return el(
+    "div",
+    { class: "scale" },
+    el("span", { class: "scale-name" }, label),
+    el(
+      "span",
+      { class: "scale-body" },
+      el("span", {
+        class: "scale-bar",
+        style: { background: `linear-gradient(to right, ${stops.join(", ")})` },
+      }),
+      el(
+        "span",
+        { class: "scale-ends" },
+        [low, (low + high) / 2, high].map((x) => el("span", {}, number(x, x ? digits : 0))),
+      ),
+    ),
+  );
+}
+
+export const STRETCH = "stretch the scale to the largest"; // of weights, which else ends at 1
+
+/** The switch of a scale of weights: it ends at 1, or at the largest that it shows. */
+export function stretcher(ui, checked, onchange) {
+  return toggle(ui, STRETCH, checked, onchange);
+}
+
+/**
+ * A table behind a line that unfolds it, made when it is open. `set(told)` takes a function that tells what is in it: the
+ * names of columns, and rows of a name and cells, each a text or a text and whether the reader has changed it.
+ * @param {string} summary
+ * @param {string} label
+ */
+export function foldedTable(summary, label) {
+  const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": label });
+  const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, summary), box);
+  let told = null;
+  function draw() {
+    if (!node.open || !told) return fill(box);
+    const { caption, columns, rows } = told();
+    const head = columns.map((name) => el("th", { scope: "col" }, name));
+    const line = ([name, ...cells]) =>
+      el("tr", {}, el("th", { scope: "row" }, name), cells.map((cell) => (Array.isArray(cell) ? el("td", { class: cell[1] ? "changed" : "" }, cell[0]) : el("td", {}, cell))));
+    fill(box, el("table", {}, el("caption", { class: "sr" }, caption), el("thead", {}, el("tr", {}, el("td", {}), head)), el("tbody", {}, rows.map(line))));
+  }
+  return {
+    node,
+    /** @param {() => {caption: string, columns: string[], rows: any[][]}} next */
+    set(next) {
+      told = next;
+      draw();
+    },
+  };
+}

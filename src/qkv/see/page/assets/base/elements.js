@@ -1,0 +1,36 @@
+// Elements of a page. Text from outside only ever becomes a text node.
+
+import { visible } from "./text.js";
+
+function build(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === false || value === null || value === undefined) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style")
+      for (const [key, part] of Object.entries(value)) node.style.setProperty(key, part);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** An HTML element; children are nodes or strings, which become text. */
+export function el(tag, attributes, ...children) {
+  return build(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element. */
+export function svg(tag, attributes, ...children) {
+  return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+/** Replaces what is in a node. */
+export function fill(node, ...children) {
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** A token set apart from the words around it. */
+export function word(token) {
+  return el("em", { class: "tok" }, el("bdi", {}, visible(token)));
+}

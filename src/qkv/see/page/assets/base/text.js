@@ -1,0 +1,39 @@
+// Numbers, tokens and texts as they are written for a reader.
+
+/** So many digits after the point; what lies in the middle goes to the even one, as in Python. */
+export function fixed(x, digits) {
+  const size = Math.abs(x);
+  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // where toFixed goes up
+  const even = (2 * Math.round((size * 10 ** digits) / 2)) / 10 ** digits;
+  return `${x < 0 ? "−" : ""}${(middle ? even : size).toFixed(digits)}`;
+}
+
+/** A number for reading: fixed digits, a power of ten where they would show nothing. */
+export function number(x, digits = 2) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
+  const size = Math.abs(x);
+  const far = size >= 1e6 || (size > 0 && size < 0.5 * 10 ** -digits);
+  return far ? x.toExponential(1).replaceAll("-", "−") : fixed(x, digits);
+}
+
+/** A count with its thousands marked. */
+export function count(n) {
+  return n.toLocaleString("en");
+}
+
+/** A token for the eye: blanks at its ends and characters that show nothing are made visible. */
+export function visible(token) {
+  const text = token
+    .replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length))
+    .replaceAll("\n", "⏎")
+    .replaceAll("\t", "⇥")
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${mark.codePointAt(0).toString(16)}⟩`);
+  return text || "∅";
+}
+
+/** At most n characters. */
+export function cut(text, n) {
+  const marks = Array.from(text);
+  return marks.length > n ? `${marks.slice(0, n - 1).join("")}…` : text;
+}

@@ -1,0 +1,19 @@
+// Numbers and objects as they are read.
+
+/** Base64 from the payload -> numbers: whole ones of as many bits as `packed.bits` says, or float32. */
+export function unpack(packed) {
+  const text = atob(packed.b64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  if (packed.bits === 8) return bytes;
+  return new ({ 16: Uint16Array, 32: Uint32Array }[packed.bits] || Float32Array)(bytes.buffer);
+}
+
+/** Whole numbers from the first on, the last left out. */
+export function range(first, last) {
+  return Array.from({ length: last - first }, (_, by) => first + by);
+}
+
+export function pick(from, names) {
+  return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
+}

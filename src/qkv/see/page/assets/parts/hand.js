@@ -1,0 +1,32 @@
+// How a change that follows the hand is sent: no faster than it is computed.
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+
+/**
+ * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
+ * @param {any} store
+ */
+export function oneAtATime(store) {
+  let [going, waiting] = [false, null];
+  const send = (patch, undo) => {
+    const before = store.state;
+    store.set(patch, { undo });
+    going = store.state !== before; // else there is nothing to wait for
+  };
+  return {
+    /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether this one can be taken back */
+    send(patch, undo) {
+      if (going) waiting = { patch, undo: undo || Boolean(waiting?.undo) };
+      else send(patch, undo);
+    },
+    /** Is called at every change. @param {Now} now */
+    update({ busy }) {
+      if (busy) return;
+      const next = waiting;
+      [going, waiting] = [false, null];
+      if (next) send(next.patch, next.undo);
+    },
+    idle: () => !going,
+  };
+}

@@ -1,0 +1,50 @@
+// Two texts on one axis of tokens: which tokens stand together is told by what the texts have in common.
+
+/**
+ * A place on an axis for both texts: where it is in the first and in the second, null where it is not there.
+ * @typedef {[number | null, number | null]} Both
+ */
+
+const MOST_PAIRS = 1_000_000; // of two long texts only the beginning and the end are aligned
+
+/**
+ * The tokens of two texts on one axis, by their longest common subsequence; what differs between two common tokens
+ * stands pair by pair where it is as many tokens in both, else one after the other.
+ * @param {string[]} one
+ * @param {string[]} other
+ * @returns {Both[]}
+ */
+export function alongside(one, other) {
+  const [n, m] = [one.length, other.length];
+  let [begin, end] = [0, 0];
+  while (begin < Math.min(n, m) && one[begin] === other[begin]) begin += 1;
+  while (end < Math.min(n, m) - begin && one[n - 1 - end] === other[m - 1 - end]) end += 1;
+  const common = commonPlaces(one.slice(begin, n - end), other.slice(begin, m - end)).map(([a, b]) => [a + begin, b + begin]);
+  const ends = Array.from({ length: end }, (_, k) => [n - end + k, m - end + k]);
+  /** @type {Both[]} */
+  const axis = Array.from({ length: begin }, (_, k) => [k, k]);
+  let [a, b] = [begin, begin];
+  for (const [nextA, nextB] of [...common, ...ends, [n, m]]) {
+    if (nextA - a === nextB - b) for (; a < nextA; a++, b++) axis.push([a, b]);
+    for (; a < nextA; a++) axis.push([a, null]);
+    for (; b < nextB; b++) axis.push([null, b]);
+    if (nextA < n) axis.push([a++, b++]);
+  }
+  return axis;
+}
+
+/** The places of a longest common subsequence; of several the one whose tokens are least far from each other. */
+function commonPlaces(one, other) {
+  const [n, wide] = [one.length, other.length + 1];
+  if (n * wide > MOST_PAIRS) return [];
+  const best = new Float64Array((n + 1) * wide); // of what follows two places
+  const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
+  for (let i = n - 1; i >= 0; i--)
+    for (let j = wide - 2; j >= 0; j--) best[i * wide + j] = Math.max(alike(i, j), best[(i + 1) * wide + j], best[i * wide + j + 1]);
+  const found = [];
+  for (let [i, j] = [0, 0]; i < n && j < wide - 1; )
+    if (one[i] === other[j] && alike(i, j) === best[i * wide + j]) found.push([i++, j++]);
+    else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) i += 1;
+    else j += 1;
+  return found;
+}

@@ -1,0 +1,79 @@
+// What follows, in numbers: chances of words, how alike vectors are, how far weights moved.
+
+import { fixed } from "../base/text.js";
+
+export const SEEN = 3; // digits of a chance
+
+/**
+ * The chance of each word: the softmax of its logits, in float64.
+ * @param {Float32Array} logits  (V)
+ */
+export function chancesOf(logits) {
+  const largest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
+  const found = Float64Array.from(logits, (logit) => Math.exp(logit - largest));
+  const total = found.reduce((sum, one) => sum + one, 0);
+  return found.map((one) => one / total);
+}
+
+/**
+ * The ids of the largest, the largest first; of equal ones the lower id.
+ * @param {Float64Array} chances
+ * @param {number} count
+ */
+export function likeliestOf(chances, count) {
+  const found = [];
+  for (let id = 0; id < chances.length; id++) {
+    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
+    let place = found.length;
+    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
+    found.splice(place, 0, id);
+    if (found.length > count) found.pop();
+  }
+  return found;
+}
+
+/** A word of a vocabulary without the mark of the blank before it. */
+export function plainName(name) {
+  return name.replace(/^[Ġ▁](?=.)/, "");
+}
+
+/** A chance in digits. */
+export function chance(x) {
+  return x > 0 && x < 0.5 * 10 ** -SEEN ? `< ${10 ** -SEEN}` : fixed(x, SEEN);
+}
+
+/**
+ * How alike two vectors are: their cosine, of row t of two arrays (T, D).
+ * @param {Float32Array} one
+ * @param {Float32Array} other
+ * @param {number} t
+ * @param {number} T
+ */
+export function cosineAt(one, other, t, T) {
+  const D = one.length / T;
+  let [dot, a, b] = [0, 0, 0];
+  for (let i = t * D; i < (t + 1) * D; i++) {
+    dot += one[i] * other[i];
+    a += one[i] ** 2;
+    b += other[i] ** 2;
+  }
+  return dot / Math.sqrt(a * b);
+}
+
+/**
+ * The share of a head's weight that is no longer where it was: of each row, and the mean of all rows.
+ * @param {Float32Array} before  (T, T)
+ * @param {Float32Array} after
+ */
+export function movedShare(before, after) {
+  let total = 0;
+  for (let k = 0; k < before.length; k++) total += Math.max(0, before[k] - after[k]);
+  return total / Math.sqrt(before.length);
+}
+
+/** How much of the chance is with other words: half the sum of the differences. */
+export function movedChance(before, after) {
+  let total = 0;
+  for (let k = 0; k < before.length; k++) total += Math.abs(before[k] - after[k]);
+  return total / 2;
+}

@@ -1,0 +1,124 @@
+// Places in a text: its words as tokens, what swaps make of it, and where a token is in another text.
+
+import { editsOf } from "../engine/edits.js";
+import { plainName } from "./chances.js";
+import { stateOf } from "./state.js";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("./state.js").PlayState} PlayState */
+/** @typedef {import("../engine/door.js").Run} Run */
+
+/**
+ * The words of a text as tokens: [first, last + 1, word]. What the tokenizer put in is left out.
+ * @param {string} text
+ * @param {Run} run  of this text, without edits
+ * @param {any} model
+ * @returns {[number, number, string][]}
+ */
+export function wordsOf(text, { tokens, offsets, special }, model) {
+  const found = [];
+  tokens.forEach((token, t) => {
+    if (special[t]) return;
+    const before = found.at(-1);
+    const joined = before && before[1] === t && offsets[t][0] === offsets[t - 1][1];
+    if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
+    else found.push([t, t + 1, ""]);
+  });
+  const name = (first, last) => text.slice(offsets[first][0], offsets[last - 1][1]).trim();
+  return found.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
+}
+
+/** @param {Edit} edit */
+export function isSwap({ op }) {
+  return op === "swap";
+}
+
+/**
+ * A text with the words that are swapped for others, and where each token stands in it.
+ * @param {string} text
+ * @param {Run} run  of this text, without edits
+ * @param {Edit[]} edits
+ * @returns {{text: string, offsets: [number, number][]}}
+ */
+export function withSwaps(text, { offsets }, edits) {
+  const put = new Map(editsOf(edits, "swap").map(({ token, with: name }) => [token, name]));
+  if (!put.size) return { text, offsets };
+  let [found, last] = ["", 0];
+  /** @type {[number, number][]} */
+  const moved = offsets.map(([start, end], t) => {
+    if (start === end) return [start, end]; // the tokenizer put it in
+    const own = text.slice(start, end);
+    found += text.slice(last, start);
+    last = end;
+    const name = put.has(t) ? plainName(put.get(t)).replace(/^##(?=.)/, "") : own.trimStart();
+    const begins = put.has(t) && !put.get(t).startsWith("##") && /[\p{L}\p{N}]$/u.test(found) && /^[\p{L}\p{N}]/u.test(name);
+    found += own.slice(0, own.length - own.trimStart().length) || (begins ? " " : "");
+    const first = found.length;
+    found += name;
+    return [first, found.length];
+  });
+  return { text: found + text.slice(last), offsets: moved };
+}
+
+/** Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters. */
+function isPiece(token, text, at) {
+  const letters = /[\p{Script=Latin}\p{Script=Cyrillic}\p{Script=Greek}\p{M}]/u;
+  return token.startsWith("##") || (letters.test(text.slice(0, at).slice(-1)) && letters.test(text.slice(at)[0] ?? ""));
+}
+
+/**
+ * A state whose places are those of this run's tokens, and whose heads are the model's.
+ * @param {PlayState} state
+ * @param {Run} run  of its text
+ * @param {{text: string, run: Run} | null} before  the text whose places the state has, if it is another one
+ * @param {any} model
+ */
+export function placed(state, run, before, model) {
+  const { text, layer, head } = state;
+  if (!(layer < model.layers && head < model.heads)) throw new RangeError(`There is no head ${layer}.${head} in this model.`);
+  const own = (place) => (place !== null && place < run.tokens.length ? place : null);
+  const at = before ? carried(before, text, run) : own;
+  const edits = before ? state.edits.map((edit) => moved(edit, at, before.run.tokens.length === run.tokens.length)) : state.edits;
+  const usual = usualPlace(text, run, model);
+  const stays = before && state.place === usualPlace(before.text, before.run, model) ? null : at(state.place);
+  const place = stays ?? usual;
+  return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
+}
+
+/** What stands in a text where a word is missing. */
+export function maskOf(model) {
+  return model?.mask ?? "[MASK]";
+}
+
+/** The first mask, else the last word that has letters, else none; the end for a model that goes on from there. */
+export function usualPlace(text, run, model) {
+  if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
+  const mask = run.tokens.findIndex((token, t) => token === maskOf(model) && !run.special[t]);
+  if (mask >= 0) return mask;
+  return wordsOf(text, run, model).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
+}
+
+/** Where a token of one text is in another that begins or ends alike; null where it is not there. */
+function carried(before, text, run) {
+  const old = before.text;
+  const least = Math.min(old.length, text.length);
+  let [begin, end] = [0, 0];
+  while (begin < least && old[begin] === text[begin]) begin += 1;
+  while (end < least - begin && old.at(-1 - end) === text.at(-1 - end)) end += 1;
+  return (place) => {
+    if (place === null || !(place in before.run.offsets)) return null;
+    const [[first, last], name] = [before.run.offsets[place], before.run.tokens[place]];
+    if (before.run.special[place]) return place ? run.tokens.length - 1 : 0;
+    const shift = last <= begin ? 0 : first >= old.length - end ? text.length - old.length : null;
+    const there = shift === null ? -1 : run.offsets.findIndex(([a, b], t) => a === first + shift && b === last + shift && !run.special[t]);
+    return there >= 0 && (run.tokens[there] === name || before.run.tokens.length === run.tokens.length) ? there : null;
+  };
+}
+
+/** An edit for the tokens of another text; null where one of them is gone. */
+export function moved(edit, at, alike) {
+  const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
+  const found = places.map((name) => [name, at(edit[name])]);
+  if (found.some(([, place]) => place === null) || (edit.op === "row" && !alike)) return null;
+  return { ...edit, ...Object.fromEntries(found) };
+}

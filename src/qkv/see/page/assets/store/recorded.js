@@ -1,0 +1,43 @@
+// The state of a page that shows what was run before.
+
+import { openRecorded } from "../engine/recorded.js";
+import { SIGHT } from "./state.js";
+
+/**
+ * The state of a page that shows what was run before, and what its parts are told: as in store.js, but all of it is
+ * there at once. The state's text is the name of one, its layer and head count from 0 within what the text holds.
+ * @param {any} data  PAYLOAD of payload.py
+ * @param {(now: any) => void} heard  is called at every change
+ */
+export function recordedStore(data, heard) {
+  const engine = openRecorded(data);
+  const { start } = data;
+  const first = data.texts[start.text || 0];
+  const place = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
+  const looks = { colouring: "pattern", inside: true, ...SIGHT, merge: start.merge, stretch: data.stretch };
+  let state = Object.freeze({ ...place, query: start.query || 0, place: null, edits: [], ...looks });
+  const held = () => data.texts.findIndex(({ name }) => name === state.text);
+
+  return {
+    data,
+    engine,
+    recorded: true,
+    get state() {
+      return state;
+    },
+    /** What the parts are told. */
+    get now() {
+      const { layers, heads } = data.texts[held()];
+      const run = engine.runs[held()];
+      const model = { name: data.model, layers: layers.length, heads };
+      return { state, model, run, original: run, busy: false, error: null, words: [] };
+    },
+    /** Changes the state; where another text has fewer layers or heads, its last is shown. */
+    set(patch) {
+      state = Object.freeze({ ...state, ...patch });
+      const { layers, heads } = data.texts[held()];
+      state = Object.freeze({ ...state, layer: Math.min(state.layer, layers.length - 1), head: Math.min(state.head, heads - 1) });
+      heard(this.now);
+    },
+  };
+}

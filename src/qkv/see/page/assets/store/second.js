@@ -1,0 +1,53 @@
+// The run of a second text beside the reader's own.
+
+import { alongside } from "./alongside.js";
+import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
+
+/** @typedef {import("./alongside.js").Both} Both */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("./state.js").PlayState} PlayState */
+/** @typedef {import("../engine/door.js").Run} Run */
+
+/**
+ * The second text as the parts are told of it: `axis` says which of its tokens stand with those of the first.
+ * @typedef {object} Second
+ * @property {string} text
+ * @property {Run} run  with the edits that fit it
+ * @property {Edit[]} edits
+ * @property {number | null} place  where its word is looked at
+ * @property {Both[]} axis
+ */
+
+/**
+ * The run of the second text of a state; null where it has none.
+ * @param {any} engine
+ * @param {PlayState} state  whose places are those of `first`
+ * @param {Run} first  the run of its first text, without edits
+ * @param {any} model
+ * @param {AbortSignal} signal
+ * @returns {Promise<Second | null>}
+ */
+export async function secondOf(engine, state, first, model, signal) {
+  const { second: text, layer } = state;
+  if (text === null) return null;
+  const plain = await engine.run(text, [], { at: [], signal });
+  signal.throwIfAborted();
+  const axis = alongside(first.tokens, plain.tokens);
+  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
+  const alike = axis.every(([one, other]) => one === other);
+  const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
+  const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
+  const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
+  const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
+  run.words = wordsOf(text, plain, model);
+  return { text, run, edits, place, axis };
+}
+
+/**
+ * Where a token of the first text stands in the second, or null.
+ * @param {Both[]} axis
+ * @param {number | null} token
+ */
+export function partnerOf(axis, token) {
+  return token === null ? null : (axis.find(([one]) => one === token)?.[1] ?? null);
+}

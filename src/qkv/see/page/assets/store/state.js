@@ -1,0 +1,137 @@
+// What a page shows, as an object that does not change, and as an address holds it.
+
+import { pick } from "../base/values.js";
+
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+
+/**
+ * @typedef {object} PlayState
+ * @property {string} text
+ * @property {string | null} second  another text, to stand beside it
+ * @property {Edit[]} edits  what the reader has changed, see edits.js
+ * @property {number | null} place  the token whose word is looked at
+ * @property {number} layer
+ * @property {number} head
+ * @property {number | null} query  the token that is chosen
+ * @property {boolean} inside  whether the page is unfolded
+ * @property {"pattern" | "effect" | "change"} colouring  of the map
+ * @property {boolean} beside  whether the original stands beside
+ * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
+ * @property {number | null} card  of the lesson, where it is open
+ * @property {number | null} guess  the option that the reader took on it
+ * @property {boolean} merge  whether the pieces of a word are one
+ * @property {string[] | null} only  the regions that are on the page, where that is not all of it
+ * @property {"light" | "dark" | null} theme  that of a page that frames this one
+ */
+
+/** What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights. */
+export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
+
+export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
+export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
+export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
+const MOST_MASKS = 4_000_000; // in an address
+export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
+const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
+export const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
+
+/** @returns {PlayState} */
+export function stateOf(fields) {
+  return Object.freeze({ ...fields, edits: Object.freeze([...fields.edits]) });
+}
+
+// ---- the address
+
+/** What an address holds behind its #: only what is not as the page starts. */
+export function toHash(state, start) {
+  const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
+  const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
+  const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
+  const all = moves ? [...new Set([...Object.keys(PLAIN), ...fields])] : fields;
+  const put = new URLSearchParams();
+  for (const name of all) {
+    put.set(name, name === "text" ? state.text : written(state, name));
+  }
+  return all.length ? `#${put}` : "";
+}
+
+/** Whether an address has a text and says nothing of a head. */
+export function namesNoHead(hash) {
+  const put = new URLSearchParams(hash.slice(1));
+  return put.has("text") && !put.has("layer") && !put.has("head");
+}
+
+/** The state of an address; null where it holds none, or anything that is not one. */
+export function fromHash(hash, start) {
+  try {
+    const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
+    const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
+    if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
+    const found = { ...start, ...(fields.text === undefined ? {} : { edits: [], place: null, query: null }), ...fields };
+    return put.length && isState(found, start) ? stateOf(found) : null;
+  } catch {
+    return null;
+  }
+}
+
+function isState(found, start) {
+  const whole = (value) => Number.isInteger(value) && value >= 0;
+  return Object.keys(start).every((name) => {
+    const value = found[name];
+    if (name in ONE_OF) return ONE_OF[name].includes(value);
+    if (["second", "only"].includes(name) && value === null) return true;
+    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => PLACES.includes(one));
+    if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
+    if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
+    if (typeof start[name] === "boolean") return typeof value === "boolean";
+    return whole(value) || (value === null && ["place", "query", "card", "guess"].includes(name));
+  });
+}
+
+const JOINED = new WeakMap(); // edits -> the same as an address has them
+
+/** Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}. */
+export function joinedMasks(edits) {
+  if (JOINED.has(edits)) return JOINED.get(edits);
+  const found = [];
+  JOINED.set(edits, found);
+  for (const edit of edits) {
+    const { op, query, key, ...where } = edit;
+    let last = found.at(-1);
+    if (op !== "mask") {
+      found.push(edit);
+      continue;
+    }
+    if (last?.op !== "masks" || last.layer !== where.layer || last.head !== where.head) found.push((last = { op: "masks", ...where, rows: [] }));
+    const row = last.rows.at(-1);
+    if (row?.[0] === query && row[2] === key - 1) row[2] = key;
+    else last.rows.push([query, key, key]);
+  }
+  return found;
+}
+
+/** The same the other way, each mask once; an address with more than a page can take is none. */
+function splitMasks(edits) {
+  const [found, known] = [[], new Map()]; // by layer and head: the masks that are there
+  let read = 0;
+  for (const edit of edits) {
+    if (edit?.op !== "masks") {
+      found.push(edit);
+      continue;
+    }
+    const where = pick(edit, ["layer", "head"]);
+    const name = JSON.stringify(where);
+    if (!known.has(name)) known.set(name, new Set());
+    const there = known.get(name);
+    for (const [query, first, last] of edit.rows) {
+      read += last - first + 1;
+      if (!(read <= MOST_MASKS)) throw new RangeError("There are too many masks.");
+      for (let key = first; key <= last; key++) {
+        const cell = query * MOST_MASKS + key;
+        if (!there.has(cell)) found.push({ op: "mask", query, key, ...where });
+        there.add(cell);
+      }
+    }
+  }
+  return found;
+}
