@@ -75,7 +75,12 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
         z = pattern @ v  # (H, T, d)
         for edit in of("ablate"):
             if edit["layer"] == layer:
-                z[slice(None) if edit.get("head") is None else edit["head"]] = 0
+                which = slice(None) if edit.get("head") is None else edit["head"]
+                output = edit.get("with", 0)
+                if isinstance(output, str):  # "mean", over the tokens of the text as it is
+                    plain = run(model, ids, []).inside[layer]["z"].mean(0)
+                    output = plain.reshape(heads, 1, -1)[which]
+                z[which] = output
         z = z.swapaxes(0, 1).reshape(size, -1)  # (T, D)
         attn_out = changed("attn_out", layer, dense(z, f"{here}.attn.out_proj"))
         middle = norm(x + attn_out, f"{here}.norm1")
