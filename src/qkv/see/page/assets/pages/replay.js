@@ -25,6 +25,7 @@ export const start = starting((box, payload, ui) => {
 
   const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
   const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] / per;
+  /** @type {(at: number, l: number, h: number) => any} */
   const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
   function hides(l, h, i, j) {
     if (!bits) return false;

@@ -5,6 +5,7 @@ import { joinedMasks } from "../store/state.js";
 import { usualScale } from "./words.js";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
 
 /**
  * @param {any} data  the payload
@@ -13,6 +14,7 @@ import { usualScale } from "./words.js";
 export function pythonOf(data, { state, model, original }) {
   const { text, edits, layer, head, query, place } = state;
   const size = original.tokens.length;
+  /** @param {string} op */
   const of = (op) => editsOf(edits, op);
   const swaps = of("swap");
   const plain = !swaps.length && !original.special.every(Boolean);
@@ -48,7 +50,10 @@ export function pythonOf(data, { state, model, original }) {
   ].filter((line, i) => line || i).join("\n");
 }
 
-/** Pairs that do not see each other, as entries of `hide`; many at once as a loop. */
+/**
+ * Pairs that do not see each other, as entries of `hide`; many at once as a loop.
+ * @param {{rows: number[][], layer?: number, head?: number}} given
+ */
 function pythonMasks({ rows, layer, head }) {
   const where = [layer, head].filter((place) => place !== undefined).map((place) => `, ${place}`).join("");
   if (rows.length === 1 && rows[0][1] === rows[0][2]) return `(${rows[0][0]}, ${rows[0][1]}${where})`;
@@ -56,8 +61,14 @@ function pythonMasks({ rows, layer, head }) {
   return `*((q, k${where}) for q, first, last in [${all}] for k in range(first, last + 1))`;
 }
 
-/** What is put in the place of scores and weights: functions, and the entries of `edit` that name them. */
+/**
+ * What is put in the place of scores and weights: functions, and the entries of `edit` that name them.
+ * @param {Edit} scale
+ * @param {Edit[]} rows
+ * @param {any} model
+ */
 function pythonChanges(scale, rows, model) {
+  /** @type {[string[], string[]]} */
   const [written, changes] = [[], []];
   if (scale) {
     const each = Array.from({ length: model.layers }, (_, l) => [model.scales?.[l][0] ?? "attn_scores", scale.value / usualScale(model, l)]);
