@@ -171,7 +171,7 @@ export const start = starting((box, payload, ui) => {
     const end = high();
     pictures(
       order.map((head, i) => () => {
-        const picture = raster(ui, cells(state.at, ...head), L, L, (value) => (value / per) / end);
+        const picture = raster(ui, cells(state.at, head[0], head[1]), L, L, (value) => (value / per) / end);
         fill(grid.children[i].firstChild, picture);
       }),
     );
