@@ -115,8 +115,17 @@ def unwinder(target: str, work: Path) -> Path:
     """
     source, library = work / "unwinder.c", work / "libgcc_s.so.1"
     source.write_text("".join(f"void _Unwind_{name}(void) {{}}\n" for name in UNWINDER))
-    compiler = [sys.executable, *"-m ziglang cc -shared -nostdlib -fPIC -target".split(), target]
-    run(*compiler, f"-Wl,-soname,{library.name}", "-o", library, source)
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+    run(
+        *compiler,
+        "-shared",
+        "-nostdlib",
+        "-fPIC",
+        f"-Wl,-soname,{library.name}",
+        "-o",
+        library,
+        source,
+    )
     return library
 
 

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "qkv"
 FLOORS = [
     {"arrays", "extras", "files", "progress", "signals", "visible"},
     {"trace", "ops"},
-    {"text", "embed", "attend"},
+    {"text", "embed", "attend", "edits"},
     {"layers"},
     {"models"},
     {"circuits", "learn"},
@@ -130,6 +130,7 @@ STEPS = {
         {"run"},
         {""},
     ],
+    "edits": [{"schema"}, {"given"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
 # The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.

@@ -1,6 +1,7 @@
 """A BERT with its head in float64, from a model's parameters, and what edits change in it."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,13 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     def cut(x: np.ndarray) -> np.ndarray:  # (T, D) -> (H, T, d)
         return x.reshape(len(x), heads, -1).swapaxes(0, 1)
 
+    def changed(name: str, layer: int, x: np.ndarray) -> np.ndarray:
+        """What edits of an activation put in its place, each row of x that of a token."""
+        for edit in edits:
+            if (edit.get("at"), edit.get("layer")) == (name, layer):
+                x = CHANGES[edit["op"]](x.copy(), edit)
+        return x
+
     def of(op: str) -> list[Edit]:
         return [edit for edit in edits if edit["op"] == op]
 
@@ -45,6 +53,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     scale = [1 / math.sqrt(model.dim / heads), *(edit["value"] for edit in of("scale"))][-1]
     for layer in range(layers):
         here = f"blocks.{layer}"
+        x = changed("resid_pre", layer, x)
         flat = {name: dense(x, f"{here}.attn.{name}_proj") for name in "qkv"}
         q, k, v = (cut(flat[name]) for name in "qkv")
         scores = q @ k.swapaxes(1, 2) * scale  # (H, T, T)
@@ -68,19 +77,38 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
             if edit["layer"] == layer:
                 z[slice(None) if edit.get("head") is None else edit["head"]] = 0
         z = z.swapaxes(0, 1).reshape(size, -1)  # (T, D)
-        attn_out = dense(z, f"{here}.attn.out_proj")
+        attn_out = changed("attn_out", layer, dense(z, f"{here}.attn.out_proj"))
         middle = norm(x + attn_out, f"{here}.norm1")
         pre = dense(middle, f"{here}.mlp.up_proj")
         post = gelu(pre)
-        mlp_out = dense(post, f"{here}.mlp.down_proj")
+        mlp_out = changed("mlp_out", layer, dense(post, f"{here}.mlp.down_proj"))
+        resid_post = changed("resid_post", layer, middle + mlp_out)
         inside.append({**flat, "z": z, "attn_out": attn_out, "resid_mid": x + attn_out})
-        inside[-1] |= {"pre": pre, "post": post, "mlp_out": mlp_out, "resid_post": middle + mlp_out}
-        x = norm(middle + mlp_out, f"{here}.norm2")
+        inside[-1] |= {"pre": pre, "post": post, "mlp_out": mlp_out, "resid_post": resid_post}
+        x = norm(resid_post, f"{here}.norm2")
         patterns.append(pattern)
         resid.append(x)
     ready = norm(gelu(dense(x, "head.dense_proj")), "head.norm")
     logits = ready @ p["embed.weight"].T + p["head.out_proj.bias"]
     return Result(np.array(patterns), np.array(resid), logits, inside)
+
+
+# What takes the place of an activation, of which each row is that of a token: by op.
+CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {}
+
+
+def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
+    """One of each kind, for a text of so many tokens and a model that has this word."""
+    row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
+    return {
+        "hide": {"op": "hide", "token": 2},
+        "mask": {"op": "mask", "query": 4, "key": 1},
+        "causal": {"op": "causal"},
+        "ablate": {"op": "ablate", "layer": 1, "head": 2},
+        "scale": {"op": "scale", "value": 0.4},
+        "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
+        "swap": {"op": "swap", "token": 2, "with": word},
+    }
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

@@ -2,9 +2,7 @@
 
 import base64
 import itertools
-import math
 import warnings
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,42 +96,5 @@ def numbers(trace: Trace, layers: int) -> Result:
 
 
 def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    """What the library gives of ids with its own counterpart of each edit."""
-    ids, size, layers = list(ids), len(ids), range(model.num_layers)
-    ablate: list[Any] = []
-    hide: list[Any] = []
-    change: dict[Any, Any] = {}
-    rows: dict[int, list[Edit]] = {}
-    for edit in edits:
-        match edit["op"]:
-            case "hide":
-                hide.append(edit["token"])
-            case "mask":
-                where = [edit.get("layer"), edit.get("head")]
-                edge = [edit["query"], edit["key"], *where]
-                hide.append(tuple(place for place in edge if place is not None))
-            case "causal":
-                hide += itertools.combinations(range(size), 2)
-            case "ablate":
-                ablate.append((edit["layer"], edit.get("head")))
-            case "scale":
-                times = edit["value"] * math.sqrt(model.dim / model.num_heads)
-                scaled = partial(times_visible, times)
-                change |= {("attn_scores", layer): scaled for layer in layers}
-            case "row":
-                rows.setdefault(edit["layer"], []).append(edit)
-            case "swap":
-                ids[edit["token"]] = model.tokenizer.vocabulary[edit["with"]]
-    change |= {("pattern", layer): partial(with_rows, own) for layer, own in rows.items()}
-    trace = model.trace(ids, logits=True, ablate=ablate, hide=hide, edit=change)
-    return numbers(trace, model.num_layers)
-
-
-def times_visible(factor: float, scores: np.ndarray) -> np.ndarray:
-    return np.where(np.isneginf(scores), scores, np.nan_to_num(scores, neginf=0) * factor)
-
-
-def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
-    for row in rows:
-        pattern[:, row["head"], row["query"]] = row["weights"]
-    return pattern
+    """What the library gives of ids with the same edits."""
+    return numbers(model.trace(ids, logits=True, edit=edits), model.num_layers)

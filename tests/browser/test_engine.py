@@ -13,23 +13,14 @@ import qkv
 from models.support import mask_bert
 from qkv.models import Model
 
-from .edited import Edit, run
+from .edited import Edit, examples, run
 from .engine import agree, ask, by_the_library, page_of, ranked_alike, traced, unpacked
 from .opening import Openers
 from .support import Visit
 from .texts import TEXTS
 
 TEXT = "The bank of the river was [MASK]."  # 10 tokens
-ROW = [0.5, 0.25, *[0.0] * 7, 0.25]
-EDITS: dict[str, Edit] = {
-    "hide": {"op": "hide", "token": 2},
-    "mask": {"op": "mask", "query": 5, "key": 1},
-    "causal": {"op": "causal"},
-    "ablate": {"op": "ablate", "layer": 1, "head": 3},
-    "scale": {"op": "scale", "value": 0.4},
-    "row": {"op": "row", "layer": 2, "head": 0, "query": 7, "weights": ROW},
-    "swap": {"op": "swap", "token": 5, "with": "money"},
-}
+EDITS = examples(10, "money", qkv.load().dim)
 OTHERS: dict[str, list[Edit]] = {
     "nothing": [],
     "mask of a layer": [{"op": "mask", "query": 5, "key": 1, "layer": 2}],

@@ -91,7 +91,7 @@ def test_a_change_leaves_what_lies_below_as_it_is(visit: Visit, model: Model) ->
     assert steps(ids, {"op": "ablate", "layer": 3, "head": 0}) == 1
     assert steps(ids, {"op": "ablate", "layer": 1, "head": 0}) == 1 + 3 * 2
     assert steps(ids, {"op": "mask", "query": 0, "key": 1, "layer": 2}) == 2 + 3
-    assert steps(ids, EDITS["row"]) == 2 + 3
+    assert steps(ids, EDITS["row"]) == 2 + 3 * 2
     assert steps(ids, EDITS["hide"]) == 2 + 3 * 3
     assert steps(ids, EDITS["hide"], {"op": "ablate", "layer": 3, "head": 0}) == 1
     assert steps(ids) == 0

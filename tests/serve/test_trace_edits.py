@@ -15,13 +15,12 @@ from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 import qkv
-from browser.edited import Edit, Result, run
+from browser.edited import CHANGES, Edit, Result, examples, run
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
-from qkv.models.tasks.edit import Edits, Hidden
-from qkv.models.tasks.hide_arguments import FOLLOWING
+from qkv.models.tasks.edit import EditedRun, Hidden
 from qkv.models.tasks.layout import Layout
 from qkv.serve.app import create_app
 from qkv.serve.edits import changes_of
@@ -31,20 +30,6 @@ from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
 OCTETS = {"Accept": "application/octet-stream"}
-
-
-def edits_of(size: int, word: str) -> dict[str, Edit]:
-    """Each op once, for a text of so many tokens and a model with this word."""
-    row = [0.5, 0.25, *[0.0] * (size - 3), 0.25]
-    return {
-        "hide": {"op": "hide", "token": 2},
-        "mask": {"op": "mask", "query": 4, "key": 1},
-        "causal": {"op": "causal"},
-        "ablate": {"op": "ablate", "layer": 1, "head": 2},
-        "scale": {"op": "scale", "value": 0.4},
-        "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
-        "swap": {"op": "swap", "token": 2, "with": word},
-    }
 
 
 def lists_of(edits: dict[str, Edit]) -> list[list[Edit]]:
@@ -95,7 +80,7 @@ def client(encoder: Model) -> Iterator[TestClient]:
 def test_an_encoder_of_twelve_layers(client: TestClient, encoder: Model) -> None:
     ids = encoder.tokenize(TEXT).ids.tolist()
     plain = run(encoder, ids, [])
-    for edits in [[], *lists_of(edits_of(len(ids), "dog"))]:
+    for edits in [[], *lists_of(examples(len(ids), "dog", encoder.dim))]:
         found = whole(client, TEXT, edits, [6, 1])
         expected = run(encoder, ids, edits)
         assert found["pattern"].shape == (12, 3, len(ids), len(ids))
@@ -122,7 +107,7 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
         text, word = "the cat sat on the cat", "dog"
     ids = model.tokenize(text).ids.tolist()
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        for edits in lists_of(edits_of(len(ids), word)):
+        for edits in lists_of(examples(len(ids), word, model.dim)):
             found = whole(client, text, edits, [4])
             trace = by_the_library(model, ids, edits)
             layers = range(model.num_layers)
@@ -156,6 +141,8 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
         elif edit["op"] == "row":
             rows = [one for one in edits if one["op"] == "row"]
             change["pattern", edit["layer"]] = partial(with_rows, rows)
+        elif edit["op"] in CHANGES:
+            change[edit["at"], edit["layer"]] = partial(with_text, edit)
     return model.trace(ids, hide=hide, ablate=ablate, edit=change, logits=True)
 
 
@@ -173,6 +160,10 @@ def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.nda
     return found
 
 
+def with_text(edit: Edit, array: np.ndarray) -> np.ndarray:
+    return CHANGES[edit["op"]](array[0], edit)[None]
+
+
 def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
     for row in rows:
         pattern[:, row["head"], row["query"]] = row["weights"]
@@ -180,7 +171,7 @@ def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
 
 
 def test_json_says_the_same(client: TestClient, encoder: Model) -> None:
-    edits = [edits_of(8, "dog")["swap"]]
+    edits = [examples(8, "dog", 12)["swap"]]
     asked = {"input": TEXT, "edits": edits, "include": ["text", "resid"], "at": [], "inside": -1}
     answer = post(client, **asked).json()
     tokens = encoder.tokenize(TEXT)
@@ -211,13 +202,17 @@ def test_the_metadata_has_the_text(client: TestClient, tmp_path: Path, encoder: 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": "causal"}, "edits", 'is "causal": give a list of objects with op'),
-    ({"edits": [{"op": "hyde"}]}, "edits", 'edits[0] has op "hyde": it must be one of hide, mask'),
-    ({"edits": [None]}, "edits", "edits[0] has null: it must be one of"),
-    ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op a list"),
-    ({"edits": [{"op": "causal"}, {"op": "hide"}]}, "edits", "edits[1] (hide) has token null"),
+    ({"edits": [{"op": "hyde"}]}, "edits", "edits[0] has op 'hyde': it must be one of hide, mask"),
+    ({"edits": [None]}, "edits", "edits[0] is None: give a record, as"),
+    ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op ['hide']: it must be"),
+    (
+        {"edits": [{"op": "causal"}, {"op": "hide"}]},
+        "edits",
+        "edits[1] (hide) has no token: it needs",
+    ),
     ({"edits": [{"op": "hide", "token": 8}]}, "edits", "has token 8: give 0 to 7, as the text"),
     ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
-    ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token true"),
+    ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token True"),
     ({"edits": [{"op": "hide", "token": 1.0}]}, "edits", "has token 1.0"),
     (
         {"edits": [{"op": "mask", "query": 1, "key": 2**70}]},
@@ -225,19 +220,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "has key 1.1805916207174113e+21",
     ),
     ({"edits": [{"op": "mask", "query": 1, "key": 1, "head": 2}]}, "edits", "has head 2 and no"),
-    ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has layer null: give 0 to 11"),
+    ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has no layer: it needs layer and may"),
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
-    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", 'has value "1": give a finite number'),
+    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
-    ({"edits": [edits_of(7, "dog")["row"]]}, "edits", "has weights a list: give 8 finite numbers"),
-    ({"edits": [edits_of(8, "no such entry")["swap"]]}, "edits", "give one entry of the vocab"),
+    ({"edits": [examples(7, "dog", 12)["row"]]}, "edits", ": give 8 finite numbers, one for each"),
+    ({"edits": [examples(8, "no such entry", 12)["swap"]]}, "edits", "give one entry of the vocab"),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3: give a list of places"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
-    ({"top_k": 2, "edits": [edits_of(8, "dog")["row"]]}, "top_k", "an edit sets a row"),
+    ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
@@ -296,7 +291,7 @@ def test_edits_that_say_the_same_are_computed_once(encoder: Model) -> None:
         *([{"op": "ablate", "layer": 1, "head": 2}] * 500),
     ]
     found = changes_of(encoder, encoder.tokenize(TEXT), edits)
-    assert (len(found.hide), len(found.ablate)) == (3, 1)
+    assert (len(found.run.hidden), found.run.ablated) == (3, {1: {2: 0}})
 
 
 def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
@@ -311,7 +306,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
     texts = [TEXT, "the cat"]
     edges = list(itertools.combinations(range(8), 2))
     for more in ([], [2], [(4, 1, 0, 2)]):
-        found = encoder.trace(texts, hide=[FOLLOWING, *more])
+        found = encoder.trace(texts, edit=[{"op": "causal"}], hide=more)
         expected = encoder.trace(texts, hide=[*edges, *more])
         for layer in range(encoder.num_layers):
             np.testing.assert_array_equal(found["pattern", layer], expected["pattern", layer])
@@ -319,7 +314,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
 
 def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
     """Three queries behind two places that were run before see three, four and five keys."""
-    edits = Edits(hidden=[Hidden(0, None, None, None, None)], heads=[2])
+    edits = EditedRun(hidden=[Hidden(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0]), 5, first=np.array([2]), queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
     np.testing.assert_array_equal(mask[0, 0], expected)
@@ -335,7 +330,7 @@ COSTS: list[tuple[list[Edit], int]] = [
     ([{"op": "causal"}, {"op": "mask", "query": 4, "key": 1, "layer": 1}], 64 + 64),
     ([{"op": "mask", "query": 4, "key": 1, "layer": 1, "head": 0}], 64 + 64 * 3),
     ([{"op": "scale", "value": 2}], 6 * 3 * 64 * 8),
-    ([edits_of(8, "dog")["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
+    ([examples(8, "dog", 12)["row"], {"op": "causal"}], 64 + 6 * 3 * 64 * 8),
 ]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, frozen, whole_number
+from qkv.edits import Edits
 from qkv.layers import Block
 from qkv.models.elsewhere import ELSEWHERE
 from qkv.models.files.names import Weights
@@ -24,10 +25,9 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, edits
+from qkv.models.tasks.edit import EditedRun
+from qkv.models.tasks.fit_edits import fit, swapped
 from qkv.models.tasks.generate import eos_ids
-from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
 from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.streams import parts
@@ -311,37 +311,29 @@ class ModelBase:
         """
         return self._body.packed([text.ids for text in batch], **options)
 
-    def _edits(
-        self,
-        edit: Edit,
-        ablate: Ablate,
-        hide: Hide,
-        batch: Iterable[Tokenized],
-        call: str,
-        **others: Any,
-    ) -> Edits:
-        """What is to be done otherwise in these texts, checked; the others are those of `edits`."""
-        pieces = self.pieces if self._knows_words else None
-        about = {"batch": batch, "body": self._body, "pieces": pieces, "call": call, **others}
-        return edits(edit, ablate, hide, **about)
+    def _swapped(self, edits: Edits, batch: Sequence[Tokenized], first: int = 0) -> list[Tokenized]:
+        """The texts with other tokens where a record says so."""
+        return swapped(edits, batch, self.tokenizer, first)
 
-    def _edits_of(
+    def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> EditedRun:
+        """What a run of these texts does differently; the others are arguments of `fit`."""
+        pieces = self.pieces if self._knows_words else None
+        return fit(edits, batch=batch, body=self._body, pieces=pieces, **others)
+
+    def _fit_with_means(
         self,
-        edit: Edit,
-        ablate: Ablate,
-        hide: Hide,
+        edits: Edits,
         batch: Sequence[Tokenized],
-        call: str,
         batch_size: int | None = None,
         *,
         stop: int | None = None,
         **others: Any,
-    ) -> Edits:
+    ) -> EditedRun:
         """The same, with the means that are asked for, of texts that are run so many at once.
 
         `stop` is the layer before which that run ends, None for behind the last.
         """
-        found = self._edits(edit, ablate, hide, map(self._with_names, batch), call, **others)
+        found = self._fit(edits, map(self._with_names, batch), **others)
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for part in parts(batch, batch_size):

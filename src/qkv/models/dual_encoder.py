@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
+from qkv.edits import Ablate, Edit, Hide
 from qkv.models.files.names import Names, Weights
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
@@ -18,8 +19,6 @@ from qkv.models.model import Model, ModelOutput
 from qkv.models.network.dual_design import SCALE, DualDesign
 from qkv.models.network.finishing import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit_arguments import Ablate, Edit
-from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.vectors import similarity
 from qkv.models.vision import VisionModel
 from qkv.text import Tokenized

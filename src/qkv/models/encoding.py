@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.extras import need
 from qkv.models.streaming import StreamingModel
-from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, is_nothing
+from qkv.models.tasks.edit import EditedRun
 from qkv.models.tasks.encode import OPTIONS, Encoder
-from qkv.models.tasks.hide_arguments import Hide
+from qkv.models.tasks.fit_edits import check
 from qkv.models.tasks.inputs import check_device
 from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
 from qkv.models.tasks.windows import checked_texts
@@ -127,20 +127,19 @@ class EncoderModel(StreamingModel):
         model = self._by_task(task, "encode")
         texts = [inputs] if isinstance(inputs, str) else inputs
 
-        is_plain = is_nothing(edit, ablate, hide)
+        edits = edits_of(edit, ablate, hide, call="encode")
+        check(edits, model._body)
 
-        def edits_of(batch: Sequence[Tokenized]) -> Edits:
-            return model._edits(edit, ablate, hide, batch, "encode")
-
-        def check() -> None:
-            check_edits(edit, ablate, hide, body=model._body, call="encode")
+        def fit(batch: Sequence[Tokenized]) -> tuple[list[Tokenized], EditedRun]:
+            batch = model._swapped(edits, batch)
+            return batch, model._fit(edits, batch)
 
         if pool is not None:
-            found = self._by_pool(pool, encoder, texts, chunk_size, show_progress_bar, is_plain)
-        elif is_plain:
+            found = self._by_pool(pool, encoder, texts, chunk_size, show_progress_bar, not edits)
+        elif not edits:
             found = encoder.all(texts, show_progress_bar)
         else:
-            found = encoder.edited(texts, edits_of, check, show_progress_bar)
+            found = encoder.edited(texts, fit, show_progress_bar)
         if precision != "float32":
             found = quantized(found, precision, call="encode")
         if torch is not None:

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
+from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.packed import padded, starts_of
 from qkv.models.comparing import ComparingModel
 from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer, unpacked
-from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit, check_edits, held
+from qkv.models.tasks.edit import EditedRun
+from qkv.models.tasks.fit_edits import check, hide_value
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import check_edited, check_type, gradients, names_of, word_id
 from qkv.models.tasks.heads import HeadWeights, head_weights
-from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.inputs import checked_ids, checked_positions, named
 from qkv.models.tasks.layout import Layout, columns, layout_of
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
@@ -143,18 +143,20 @@ class Model(ComparingModel):
                 with -1. What is hidden still looks at the others; a token that sees nothing gets 0.
                 Or edges, in a list: (query, key) for one place that does not look at one other,
                 (query, key, layer) and (query, key, layer, head) for there alone.
-            edit: a mapping from activations to functions or to arrays. An activation has its full
-                name, or a tuple as a trace is indexed, ("resid_post", 3); "resid_post" and
-                ("resid_post", None) are those of all layers, ("resid_post", (1, 2)) of several. A
-                function f(array) or f(array, at) gets a copy of the array as the trace shows it,
-                (B, T, ...), 0 in padding, -inf among scores, and gives one of that shape. `at` says
-                where it is: `at.name`, `at.layer`, `at.texts`, `at.positions` and `at.step`, as
-                `qkv.models.At` describes them. A function gets all texts at once, which are then
-                run at once and need memory for that, or with `batch_size` so many at a time. An
-                array, (B, T, ...) or (1, T, ...), takes the place of what was computed. Scores are
-                edited behind the mask, weights behind the softmax; of a head that is ablated
-                `hook_z` is what takes its place. What is edited in layers that are not run changes
-                nothing, and no function is called for it.
+            edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to
+                each text and mean the same over HTTP and in the page (`qkv.edits.schema()`
+                describes them); or a mapping from activations to functions or to arrays. An
+                activation has its full name, or a tuple as a trace is indexed, ("resid_post", 3);
+                "resid_post" and ("resid_post", None) are those of all layers, ("resid_post", (1,
+                2)) of several. A function f(array) or f(array, at) gets a copy of the array as the
+                trace shows it, (B, T, ...), 0 in padding, -inf among scores, and gives one of that
+                shape. `at` says where it is: `at.name`, `at.layer`, `at.texts`, `at.positions` and
+                `at.step`, as `qkv.models.At` describes them. A function gets all texts at once,
+                which are then run at once and need memory for that, or with `batch_size` so many at
+                a time. An array, (B, T, ...) or (1, T, ...), takes the place of what was computed.
+                Scores are edited behind the mask, weights behind the softmax; of a head that is
+                ablated `hook_z` is what takes its place. What is edited in layers that are not run
+                changes nothing, and no function is called for it.
 
         Raises:
             TypeError: a text is not a string, `ablate` holds no pairs, `hide` neither words, places
@@ -184,7 +186,8 @@ class Model(ComparingModel):
         array([[ True, False,  True]])
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
-        return self._trace(texts, kept, edit, ablate, hide, batch_size=batch_size)
+        edits = edits_of(edit, ablate, hide, call="trace")
+        return self._trace(texts, kept, edits, batch_size=batch_size)
 
     def trace_stream(
         self,
@@ -234,16 +237,16 @@ class Model(ComparingModel):
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         self._keeping("trace_stream", **kept)
-        ablate, hide = held(ablate), held(hide)
-        absent = {*check_edits(edit, ablate, hide, body=self._body, call="trace_stream")}
+        edits = edits_of(edit, ablate, hide, call="trace_stream")
+        check(edits, self._body)
+        absent = {hide_value(one) for one in edits.records if one.source == "hide"}
         given = batches(texts, batch_size)
 
         def traces() -> Iterator[Trace]:
             cut, first = Cut(self.max_seq_length), 0
-            about: dict[str, Any] = {"call": "trace_stream", "absent": absent}
             for part in given:
                 with counting(cut):
-                    found = self._trace(part, kept, edit, ablate, hide, first=first, **about)
+                    found = self._trace(part, kept, edits, first=first, absent=absent)
                 first += len(found)
                 yield found
                 del found
@@ -269,23 +272,22 @@ class Model(ComparingModel):
         self,
         texts: Any,
         kept: Mapping[str, Any],
-        edit: Edit,
-        ablate: Ablate,
-        hide: Hide,
+        edits: Edits,
         *,
-        call: str = "trace",
         batch_size: int | None = None,
         first: int = 0,
         absent: set[Any] | None = None,
     ) -> Trace:
-        """The trace of texts, which errors count from `first`; `absent` is as for `edits`."""
+        """The trace of texts, which errors count from `first`; `absent` is as for `fit`."""
+        call = edits.call
         keep = self._keeping(call, **kept)
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
         stop = None if kept["logits"] else layers_to_run(self._body.hook_names, keep)
         single, batch = self._texts(texts, call, first)
-        edited = self._edits_of(
-            edit, ablate, hide, batch, call, batch_size, stop=stop, first=first, absent=absent
+        batch = self._swapped(edits, batch, first)
+        edited = self._fit_with_means(
+            edits, batch, batch_size, stop=stop, first=first, absent=absent
         )
         edited.check_summaries(kept["top_k"])
         if edited.calls and batch_size is None:
@@ -416,7 +418,8 @@ class Model(ComparingModel):
         stop_strings = check_stop(stop)
         if stream and trace:
             raise ValueError("generate: stream and trace do not go together: choose one of them")
-        if edit and trace:
+        edits = edits_of(edit, ablate, hide, call="generate")
+        if edits.changes and trace:
             raise ValueError(
                 "generate: trace and edit do not go together, as a trace runs the whole text again "
                 "at once: generate first, then trace(prompt + result, edit=...)"
@@ -424,12 +427,12 @@ class Model(ComparingModel):
         single, rows = self.rows(
             prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed
         )
-        edited = self._edits(
-            edit,
-            ablate,
-            hide,
-            [self._with_names(row.given) for row in rows],
-            "generate",
+        prompts = self._swapped(edits, [row.given for row in rows])
+        for row, tokens in zip(rows, prompts, strict=True):
+            row.given = tokens
+        edited = self._fit(
+            edits,
+            map(self._with_names, prompts),
             more=[row.max_new_tokens for row in rows] if self.continues else (),
             written=None if self.continues else 1,
         )
@@ -494,7 +497,7 @@ class Model(ComparingModel):
         *,
         top: int | None = None,
         measure_prompts: bool = False,
-        edited: Edits | None = None,
+        edited: EditedRun | None = None,
     ) -> Iterator[list[tuple[int, str]]]:
         """Generate a token of each row at a time: give the text that is whole with it, by its row.
 
@@ -513,10 +516,10 @@ class Model(ComparingModel):
             eos_ids=self._eos_ids,
             top=top,
             measure_prompts=measure_prompts,
-            edited=edited or Edits(),
+            edited=edited or EditedRun(),
         )
 
-    def _rows_traced(self, rows: Sequence[Row], edited: Edits) -> Any:
+    def _rows_traced(self, rows: Sequence[Row], edited: EditedRun) -> Any:
         """The trace of prompts and what they were continued with."""
         batch = [row.whole(self.tokenizer) for row in rows]
         layout = Layout(range(len(batch)))
@@ -570,7 +573,7 @@ class Model(ComparingModel):
         if unknown and tokenizer is not None and tokenizer.unknown is not None:
             said = told_unknown(unknown, tokenizer.unknown).removeprefix("The ").rstrip(".")
             warnings.warn(f"predict: the {said}", UserWarning, stacklevel=callers())
-        return self.guesses(tokens, places, top_k, ablate=ablate, hide=hide, edit=edit)
+        return self.guesses(tokens, places, top_k, edits_of(edit, ablate, hide, call="predict"))
 
     def blanks(self, text: Any) -> tuple[Tokenized, list[int]]:
         """The tokens of a text, and the places at which `predict` reads its guesses off.
@@ -603,19 +606,18 @@ class Model(ComparingModel):
         tokens: Tokenized,
         places: Sequence[int],
         top_k: int = 5,
-        *,
-        ablate: Ablate = (),
-        hide: Hide = (),
-        edit: Edit = None,
+        edits: Edits | None = None,
     ) -> Guesses:
         """What `predict` gives for a text that `blanks` has read."""
+        edits = edits or Edits("predict")
         most = self._need_words("predict")
         top_k = whole_number(top_k, call="predict", name="top_k", least=1)
         if top_k > most:
             raise ValueError(
                 f"predict: top_k is {top_k} and {self.name} has {most} words: give 1 to {most}"
             )
-        edited = self._edits_of(edit, ablate, hide, [tokens], "predict")
+        [tokens] = self._swapped(edits, [tokens])
+        edited = self._fit_with_means(edits, [tokens])
         rows, _ = self._run([tokens], **edited.packed([0], [tokens]))
         logits = self._body.logits(rows[list(places)])
         ranked = likeliest(logits, top_k, edited.why)
@@ -787,8 +789,10 @@ class Model(ComparingModel):
         _, batch = self._texts(text, "gradient")
         prepared = self._sentence.prepared
 
-        edited = self._edits_of(edit, (), (), batch, "gradient")
-        check_edited(edited, self._body)
+        edits = edits_of(edit, call="gradient")
+        batch = self._swapped(edits, batch)
+        edited = self._fit(edits, batch)
+        check_edited(edits, edited, self._body)
 
         def token_id(word: Any) -> int:
             return word_id(word, words, self.tokenizer, prepared, self.name)
@@ -842,14 +846,25 @@ class Model(ComparingModel):
         counts = position_ids is None
         ids, mask = checked_ids(self._body.embedding, input_ids, attention_mask, counts=counts)
         positions = checked_positions(self._body, position_ids, mask, self.name)
-        texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
-        edited = self._edits(edit, ablate, hide, texts, "model")
+        edits = edits_of(edit, ablate, hide, call="model")
+        edited, ids = self._fit_ids(edits, ids, mask)
         options = self._of_columns(edited, ids, mask, positions)
         rows, _ = self._body.masked(ids, mask, **options)
         return output_of(self._body, rows, mask, ids)
 
+    def _fit_ids(
+        self, edits: Edits, ids: Array, mask: Array, **others: Any
+    ) -> tuple[EditedRun, Array]:
+        """What a run of ids (B, T) does differently, and the ids once some are swapped."""
+        if not edits:
+            return EditedRun(), ids
+        texts = [named(*row, self.tokenizer) for row in zip(ids, mask, strict=True)]
+        texts = self._swapped(edits, texts)
+        ids = np.array([text.ids for text in texts]).reshape(ids.shape)
+        return self._fit(edits, texts, **others), ids
+
     def _of_columns(
-        self, edited: Edits, ids: Array, mask: Array, positions: Array | None = None
+        self, edited: EditedRun, ids: Array, mask: Array, positions: Array | None = None
     ) -> dict[str, Any]:
         """The options of `Transformer.masked` for these edits of ids (B, T) at such positions."""
         given: dict[str, Any] = {"positions": positions}

@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
+from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.packed import padded, starts_of
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import unpacked, without_holes
-from qkv.models.tasks.edit import Edits
-from qkv.models.tasks.edit_arguments import Ablate, Edit
+from qkv.models.tasks.edit import EditedRun
 from qkv.models.tasks.generate import Row
-from qkv.models.tasks.hide_arguments import Hide
-from qkv.models.tasks.inputs import Texts, checked_ids, checked_positions, named
+from qkv.models.tasks.inputs import Texts, checked_ids, checked_positions
 from qkv.models.tasks.layout import columns, layout_of
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
@@ -106,8 +105,8 @@ class Seq2SeqModel(Model):
                 f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
                 "there must be one of each for a text"
             )
-        texts = (named(*row, self.tokenizer) for row in zip(ids, mask, strict=True))
-        edited = self._edits(edit, ablate, hide, texts, "model", written=written.shape[1])
+        edits = edits_of(edit, ablate, hide, call="model")
+        edited, ids = self._fit_ids(edits, ids, mask, written=written.shape[1])
         options = self._of_columns(edited, ids, mask)
         others = self._of_written(edited, mask, shown)
         rows, cu_lengths = body.masked(ids, mask, **options)
@@ -115,7 +114,7 @@ class Seq2SeqModel(Model):
         packed = body.decode(written, shown, rows, cu_lengths, **others)
         return output_of(body.decoder, packed, shown, encoder_last_hidden_state=encoded)
 
-    def _of_written(self, edited: Edits, mask: Array, shown: Array) -> dict[str, Any]:
+    def _of_written(self, edited: EditedRun, mask: Array, shown: Array) -> dict[str, Any]:
         """The options of `EncoderDecoder.decode` for these edits, by the masks of both texts."""
         if not edited.asked or not mask.any():
             return {}
@@ -179,14 +178,10 @@ class Seq2SeqModel(Model):
             for number, text in enumerate(written):
                 ended = text.special[-1] and int(text.ids[-1]) in self._eos_ids
                 written[number] = self._after_start(text, len(text) - ended)
-        edited = self._edits(
-            edit,
-            ablate,
-            hide,
-            map(self._with_names, batch),
-            "trace",
-            written=max(map(len, written)),
-        )
+        edits = edits_of(edit, ablate, hide, call="trace")
+        batch = self._swapped(edits, batch)
+        names = map(self._with_names, batch)
+        edited = self._fit(edits, names, written=max(map(len, written)))
         edited.check_summaries(kept.get("top_k"))
         return self._pair_traced(
             batch, written, single, keep, kept.get("top_k"), logits=logits, edited=edited
@@ -201,7 +196,7 @@ class Seq2SeqModel(Model):
         top_k: int | None = None,
         *,
         logits: bool = False,
-        edited: Edits,
+        edited: EditedRun,
     ) -> Seq2SeqTrace:
         """The trace of texts, and of what the decoder is given with them."""
         starts = starts_of(map(len, written))
@@ -265,7 +260,7 @@ class Seq2SeqModel(Model):
             text=text.text,
         )
 
-    def _rows_traced(self, rows: Sequence[Row], edited: Edits) -> Seq2SeqTrace:
+    def _rows_traced(self, rows: Sequence[Row], edited: EditedRun) -> Seq2SeqTrace:
         # all new tokens but the last, which chose none
         written = [self._after_start(row.added(self.tokenizer), len(row.ids) - 1) for row in rows]
         return self._pair_traced([row.given for row in rows], written, False, edited=edited)

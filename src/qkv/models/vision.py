@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, whole_number
+from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.finishing import to_length_one
 from qkv.models.network.vision_design import VisionDesign
-from qkv.models.tasks.edit_arguments import Ablate, Edit
-from qkv.models.tasks.hide_arguments import Hide
 from qkv.models.tasks.streams import parts
 from qkv.progress import progress
 from qkv.text import Tokenized
@@ -158,7 +157,8 @@ class VisionModel(Model):
             raise ValueError(f"model: pixel_values have shape {images.shape}: give {self._wants}")
         self._check(images, "model")
         batch = self._patches(images)
-        edited = self._edits_of(edit, ablate, hide, batch, "model")
+        edits = edits_of(edit, ablate, hide, call="model")
+        edited = self._fit_with_means(edits, self._swapped(edits, batch))
         shown = np.ones((len(images), math.prod(self._grid_of(images)) + 1), bool)
         options = edited.packed(range(len(images)), batch)
         return output_of(self._body, self._through(images, **options)[0], shown)
@@ -205,7 +205,8 @@ class VisionModel(Model):
         batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
         several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
         _, batch = self._texts(images, "encode")
-        edited = self._edits_of(edit, ablate, hide, batch, "encode", batch_size)
+        edits = edits_of(edit, ablate, hide, call="encode")
+        edited = self._fit_with_means(edits, self._swapped(edits, batch), batch_size)
         found = []
         with progress("encode", len(batch), show_progress_bar) as advance:
             for part in parts(batch, batch_size):

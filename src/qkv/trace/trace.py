@@ -241,7 +241,8 @@ class Trace:
         """What was done otherwise: "edit", "ablate" and "hide", where there is any.
 
         The first are names of activations, the second pairs of layer and head, and the third
-        words, places and edges, tuples of a query, a key and where there are any layer and head.
+        words, places and edges, tuples of a query, a key and where there are any layer and head;
+        (None, None) for a causal mask.
 
         Empty for a run of the model as it is.
         """

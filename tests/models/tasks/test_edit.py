@@ -581,7 +581,8 @@ def test_nothing_is_left_behind_in_the_model(double):
             r"ablate has an array \(12,\) for \(0, 1\) and a head gives \(4,\)",
         ),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
-        ({"edit": [("z", 0)]}, TypeError, r"edit is \[\('z', 0\)\]: give a mapping"),
+        ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
+        ({"edit": 3}, TypeError, "edit is 3: give a mapping from an activation to .*, or a list o"),
         ({"edit": {3: abs}}, TypeError, "edit has 3: name an activation in full, or by a tuple"),
         ({"edit": {("z", 0): None}}, TypeError, "edit has None for blocks.0.attn.hook_z: give a f"),
         ({"edit": {("z", 0): "0"}}, TypeError, "edit has '0' for blocks.0.attn.hook_z"),
@@ -642,7 +643,7 @@ def test_what_cannot_be_left_out(double, options, error, said):
 
 @pytest.mark.parametrize(
     "options",
-    [{"edit": []}, {"edit": ()}, {"edit": 0}, {"ablate": None}, {"hide": None}, {"hide": {}}],
+    [{"edit": [0]}, {"edit": "z"}, {"edit": 0}, {"ablate": None}, {"hide": None}, {"hide": {}}],
 )
 def test_encode_refuses_what_the_others_do(double, options):
     with pytest.raises(TypeError) as refused:

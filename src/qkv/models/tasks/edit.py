@@ -38,6 +38,9 @@ class At:
     step: int | None
 
 
+Change = Callable[[Array, At], Array]
+
+
 class Hidden(NamedTuple):
     """A masked key of one text: for this query, in this layer and head, or for all of them.
 
@@ -52,12 +55,13 @@ class Hidden(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Edits:
-    """What a run does otherwise, once it is known to fit the model and its texts.
+class EditedRun:
+    """What a run does differently, once it is known to fit the model and its texts.
 
     Attributes:
         call: who is named in an error.
         changes: by full names, functions of an array and an `At`, and arrays (B or 1, ...).
+        recorded: by full names, what records do to an array, in turn, before `changes`.
         ablated: by layer and head what takes the place of what it gives.
         hidden: what is not looked at.
         heads: how many each layer has.
@@ -69,6 +73,7 @@ class Edits:
 
     call: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[Change]] = field(default_factory=dict)
     ablated: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
     hidden: Sequence[Hidden] = ()
     heads: Sequence[int] = ()
@@ -82,22 +87,31 @@ class Edits:
         return "look at what edit and ablate put in" if self.asked else CANNOT
 
     @property
+    def changed(self) -> list[str]:
+        """The full names of the activations that are changed."""
+        return list(dict.fromkeys((*self.recorded, *self.changes)))
+
+    @property
     def calls(self) -> bool:
         """Whether a function is called, which then sees the texts that are run together."""
         return any(map(callable, self.changes.values()))
 
-    def below(self, stop: int | None) -> Edits:
+    def below(self, stop: int | None) -> EditedRun:
         """The same for a run that ends before a layer; None for one of all layers."""
         if stop is None:
             return self
-        layers = {name: layer_of(name) for name in self.changes}
-        changes = {
-            name: self.changes[name]
-            for name, layer in layers.items()
-            if layer is None or layer < stop
-        }
+
+        def kept(changes: Mapping[str, Any]) -> dict[str, Any]:
+            layers = {name: parse(name).layer for name in changes}
+            return {
+                name: changes[name]
+                for name, layer in layers.items()
+                if layer is None or layer < stop
+            }
+
         ablated = {layer: values for layer, values in self.ablated.items() if layer < stop}
-        return replace(self, changes=changes, ablated=ablated)
+        changes, recorded = kept(self.changes), kept(self.recorded)
+        return replace(self, changes=changes, recorded=recorded, ablated=ablated)
 
     def recorder(
         self, layout: Layout, wanted: Callable[[str], bool] | None = None
@@ -106,7 +120,7 @@ class Edits:
 
         None where it would do nothing.
         """
-        names = {*map(self._z, self.ablated), *self.changes}
+        names = {*map(self._z, self.ablated), *self.recorded, *self.changes}
         if wanted is None and not names:
             return None
         changes = {name: partial(self._changed, name, layout) for name in names}
@@ -162,7 +176,9 @@ class Edits:
         ]
         return replace(self, hidden=everywhere, heads=[1]).masks(layout, keys).get(0)
 
-    def averaged(self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]) -> Edits:
+    def averaged(
+        self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
+    ) -> EditedRun:
         """The same with the mean of what a head gives where that was asked for.
 
         It is that of a run of the model as it is.
@@ -233,7 +249,8 @@ class Edits:
 
     def check_summaries(self, top_k: int | None) -> None:
         """An error where weights are changed and `top_k` asks for summaries of what they were."""
-        name = next((name for name in self.changes if activation(name).is_weights), None)
+        names = (name for name in self.changed if activation(name).is_weights)
+        name = next(names, None)
         if top_k is not None and name is not None:
             raise ValueError(
                 f"{self.call}: top_k is {top_k} and edit changes {name}: summaries are of what "
@@ -250,18 +267,22 @@ class Edits:
                 whole = whole.copy()
                 for head, value in values.items():
                     whole[..., head, :] = value
+        changes: list[Any] = [*self.recorded.get(name, ())]
         change = self.changes.get(name)
-        if change is None or (isinstance(change, np.ndarray) and layout.is_later):
+        if change is not None and not (isinstance(change, np.ndarray) and layout.is_later):
+            changes.append(change)
+        if not changes:
             return whole
-        given = layout.shown(whole, name)
-        shape = given.shape
-        if isinstance(change, np.ndarray):
-            rows = change if len(change) == 1 else change[list(layout.texts)]
-            found = rows[(slice(None), *map(slice, shape[1:]))]
-        else:
-            texts = self.first + np.asarray(layout.texts, np.int64)
-            at = At(name, layer_of(name), texts, layout.positions(given, name), layout.step)
-            found = self._given(name, change(given, at), shape)
+        found = layout.shown(whole, name)
+        shape = found.shape
+        texts = self.first + np.asarray(layout.texts, np.int64)
+        at = At(name, parse(name).layer, texts, layout.positions(found, name), layout.step)
+        for change in changes:
+            if isinstance(change, np.ndarray):
+                rows = change if len(change) == 1 else change[list(layout.texts)]
+                found = rows[(slice(None), *map(slice, shape[1:]))]
+            else:
+                found = self._given(name, change(found, at), shape)
         found = np.array(np.broadcast_to(found, shape), dtype=whole.dtype)
         return layout.computed(found, name)
 
@@ -276,15 +297,6 @@ class Edits:
         if array.shape != shape:
             raise ValueError(f"{where} got {shape} and gave {array.shape}: give the same shape")
         return array
-
-
-def layer_of(name: str) -> int | None:
-    """The layer of an activation, whichever side of an encoder-decoder it is of.
-
-    >>> layer_of("decoder.blocks.3.attn.hook_z"), layer_of("blocks.1.hook_mlp_out")
-    (3, 1)
-    """
-    return parse(name).layer
 
 
 def is_number(array: Array) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.head import BuiltHead
-from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit import EditedRun
 from qkv.models.tasks.inputs import check_ids
 from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.prompt import chosen_prompt
@@ -140,13 +140,12 @@ class Encoder:
     def edited(
         self,
         sentences: Any,
-        edits_of: Callable[[Sequence[Tokenized]], Edits],
-        check: Callable[[], None],
+        fit: Callable[[Sequence[Tokenized]], tuple[list[Tokenized], EditedRun]],
         show: bool | None = None,
     ) -> Any:
-        """What `all` gives where something is done otherwise, which all texts are needed for.
+        """What `all` gives where something is done differently, which all texts are needed for.
 
-        Where there are none, `check` has the errors that need none.
+        `fit` gives the texts, of which some tokens may be swapped, and what is done.
         """
         truncator = Truncator(self.tokenizer, self.limit)
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
@@ -154,14 +153,15 @@ class Encoder:
         for number, ids in enumerate(batch):
             self.check(ids, number)
         if not batch:
-            check()
             return self.all([])
+        texts, edits = fit(texts)
+        batch = [text.ids for text in texts]
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for numbers in self._parts(batch):
                 self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
 
-        edits = edits_of(texts).averaged(sum(map(len, batch)), run)
+        edits = edits.averaged(sum(map(len, batch)), run)
         with progress("encode", len(batch), show) as advance:
             found = self._vectors(batch, advance, edits)
         truncator.cut.warn()
@@ -260,7 +260,7 @@ class Encoder:
         self,
         batch: Sequence[Array],
         advance: Callable[[int], None],
-        edits: Edits | None = None,
+        edits: EditedRun | None = None,
     ) -> Any:
         """What is wanted of texts, in their order; `advance` is told how many are done."""
         found: list[Any] = [None] * len(batch)

@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import CANNOT, Edits
+from qkv.models.tasks.edit import CANNOT, EditedRun
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import TextStream
 from qkv.text import Tokenized, Tokenizer
@@ -192,7 +192,7 @@ def steps(
     eos_ids: frozenset[int],
     top: int | None = None,
     measure_prompts: bool = False,
-    edited: Edits,
+    edited: EditedRun,
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate a token of each row at a time: give the text that is whole with it, by its row.
 

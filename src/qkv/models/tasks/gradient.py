@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
+from qkv.edits import Edits
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import Edits
+from qkv.models.tasks.edit import EditedRun
 from qkv.models.tasks.layout import layout_of
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
@@ -29,7 +30,7 @@ def gradients(
     of: Any,
     names: Mapping[Name, str | list[str]],
     token_id: Callable[[Any], int],
-    edited: Edits,
+    edited: EditedRun,
 ) -> dict[Name, Array]:
     """The gradient of the logits that `of` weighs, for each activation.
 
@@ -221,9 +222,15 @@ def _unknown(
     return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
 
 
-def check_edited(edited: Edits, body: Transformer) -> None:
-    """An error where something else than embeddings is changed."""
+def check_edited(edits: Edits, edited: EditedRun, body: Transformer) -> None:
+    """An error where something else than tokens and embeddings is changed."""
     inputs = body.embedding.hooks[:-1]
+    for one in edits.records:
+        if one.op != "swap":
+            raise ValueError(
+                f"{_CALL}: {one.source} changes a layer, and what lies below a change has no "
+                "gradient: swap tokens or change embeddings alone"
+            )
     odd = next((name for name in edited.changes if name not in inputs), None)
     if odd is not None:
         names = ", ".join(inputs)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
+from qkv.edits import Edit, edits_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit_arguments import Edit, edits
+from qkv.models.tasks.fit_edits import fit
 from qkv.models.tasks.layout import Layout
 from qkv.text import Tokenized
 from qkv.trace.names import parse
@@ -49,7 +50,17 @@ def run_layers(
         raise ValueError(f"{_CALL}: first is layer {begin} and stop is {end}: stop comes behind it")
     texts, places, dim = (given[None] if given.ndim == 2 else given).shape
     blank = Tokenized(np.zeros(places, np.int64), [""] * places, [], [])
-    edited = edits(edit, (), (), batch=[blank] * texts, body=body, pieces=None, call=_CALL)
+    edits = edits_of(edit, call=_CALL)
+    edited = fit(edits, batch=[blank] * texts, body=body, pieces=None)
+    for one in edits.records:
+        layer = one.fields.get("layer", begin)
+        if one.op == "swap":
+            raise ValueError(f"{_CALL}: {one.source} is of a text, and resid has no token to swap")
+        if not begin <= layer < end:
+            raise ValueError(
+                f"{_CALL}: {one.source} is of layer {layer}, and layers {begin} to {end - 1} are "
+                "run: give one of these"
+            )
     for name in edited.changes:
         layer = parse(name).layer
         if layer is None or not begin <= layer < end:
@@ -57,12 +68,14 @@ def run_layers(
                 f"{_CALL}: edit has {name}, and layers {begin} to {end - 1} are run: name an "
                 "activation of these"
             )
+    layout = Layout(range(texts))
     rows, _ = body.run_layers(
         given.reshape(-1, dim).astype(body.dtype, copy=False),
         places * np.arange(texts + 1),
         begin,
         end,
-        record=edited.recorder(Layout(range(texts))),
+        record=edited.recorder(layout),
+        masks=edited.masks(layout, places),
     )
     return rows.reshape(given.shape)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
+from qkv.edits import edits_of
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
 from qkv.trace import Trace
@@ -86,4 +87,4 @@ def _guesses(model: Model, trace: Trace, place: int, hide: list[int]) -> Guesses
     tokens = Tokenized(
         np.asarray(trace.ids), list(trace.tokens), list(trace.offsets), list(trace.special)
     )
-    return model.guesses(tokens, [place], COUNT, hide=hide)
+    return model.guesses(tokens, [place], COUNT, edits_of(None, hide=hide, call="predict"))

@@ -88,6 +88,8 @@ def _hidden(what: Any) -> str:
     if not isinstance(what, list | tuple):
         return what if isinstance(what, str) else f"token {what}"
     query, key, *where = what
+    if key is None:
+        return "what follows each token"
     places = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
     return f"token {key} from token {query}" + (f" in {', '.join(places)}" if places else "")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from qkv.edits import edits_of
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.stories import Story
@@ -19,9 +20,8 @@ from qkv.text.tokenized import plain_tokens
 from qkv.text.tokenizer import MASKS
 
 if TYPE_CHECKING:
+    from qkv.edits import Ablate, Hide
     from qkv.models import Model
-    from qkv.models.tasks.edit_arguments import Ablate
-    from qkv.models.tasks.hide_arguments import Hide
     from qkv.models.tasks.predict import Guesses
 
 
@@ -167,7 +167,8 @@ def guess(
     before = used.guesses(tokens, places, top_k)
     after = None
     if without or hidden:
-        after = used.guesses(tokens, places, top_k, ablate=without, hide=hidden)
+        edits = edits_of(None, without, hidden, call="predict")
+        after = used.guesses(tokens, places, top_k, edits)
     changed: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
     named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
     return GuessView(

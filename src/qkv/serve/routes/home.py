@@ -14,11 +14,11 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse
 
+from qkv.models.tasks.edit_ops import is_plain, scale_in
 from qkv.models.vision import VisionModel
 from qkv.see.page.about import about_model
 from qkv.see.page.html import document
 from qkv.see.page.served import SERVED, served_page
-from qkv.serve.edits import is_plain, scale_in
 from qkv.serve.guard import HEALTH
 
 router = APIRouter()
@@ -58,8 +58,10 @@ def page_of(model: Any) -> str:
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
-    scales = [scale_in(model, layer) for layer in layers]
-    plain = all(is_plain(model, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers)
+    scales = [scale_in(model._body, layer) for layer in layers]
+    plain = all(
+        is_plain(model._body, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers
+    )
     return served_page(model, scales, plain=plain)
 
 

@@ -15,12 +15,13 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from qkv.arrays import Array
+from qkv.edits import operations
 from qkv.models import Model
 from qkv.models.tasks.inputs import ids_given
 from qkv.models.tasks.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described
-from qkv.serve.edits import TAKES, Changes, changes_of
+from qkv.serve.edits import Changes, changes_of
 from qkv.serve.errors import Refused, not_finite
 from qkv.serve.keys import read_body
 from qkv.serve.settings import Settings
@@ -65,7 +66,7 @@ class TraceBody(Body):
     edits: list[Any] = Field(
         [],
         description="What the run does otherwise: objects with an op, one of "
-        f"{', '.join(TAKES)}, as the page at / has them.",
+        f"{', '.join(operations())}, as the page at / has them.",
         examples=[[{"op": "hide", "token": 2}]],
     )
     include: list[Literal["text", "resid"]] = Field(
@@ -258,8 +259,8 @@ def changed(model: Model, body: TraceBody, settings: Settings) -> Changes:
         raise body.refused("input", said)
     try:
         return changes_of(model, text, body.edits)
-    except ValueError as error:
-        raise Refused(400, f"trace: {error}", param="edits") from error
+    except (TypeError, ValueError) as error:
+        raise Refused(400, str(error), param="edits") from error
 
 
 def wanted_of(
@@ -283,7 +284,7 @@ def wanted_of(
         if found.resid or found.inside or found.at is not None:
             said = "is for weights alone: leave it out, or include, at and inside"
             raise body.refused("top_k", said)
-        if changes.sets_weights:
+        if changes.weights:
             said = "is of what attention computes itself, and an edit sets a row or a scale"
             raise body.refused("top_k", f"{said}: leave one out")
     return found
@@ -338,13 +339,7 @@ def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array
         kept: dict[str, Any] = {"names": [*names, *_more(model, wanted)]}
     else:
         kept = {"layers": layers, "top_k": wanted.top_k}
-    trace = model.trace(
-        [changes.text.ids.tolist()],
-        ablate=changes.ablate,
-        hide=changes.hide,
-        edit=changes.edit,
-        **kept,
-    )
+    trace = model.trace([changes.text.ids.tolist()], edit=changes.records, **kept)
     weights = ["pattern"] if wanted.top_k is None else ["top_indices", "top_weights"]
     found = {name: np.stack([trace[name, layer][0, heads] for layer in layers]) for name in weights}
     stream = _stream(model)

@@ -1,49 +1,14 @@
-"""What was given as `hide`: words, places and edges that are not looked at."""
+"""Where the words, places and edges of `hide` stand in each text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from qkv.arrays import is_whole_number, shown
 from qkv.models.tasks.edit import Hidden
 from qkv.text import Tokenized
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
-
-# Words, places, and edges: (query, key), (query, key, layer), (query, key, layer, head).
-Hide = str | int | Iterable[str | int | tuple[int, ...]]
-
-FOLLOWING = (None, None)  # in a list: each query masks the keys that follow it
-
-
-def hide_asked(hide: Any, heads: Sequence[int], call: str) -> list[Any]:
-    """The words, places and edges: strings, ints and tuples of ints."""
-    many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
-    found: list[Any] = []
-    if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
-        raise TypeError(
-            f"{call}: hide is {hide}, which may be places or one edge: write {[*hide]} for places, "
-            f"{[hide]} for the edge"
-        )
-    for one in hide if many else [hide]:
-        if isinstance(one, str) or one is FOLLOWING or is_whole_number(one):
-            found.append(int(one) if is_whole_number(one) else one)
-            continue
-        numbers = tuple(one) if isinstance(one, tuple | list) else ()
-        if not 2 <= len(numbers) <= 4 or not all(map(is_whole_number, numbers)):
-            raise TypeError(
-                f"{call}: hide has {shown(one)}: give words, places as whole numbers, and edges as "
-                "(query, key), (query, key, layer) or (query, key, layer, head)"
-            )
-        edge = [int(number) for number in numbers]
-        if len(edge) > 2:
-            edge[2] = from_start(edge[2], len(heads), "hide", "layer", "the model", call)
-        if len(edge) > 3:
-            where = f"layer {edge[2]}"
-            edge[3] = from_start(edge[3], heads[edge[2]], "hide", "head", where, call)
-        found.append(tuple(edge))
-    return found
 
 
 def hidden_words(
@@ -95,13 +60,13 @@ def hidden_words(
 
 
 def hidden_places(
-    asked: int | tuple[int | None, ...],
+    asked: int | tuple[int, ...],
     lengths: Sequence[int],
     limits: Sequence[int],
     call: str,
     absent: set[Any] | None = None,
 ) -> list[Hidden]:
-    """A place, or an edge between two, or `FOLLOWING`, in each text that has them; -1 is its last.
+    """A place, or an edge between two, in each text that has them; -1 is its last.
 
     `lengths` are those of the texts, and `limits` with what may follow them; `absent` is as for
     `hidden_words`.

@@ -1,63 +1,51 @@
-"""What was given as `edit`, `ablate` and `hide`, held against a model and its texts."""
+"""Edits, held against a model and its texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_whole_number, shown
+from qkv.edits import Edits, Record, operations
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, Edits, is_number
-from qkv.models.tasks.hide_arguments import (
-    Hide,
-    from_start,
-    hidden_places,
-    hidden_words,
-    hide_asked,
-)
-from qkv.text import Tokenized
+from qkv.models.tasks.edit import At, EditedRun, is_number
+from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, wrong
+from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
+from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation
 from qkv.trace.names import Parsed, parse
 from qkv.trace.seq2seq import SIDES
 
-# Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
-Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# From an activation to a function of its array, or to the array that takes its place.
-Edit = Mapping[Any, Any] | None
+_HIDES = ("hide", "mask", "causal")  # what `Trace.changed` tells as "hide"
 
 
-def edits(
-    edit: Edit,
-    ablate: Ablate,
-    hide: Hide,
+def fit(
+    edits: Edits,
     *,
     batch: Iterable[Tokenized],
     body: Transformer,
     pieces: Callable[[str], list[list[str]]] | None,
-    call: str,
     more: Sequence[int] = (),
     written: int | None = None,
     first: int = 0,
     absent: set[Any] | None = None,
-) -> Edits:
-    """What was asked for, checked.
+) -> EditedRun:
+    """What a run does differently, once it is known to fit a model and its texts.
 
     Args:
-        edit: the activations to change, and how.
-        ablate: the heads to leave out, None for all of a layer.
-        hide: the words, places and edges that are not looked at.
+        edits: what was asked for.
         batch: the texts, which are read only if there is something to edit.
         body: the model.
         pieces: the ways in which a word may be cut, none if the vocabulary does not have it; None
             where the model knows no words.
-        call: who is named in an error.
         more: how many tokens may follow each text, where some may.
         written: how many places a decoder begins with, where it runs beside an encoder.
         first: the number that the first text has for the caller.
@@ -65,18 +53,16 @@ def edits(
             have is taken out of it. None where these are all, so that it is an error.
 
     Raises:
-        TypeError: `edit` is no mapping to functions and arrays, `ablate` holds something else than
-            pairs, or `hide` than words, places and edges.
+        TypeError: something takes the place of an activation that is no array of numbers.
         ValueError: there is no such layer, head, word or place, a shape does not fit, or a text is
             left with no word.
         KeyError: there is no activation of a name; the message has the nearest ones.
     """
-    heads = [layer.attn.num_heads for layer in body.layers]
-    named = _named(edit, body, written is not None, call)
-    ablated = _ablated(ablate, body, call)
-    asked = hide_asked(hide, heads, call)
-    if not (named or ablated or asked):
-        return Edits()
+    if not edits:
+        return EditedRun()
+    call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
+    named = _named(edits.changes, body, written is not None, call)
+    records = [_in_model(one, body, call) for one in edits.records]
     texts = list(batch)
     lengths = [len(text) for text in texts]
     counts = {"": (len(texts), max(lengths, default=0))}
@@ -85,6 +71,13 @@ def edits(
         name: change if callable(change) else _array(name, change, body, counts, call)
         for name, change in named.items()
     }
+    plan = Plan(call, body, lengths, "encoder." * (written is not None))
+    scales = [one for one in records if one.op == "scale"]  # the last counts, and is the last
+    for one in (*(one for one in records if one.op != "scale"), *scales[-1:]):
+        if one.source != "hide" and one.op in OPS:
+            _check_tokens(one, texts, first, call)
+            OPS[one.op](plan, one)
+    asked = [hide_value(one) for one in records if one.source == "hide"]
     words = [one for one in asked if isinstance(one, str)]
     hidden = hidden_words(words, texts, pieces, call, first, absent) if words else []
     limits = [
@@ -93,13 +86,20 @@ def edits(
     for one in asked:
         if not isinstance(one, str):
             hidden += hidden_places(one, lengths, limits, call, absent)
-    pairs = sorted((layer, head) for layer, values in ablated.items() for head in values)
-    found: dict[str, Sequence[Any]] = {"edit": list(changes), "ablate": pairs, "hide": asked}
-    return Edits(
+    pairs = sorted((layer, head) for layer, values in plan.ablated.items() for head in values)
+    asked += [hide_value(one) for one in records if one.source != "hide" and one.op in _HIDES]
+    names = list(dict.fromkeys((*plan.changes, *changes)))
+    found: dict[str, Sequence[Any]] = {
+        "edit": names,
+        "ablate": pairs,
+        "hide": list(dict.fromkeys(asked)),
+    }
+    return EditedRun(
         call,
         changes,
-        ablated,
-        list(dict.fromkeys(hidden)),
+        plan.changes,
+        plan.ablated,
+        list(dict.fromkeys([*hidden, *plan.hidden])),
         heads,
         written is not None,
         {name: value for name, value in found.items() if value},
@@ -107,50 +107,8 @@ def edits(
     )
 
 
-def check_edits(
-    edit: Edit, ablate: Ablate, hide: Hide, *, body: Transformer, call: str
-) -> list[Any]:
-    """The errors of `edits` that need no texts, of a model that runs no decoder beside it.
-
-    Returns:
-        The words, places and edges to hide.
-    """
-    _named(edit, body, False, call)
-    _ablated(ablate, body, call)
-    return hide_asked(hide, [layer.attn.num_heads for layer in body.layers], call)
-
-
-def held(given: Any) -> Any:
-    """What may be read more than once: an iterator as a list, anything else as it is."""
-    return list(given) if isinstance(given, Iterator) else given
-
-
-def is_nothing(edit: Edit, ablate: Ablate, hide: Hide) -> bool:
-    """Whether nothing can have been asked for; nothing is read of an iterator.
-
-    What is of a wrong type is something: `edits` has the error.
-
-    >>> is_nothing(None, (), []), is_nothing({}, (), 0), is_nothing(None, None, ())
-    (True, False, False)
-    """
-    several = (list, tuple, set, frozenset)
-
-    def empty(given: Any, kinds: Any) -> bool:
-        return isinstance(given, kinds) and not given
-
-    edits_nothing = edit is None or empty(edit, Mapping)
-    return edits_nothing and empty(ablate, (*several, Mapping)) and empty(hide, several)
-
-
-def _named(edit: Any, body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
+def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
     """What is to be changed, by full names."""
-    if edit is None:
-        return {}
-    if not isinstance(edit, Mapping):
-        raise TypeError(
-            f"{call}: edit is {shown(edit)}: give a mapping from an activation to a function or an "
-            'array, as {("resid_post", 0): f}'
-        )
     index = _index(body, is_pair) if edit else None
     found: dict[str, Any] = {}
     for name, change in edit.items():
@@ -300,52 +258,120 @@ def _shape(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int,
     return tuple(sizes[axis] for axis in one.axes[1:])
 
 
-def _ablated(ablate: Any, body: Transformer, call: str) -> dict[int, dict[int, Any]]:
-    """By layer and head, counted from 0, what takes the place of what it gives."""
-    has_values = isinstance(ablate, Mapping)
-    many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
-    found: dict[int, dict[int, Any]] = {}
-    for pair in ablate if many else [ablate]:
-        numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
-        whole = len(numbers) == 2 and is_whole_number(numbers[0])
-        if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
-            raise TypeError(
-                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, as [(0, 4)]"
+def check(edits: Edits, body: Transformer) -> None:
+    """The errors of `fit` that need no texts, of a model that runs no decoder beside it."""
+    _named(edits.changes, body, False, edits.call)
+    plan = Plan(edits.call, body, [])
+    for one in (_in_model(one, body, edits.call) for one in edits.records):
+        if one.op in OPS:
+            OPS[one.op](plan, one)
+
+
+def swapped(
+    edits: Edits, batch: Iterable[Tokenized], tokenizer: Tokenizer | None, first: int = 0
+) -> list[Tokenized]:
+    """The texts with other entries of the vocabulary in the place of some tokens.
+
+    Raises:
+        ValueError: there is no such token or entry; texts are counted from `first`.
+    """
+    texts = list(batch)
+    swaps = [one for one in edits.records if one.op == "swap"]
+    vocabulary = tokenizer.vocabulary if swaps and tokenizer is not None else {}
+    for one in swaps:
+        entry, token = one.fields["with"], one.fields["token"]
+        if not isinstance(entry, str) or entry not in vocabulary:
+            raise wrong(edits.call, one, "with", "one entry of the vocabulary")
+        _check_tokens(one, texts, first, edits.call)
+        for number, text in enumerate(texts):
+            ids, tokens = text.ids.copy(), list(text.tokens)
+            ids[token], tokens[token] = vocabulary[entry], entry
+            texts[number] = replace(text, ids=ids, tokens=tokens)
+    return texts
+
+
+def hide_value(one: Record) -> Any:
+    """What hides tokens, as `Trace.changed` tells it: a word, a place or an edge.
+
+    >>> from qkv.edits import edits_of
+    >>> records = edits_of([{"op": "causal"}], hide=["cat", (4, 1)], call="trace").records
+    >>> [hide_value(one) for one in records]
+    [(None, None), 'cat', (4, 1)]
+    """
+    if one.op == "hide":
+        return one.fields["token"]
+    names = ("query", "key", "layer", "head")
+    return tuple(one.fields[name] for name in names if name in one.fields) or (None, None)
+
+
+def _in_model(one: Record, body: Transformer, call: str) -> Record:
+    """A record whose layer and head the model has, counted from 0, and whose numbers fit it."""
+    fields, source = dict(one.fields), one.source
+    if "layer" in fields:
+        count = len(body.layers)
+        if one.is_argument:
+            fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model", call)
+        elif not _is_below(fields["layer"], count):
+            raise wrong(call, one, "layer", f"0 to {count - 1}, as the model has layers")
+    if "head" in fields:
+        layer = fields["layer"]
+        count = body.layers[layer].attn.num_heads
+        if one.is_argument:
+            whole = f"layer {layer}"
+            fields["head"] = from_start(fields["head"], count, source, "head", whole, call)
+        elif not _is_below(fields["head"], count):
+            raise wrong(call, one, "head", f"0 to {count - 1}, as a layer has heads")
+    for name, about in operations()[one.op].items():
+        if name not in fields:
+            continue
+        if about.kind == "output":
+            fields[name] = _output(
+                one, fields[name], body.layers[fields["layer"]].attn.d_value, call
             )
-        layer = from_start(int(numbers[0]), len(body.layers), "ablate", "layer", "the model", call)
-        attn = body.layers[layer].attn
-        heads = range(attn.num_heads)
-        if numbers[1] is not None:
-            where = f"layer {layer}"
-            head = from_start(int(numbers[1]), len(heads), "ablate", "head", where, call)
-            heads = range(head, head + 1)
-        value = _value(pair, ablate[pair], attn.d_value, call) if has_values else 0
-        found.setdefault(layer, {}).update(dict.fromkeys(heads, value))
-    return found
+        elif about.kind == "number" and not are_numbers(fields[name], ()):
+            raise wrong(call, one, name, "a finite number")
+    return Record(fields, source)
 
 
-def _value(pair: Any, value: Any, size: int, call: str) -> Any:
+def _check_tokens(one: Record, batch: Sequence[Sized], first: int, call: str) -> None:
+    """An error where a text has no such token, or not as many as there are numbers for."""
+    for number, text in enumerate(batch, first):
+        count = len(text)
+        of = "the text" if len(batch) == 1 and not first else f"text {number}"
+        for name, about in operations()[one.op].items():
+            value = one.fields.get(name)
+            if about.kind == "token" and value is not None and not _is_below(value, count):
+                raise wrong(call, one, name, f"0 to {count - 1}, as {of} has tokens")
+            if about.kind == "weights" and not are_numbers(value, (count,)):
+                way = f"{count} finite numbers, one for each token of {of}"
+                raise wrong(call, one, name, way)
+
+
+def _is_below(number: Any, count: int) -> bool:
+    return is_whole_number(number) and 0 <= number < count
+
+
+def _output(one: Record, value: Any, size: int, call: str) -> Any:
     """What takes the place of what a head gives: 0, "mean", or (d,)."""
+    pair = one.fields["layer"], one.fields.get("head")
+    has = f"{call}: {one.source} has"
     if isinstance(value, str):
         if value not in ("zero", "mean"):
             raise ValueError(
-                f'{call}: ablate has {value!r:.40} for {pair}: write "zero" or "mean", or give '
-                f"an array ({size},)"
+                f'{has} {value!r:.40} for {pair}: write "zero" or "mean", or give an array '
+                f"({size},)"
             )
         if value == "mean" and call in ("generate", "trace_stream"):
             raise ValueError(
-                f'{call}: ablate has "mean" for {pair}, and what is still to come has no mean: '
-                f'give "zero" or an array ({size},)'
+                f'{has} "mean" for {pair}, and what is still to come has no mean: give "zero" or '
+                f"an array ({size},)"
             )
         return 0 if value == "zero" else value
-    array = as_array(value, call=call, name=f"ablate[{pair}]")
+    array = as_array(value, call=call, name=f"{one.source}[{pair}]")
     if not is_number(array):
-        raise TypeError(
-            f'{call}: ablate has {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)'
-        )
+        raise TypeError(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
     if array.shape != (size,):
         raise ValueError(
-            f"{call}: ablate has an array {array.shape} for {pair} and a head gives ({size},): "
-            "give that"
+            f"{has} an array {array.shape} for {pair} and a head gives ({size},): give that"
         )
     return array

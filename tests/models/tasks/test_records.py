@@ -1,0 +1,187 @@
+"""Edits as records: each kind against a BERT in plain float64, and what does not fit."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from browser.edited import Edit, examples, run
+from qkv.models import Model
+from qkv.see.analysis.words import run_name
+
+from ..decoders import gpt2
+from ..support import mask_bert
+
+TEXT = "the cat sat on the [MASK]"  # 8 tokens
+RECORDS = examples(8, "dog", 12)
+LISTS: list[list[Edit]] = [
+    *([one] for one in RECORDS.values()),
+    *map(list, itertools.combinations(RECORDS.values(), 3)),
+    [{"op": "mask", "query": 4, "key": 1, "layer": 0, "head": 2}],
+    [{"op": "ablate", "layer": 1}],
+    [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0}],
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp("bert")
+    mask_bert(folder)
+    return qkv.load(folder, dtype=np.float64)
+
+
+@pytest.mark.parametrize("records", LISTS, ids=lambda records: "-".join(r["op"] for r in records))
+def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) -> None:
+    ids = model.tokenize(TEXT).ids.tolist()
+    expected = run(model, ids, records)
+    trace = model.trace(TEXT, edit=records, logits=True)
+    pattern = [trace["pattern", layer][0] for layer in range(model.num_layers)]
+    np.testing.assert_allclose(pattern, expected.pattern, atol=1e-12)
+    np.testing.assert_allclose(trace["logits"][0], expected.logits, atol=1e-10)
+    output = model([ids], edit=records).last_hidden_state
+    np.testing.assert_allclose(output[0], expected.resid[-1], atol=1e-10)
+    tokens = model.encode(TEXT, edit=records, output_value="token_embeddings")
+    np.testing.assert_allclose(tokens, expected.resid[-1], atol=1e-10)
+    [[(_, chance)]] = model.predict(TEXT, top_k=1, edit=records)
+    chances = np.exp(expected.logits[6] - expected.logits[6].max())
+    np.testing.assert_allclose(chance, (chances / chances.sum()).max(), atol=1e-12)
+
+
+def test_records_apply_to_each_text(model: Model) -> None:
+    """Also where a text is shorter, and in whatever parts texts are run."""
+    texts = [TEXT, "a dog ran", "the cat sat on the mat."]
+    records = [RECORDS["hide"], RECORDS["ablate"], {"op": "scale", "value": 0.4}, RECORDS["swap"]]
+    for trace in (
+        model.trace(texts, edit=records),
+        model.trace(texts, edit=records, batch_size=2),
+        *model.trace_stream(iter(texts), edit=records, batch_size=3),
+    ):
+        for number, text in enumerate(texts):
+            ids = model.tokenize(text).ids.tolist()
+            expected = run(model, ids, records).resid[-1]
+            found = trace["normalized_resid_post", -1][number, : len(ids)]
+            np.testing.assert_allclose(found, expected, atol=1e-10)
+            assert trace.tokens[number][2] == "dog"
+
+
+def test_records_and_arguments_say_the_same(model: Model) -> None:
+    mean = {(1, 0): "mean", (0, 2): np.arange(4.0)}
+    trace = model.trace(TEXT, ablate=mean, hide=[2, (4, 1), (4, 3, 0, 1)])
+    records = [
+        {"op": "ablate", "layer": 1, "head": 0, "with": "mean"},
+        {"op": "ablate", "layer": 0, "head": 2, "with": np.arange(4.0)},
+        {"op": "hide", "token": 2},
+        {"op": "mask", "query": 4, "key": 1},
+        {"op": "mask", "query": 4, "key": 3, "layer": 0, "head": 1},
+    ]
+    found = model.trace(TEXT, edit=records)
+    assert found.changed == trace.changed
+    for name in trace.names():
+        np.testing.assert_array_equal(found[name], trace[name])
+
+
+def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> None:
+    trace = model.trace(TEXT, edit=[*RECORDS.values()])
+    assert trace.changed == {
+        "edit": [
+            "blocks.1.attn.hook_pattern",
+            "blocks.0.attn.hook_attn_scores",
+            "blocks.1.attn.hook_attn_scores",
+        ],
+        "ablate": [(1, 2)],
+        "hide": [2, (4, 1), (None, None)],
+    }
+    trace.save(tmp_path / "trace.npz")
+    assert qkv.Trace.load(tmp_path / "trace.npz").changed == trace.changed
+    said = "layer 1, head 2, token 2 and token 1 from token 4 and what follows each token hidden"
+    assert said in run_name(trace.changed)
+
+
+def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None:
+    """A row is one of the prompt; all else holds for new tokens too."""
+    model = gpt2(tmp_path, seed=2)
+    prompt, size = "the cat", len(model.tokenize("the cat"))
+    weights = [1.0] + [0.0] * (size - 1)
+    records = [
+        {"op": "hide", "token": 1},
+        {"op": "ablate", "layer": 1, "head": 0},
+        {"op": "scale", "value": 0.2},
+        {"op": "row", "layer": 0, "head": 1, "query": 2, "weights": weights},
+        {"op": "swap", "token": 0, "with": "Ġthe"},
+    ]
+    found = model.generate(prompt, max_new_tokens=4, edit=records)
+    plain = model.generate(prompt, max_new_tokens=4)
+    ids = model.tokenize(prompt).ids.tolist()
+    for token in found.ids:
+        row = [*weights, *[0.0] * (len(ids) - size)]
+        now = [one | {"weights": row} if one["op"] == "row" else one for one in records]
+        logits = model.trace(ids, edit=now, logits=True)["logits"][0, -1]
+        assert int(logits.argmax()) == token
+        ids.append(token)
+    assert found.ids != plain.ids
+
+
+def test_the_layers_that_are_run_take_records(model: Model) -> None:
+    records = [RECORDS["mask"] | {"layer": 1}, {"op": "ablate", "layer": 1, "head": 2}]
+    trace = model.trace(TEXT, edit=records)
+    found = model.run_layers(trace["resid_pre", 1], 1, edit=records)
+    np.testing.assert_allclose(found, trace["normalized_resid_post", 1], atol=1e-12)
+    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(ablate\) is of layer 0, and"):
+        model.run_layers(trace["resid_pre", 1], 1, edit=[{"op": "ablate", "layer": 0}])
+    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(swap\) .* no token"):
+        model.run_layers(trace["resid_pre", 1], 1, edit=[RECORDS["swap"]])
+
+
+def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
+    swapped = model.tokenize(TEXT).ids.copy()
+    swapped[2] = model.tokenizer.vocabulary["dog"]
+    found = model.gradient(TEXT, of=(6, "mat"), edit=[RECORDS["swap"]])["embed"]
+    np.testing.assert_array_equal(found, model.gradient(swapped, of=(6, "mat"))["embed"])
+    with pytest.raises(ValueError, match=r"^gradient: edit\[0\] \(causal\) changes a layer, and"):
+        model.gradient(TEXT, of=(6, "mat"), edit=[{"op": "causal"}])
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"op": "hide", "token": 8}, r"\(hide\) has token 8: give 0 to 7, as the text has tokens"),
+        ({"op": "hide", "token": -1}, r"\(hide\) has token -1: give 0 to 7"),
+        ({"op": "hide", "token": "cat"}, r"\(hide\) has token 'cat': give 0 to 7"),
+        ({"op": "hide", "token": True}, r"\(hide\) has token True: give 0 to 7"),
+        ({"op": "mask", "query": 1, "key": 9}, r"\(mask\) has key 9: give 0 to 7"),
+        ({"op": "ablate", "layer": 2}, r"\(ablate\) has layer 2: give 0 to 1, as the model has l"),
+        ({"op": "ablate", "layer": -1}, r"\(ablate\) has layer -1: give 0 to 1"),
+        ({"op": "ablate", "layer": 0, "head": 3}, r"\(ablate\) has head 3: give 0 to 2, as a la"),
+        (
+            {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
+            r"\(ablate\) has an array \(3,\) for \(0, 1\) and a head gives \(4,\)",
+        ),
+        ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
+        ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
+        (
+            RECORDS["row"] | {"weights": [1]},
+            r"\(row\) has weights \[1\]: give 8 finite numbers, one",
+        ),
+        (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
+        ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig': give one entry of"),
+        ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8: give 0 to 7"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_does_not_fit_is_said(model: Model, record: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^trace: edit\[0\] {said}") as raised:
+        model.trace(TEXT, edit=[record])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_text_that_is_too_short_is_named(model: Model) -> None:
+    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, as text 1 has tokens$"):
+        model.trace([TEXT, "a dog ran"], edit=[{"op": "hide", "token": 6}])
+    records = [{"op": "hide", "token": 6}]
+    stream = model.trace_stream([TEXT, "a dog ran"], edit=records, batch_size=1)
+    next(stream)
+    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, as text 1 has tokens$"):
+        next(stream)
