@@ -15,7 +15,7 @@ from qkv.see.analysis.words import Span
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-# What a head has to do to stand out, here and in assets/parts/rule.js; docs/views.md says why.
+# What a head has to do to stand out, here and in assets/store/rule.js; docs/views.md says why.
 STANDS_OUT = 0.1  # of a weight, or of the probability at a gap
 OF_PLACES = 0.4  # a head that gives as much to a distance, or to one word, looks at a place
 

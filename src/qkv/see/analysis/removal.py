@@ -18,7 +18,7 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.models import Model
 
-MOST_HEADS = 48  # are removed in turn, of the last layers; the same in assets/parts/rule.js
+MOST_HEADS = 48  # are removed in turn, of the last layers; the same in assets/store/rule.js
 MOST_TOKENS = 512
 
 

@@ -10,8 +10,8 @@ from qkv.see.draw.svg import readable
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# It is HTML of the page around a view, in whose shadow root view.js gives it a slot: so it is there
-# without scripts too, and takes its colours from the view, where there is one.
+# It is HTML of the page around a view, in whose shadow root base/mount.js has a slot for it. So it
+# is there without scripts too, and takes its colours from the view, where there is one.
 _STYLE = """
 .qkv-about summary { display: inline-block; min-height: 44px; padding: 11px 0;
   color: var(--accent, LinkText); text-decoration: underline; cursor: pointer; }

@@ -10,7 +10,7 @@
 #   "roles": {"layer.head": [role, the measure that it has it by]},
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
 #   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} that are no
-#   content words, all small: what the rule for a head needs (assets/parts/rule.js)
+#   content words, all small: what the rule for a head needs (assets/store/rule.js)
 #   of a page that a server shows also "next": whether logits are for the next token,
 #   "guesses": whether they are for masked words, "mask": what is written for such a word | null }
 #

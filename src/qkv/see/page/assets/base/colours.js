@@ -2,9 +2,15 @@
 
 import { el } from "./elements.js";
 
+/** @typedef {import("./mount.js").Ui} Ui */
+
 export const LINES = 6; // colours of lines: --line-0 to --line-5
 
-/** The colour of a share from -1 to 1, as [red, green, blue]: the page's own at 0 (see colours.py). */
+/**
+ * The colour of a share from -1 to 1, as [red, green, blue]: the page's own at 0 (see colours.py).
+ * @param {Pick<Ui, "stops">} ui
+ * @param {number} share
+ */
 export function shade(ui, share) {
   const stops = ui.stops(share < 0 ? "--less" : "--more");
   const place = Math.min(1, Math.abs(share || 0)) * (stops.length / 3 - 1);
@@ -15,11 +21,15 @@ export function shade(ui, share) {
   });
 }
 
+/** @param {number[]} rgb */
 export function css(rgb) {
   return `rgb(${rgb.join(", ")})`;
 }
 
-/** Black or white, whichever reads better on a colour (WCAG's relative luminance). */
+/**
+ * Black or white, whichever reads better on a colour (WCAG's relative luminance).
+ * @param {number[]} rgb
+ */
 export function ink(rgb) {
   const [r, g, b] = rgb.map((part) => {
     const share = part / 255;
@@ -28,9 +38,15 @@ export function ink(rgb) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
 }
 
+/** @type {{other: ((canvas: HTMLCanvasElement, width: number, height: number) => any) | null}} */
 export const pens = { other: null }; // (canvas, width, height) => what is drawn with instead: see parts/picture.js
 
-/** A canvas as sharp as the screen, empty; drawn on in CSS pixels. */
+/**
+ * A canvas as sharp as the screen, empty; drawn on in CSS pixels.
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} width
+ * @param {number} height
+ */
 export function canvas2d(canvas, width, height) {
   const ratio = Math.min(3, window.devicePixelRatio || 1);
   canvas.style.width = `${width}px`;
@@ -43,7 +59,11 @@ export function canvas2d(canvas, width, height) {
   return pen;
 }
 
-/** Diagonal stripes: what a mask hides. */
+/**
+ * Diagonal stripes: what a mask hides.
+ * @param {Ui} ui
+ * @param {CanvasRenderingContext2D} pen
+ */
 export function hatch(ui, pen, colour = "--hatch") {
   const tile = el("canvas", { width: 6, height: 6, "data-stroke": ui.color(colour) });
   const brush = tile.getContext("2d");
@@ -58,7 +78,14 @@ export function hatch(ui, pen, colour = "--hatch") {
   return pen.createPattern(tile, "repeat");
 }
 
-/** Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear. */
+/**
+ * Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear.
+ * @param {Ui} ui
+ * @param {ArrayLike<number>} values
+ * @param {number} wide
+ * @param {number} tall
+ * @param {(value: number) => number} share
+ */
 export function raster(ui, values, wide, tall, share) {
   const canvas = el("canvas", { width: wide, height: tall, "aria-hidden": "true" });
   const pen = canvas.getContext("2d");

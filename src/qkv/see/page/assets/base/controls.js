@@ -3,13 +3,24 @@
 import { el, fill } from "./elements.js";
 import { number } from "./text.js";
 
-/** A labelled menu; options are [value, text]. */
+/** @typedef {import("./mount.js").Ui} Ui */
+
+/**
+ * A labelled menu; options are [value, text].
+ * @param {Ui} ui
+ * @param {string} label
+ * @param {any[][]} options
+ * @param {any} value
+ * @param {(value: any) => any} onchange
+ */
 export function choice(ui, label, options, value, onchange) {
   const id = ui.id("choice");
   const select = el("select", { id, onchange: () => onchange(select.value) });
+  /** @param {any} chosen */
   const set = (chosen) => {
     select.value = String(chosen);
   };
+  /** @param {any[][]} all */
   const put = (all) =>
     fill(
       select,
@@ -20,7 +31,13 @@ export function choice(ui, label, options, value, onchange) {
   return { node: el("span", { class: "control" }, el("label", { for: id }, label), select), put, set };
 }
 
-/** A labelled check box. */
+/**
+ * A labelled check box.
+ * @param {Ui} ui
+ * @param {string} label
+ * @param {boolean} checked
+ * @param {(value: any) => any} onchange
+ */
 export function toggle(ui, label, checked, onchange) {
   const id = ui.id("toggle");
   const input = el("input", { id, type: "checkbox", onchange: () => onchange(input.checked) });
@@ -36,6 +53,7 @@ export function toggle(ui, label, checked, onchange) {
  *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options
  */
 export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, onfree }) {
+  /** @param {number} i */
   const item = (i) => box.querySelector(`[data-i="${i}"]`);
   const self = {
     at,
@@ -43,6 +61,7 @@ export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, 
       for (const node of box.querySelectorAll("[data-i]"))
         node.tabIndex = Number(node.dataset.i) === self.at ? 0 : -1;
     },
+    /** @param {number} i */
     go(i, focus = true) {
       self.at = Math.max(0, Math.min(size() - 1, i));
       if (onmove) onmove(self.at);
@@ -50,21 +69,23 @@ export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, 
       if (focus && item(self.at)) item(self.at).focus({ preventScroll: false });
     },
   };
+  /** @param {any} event */
   const of = (event) => {
     const node = event.target.closest("[data-i]");
     return node ? Number(node.dataset.i) : null;
   };
-  box.addEventListener("click", (event) => {
+  box.addEventListener("click", (/** @type {any} */ event) => {
     const i = of(event);
     if (i === null) return;
     self.at = i;
     if (onpick) onpick(i, event);
     self.refresh();
   });
-  box.addEventListener("keydown", (event) => {
+  box.addEventListener("keydown", (/** @type {any} */ event) => {
     const i = of(event);
     if (i === null || event.ctrlKey || event.metaKey || event.altKey) return;
     const wide = typeof columns === "function" ? columns() : columns;
+    /** @type {Record<string, number>} */
     const steps = { ArrowDown: wide, ArrowUp: -wide, PageDown: 10 * wide, PageUp: -10 * wide };
     Object.assign(steps, { ArrowRight: 1, ArrowLeft: -1, Home: -i, End: size() - 1 - i });
     if (event.key in steps) {
@@ -81,7 +102,13 @@ export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, 
   return self;
 }
 
-/** The colour scale with numbers at both ends and in the middle. */
+/**
+ * The colour scale with numbers at both ends and in the middle.
+ * @param {Ui} ui
+ * @param {number} low
+ * @param {number} high
+ * @param {string} label
+ */
 export function scaleBar(ui, low, high, label) {
   const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
   const stops = [...(low ? less.slice(1).reverse() : []), ...more];
@@ -108,7 +135,12 @@ export function scaleBar(ui, low, high, label) {
 
 export const STRETCH = "stretch the scale to the largest"; // of weights, which else ends at 1
 
-/** The switch of a scale of weights: it ends at 1, or at the largest that it shows. */
+/**
+ * The switch of a scale of weights: it ends at 1, or at the largest that it shows.
+ * @param {Ui} ui
+ * @param {boolean} checked
+ * @param {(value: any) => any} onchange
+ */
 export function stretcher(ui, checked, onchange) {
   return toggle(ui, STRETCH, checked, onchange);
 }
@@ -122,13 +154,15 @@ export function stretcher(ui, checked, onchange) {
 export function foldedTable(summary, label) {
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": label });
   const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, summary), box);
+  /** @type {() => {caption: string, columns: string[], rows: any[][]}} */
   let told = null;
   function draw() {
     if (!node.open || !told) return fill(box);
     const { caption, columns, rows } = told();
     const head = columns.map((name) => el("th", { scope: "col" }, name));
+    /** @param {any[]} row */
     const line = ([name, ...cells]) =>
-      el("tr", {}, el("th", { scope: "row" }, name), cells.map((cell) => (Array.isArray(cell) ? el("td", { class: cell[1] ? "changed" : "" }, cell[0]) : el("td", {}, cell))));
+      el("tr", {}, el("th", { scope: "row" }, name), cells.map((/** @type {any} */ cell) => (Array.isArray(cell) ? el("td", { class: cell[1] ? "changed" : "" }, cell[0]) : el("td", {}, cell))));
     fill(box, el("table", {}, el("caption", { class: "sr" }, caption), el("thead", {}, el("tr", {}, el("td", {}), head)), el("tbody", {}, rows.map(line))));
   }
   return {

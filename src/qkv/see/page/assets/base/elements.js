@@ -2,6 +2,7 @@
 
 import { visible } from "./text.js";
 
+/** @param {any} node @param {any} attributes @param {any[]} children */
 function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === false || value === null || value === undefined) continue;
@@ -14,23 +15,40 @@ function build(node, attributes, children) {
   return node;
 }
 
-/** An HTML element; children are nodes or strings, which become text. */
+/**
+ * An HTML element; children are nodes or strings, which become text.
+ * @param {string} tag
+ * @param {any} attributes
+ * @param {...any} children
+ */
 export function el(tag, attributes, ...children) {
   return build(document.createElement(tag), attributes, children);
 }
 
-/** An SVG element. */
+/**
+ * An SVG element.
+ * @param {string} tag
+ * @param {any} attributes
+ * @param {...any} children
+ */
 export function svg(tag, attributes, ...children) {
   return build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-/** Replaces what is in a node. */
+/**
+ * Replaces what is in a node.
+ * @param {any} node
+ * @param {...any} children
+ */
 export function fill(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 
-/** A token set apart from the words around it. */
+/**
+ * A token set apart from the words around it.
+ * @param {string} token
+ */
 export function word(token) {
   return el("em", { class: "tok" }, el("bdi", {}, visible(token)));
 }

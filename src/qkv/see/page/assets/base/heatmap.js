@@ -5,6 +5,8 @@ import { scaleBar } from "./controls.js";
 import { el, fill } from "./elements.js";
 import { count, cut, visible } from "./text.js";
 
+/** @typedef {import("./mount.js").Ui} Ui */
+
 export const MATRICES = new WeakMap(); // the options of each heat map, by its node
 
 /**
@@ -21,6 +23,8 @@ export const MATRICES = new WeakMap(); // the options of each heat map, by its n
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
  * onnumber(c) or (null): a number of one of those vectors is pointed at;
  * cell: {min, max, height}; bar: its name | false; absent: what a grey cell is, where there is no such cell.
+ * @param {Ui} ui
+ * @param {any} options
  */
 export function heatmap(ui, options) {
   const o = { rows: [], columns: [], low: 0, high: 1, marked: [], named: true, bar: "weight", ...options };
@@ -35,28 +39,41 @@ export function heatmap(ui, options) {
   const bar = el("div");
   const zoom = el("button", { type: "button", class: "zoom", onclick: enlarge });
   const node = el("div", { class: "map-block" }, zoom, box, readout, bar);
+  /** @type {[number, number]} */
   let at = null; // the cell pointed at
   let large = false; // cells although they do not all fit
+  /** @type {HTMLCanvasElement} */
   let picture = null; // the whole matrix, a pixel for one or more cells
+  /** @type {number[]} */
   let widths = null; // of the widest names of rows and of columns
+  /** @type {any} */
   let shape = null; // where things are: see layout
+  /** @type {[CanvasPattern, [number, number][]]} */
   let [orange, mine] = [null, []]; // the stripes of what the reader hid, and where it is in the picture
+  /** @type {number | null} */
   let lit = null; // which number of the cell's vectors is marked
 
+  /** @param {number} size */
   const font = (size) => `${size}px ${ui.color("--font")}`;
+  /** @param {number} j */
   const x = (j) => shape.left + j * shape.cell + (j >= shape.m ? shape.gap : 0);
+  /** @param {number} i */
   const y = (i) => shape.top + i * shape.tall;
+  /** @param {number} value */
   const share = (value) => value / o.high;
-  const row = (i) => (o.entries ? o.entries(i) : o.columns.map((_, j) => [j, o.value(i, j)]));
+  /** @param {number} i */
+  const row = (i) => (o.entries ? o.entries(i) : o.columns.map((/** @type {any} */ _, /** @type {number} */ j) => [j, o.value(i, j)]));
+  /** @param {number} k @param {number} end */
   const clamp = (k, end) => Math.max(0, Math.min(end, k));
 
   function enlarge() {
     large = !large;
     draw();
     const cell = at || o.picked || o.home;
-    if (cell) reveal(...cell);
+    if (cell) reveal(cell[0], cell[1]);
   }
 
+  /** @param {string[]} names */
   function widest(names) {
     const pen = canvas.getContext("2d");
     pen.font = font(12);
@@ -98,6 +115,7 @@ export function heatmap(ui, options) {
     if (o.changed) orange = hatch(ui, pen, "--changed");
     const [i0, i1] = [Math.floor(down / tall), Math.min(n, Math.ceil((down + height - top) / tall))];
     const [j0, j1] = [Math.floor(right / cell), Math.min(m, Math.ceil((right + width - left) / cell))];
+    /** @param {number} px @param {number} py @param {() => void} body */
     const within = (px, py, body) => {
       pen.save();
       pen.beginPath();
@@ -106,6 +124,7 @@ export function heatmap(ui, options) {
       body();
       pen.restore();
     };
+    /** @param {number} i @param {number} j @param {number} wide @param {number} high @param {number} line @param {string} colour */
     const frame = (i, j, wide, high, line, colour) => {
       pen.lineWidth = line;
       pen.strokeStyle = colour;
@@ -152,6 +171,7 @@ export function heatmap(ui, options) {
     [pen.fillStyle, pen.font, pen.textAlign] = [ui.color("--dim"), `bold ${font(12)}`, "right"];
     if (o.left) pen.fillText(o.left.name, left - 8, top - 10);
     if (o.top) pen.fillText(o.top.name, left - 8, heading + o.top.size / 2);
+    /** @param {boolean} on @param {number} size */
     const style = (on, size) => {
       pen.fillStyle = ui.color(on ? "--ink" : "--dim");
       pen.font = (on ? "bold " : "") + font(Math.min(12, Math.max(9, size)));
@@ -189,6 +209,7 @@ export function heatmap(ui, options) {
     });
   }
 
+  /** @param {CanvasRenderingContext2D} pen @param {CanvasPattern} stripes @param {number} i @param {number} j @param {number} value */
   function square(pen, stripes, i, j, value) {
     const [wide, tall] = shape.whole
       ? [Math.max(6, shape.cell), Math.max(1, shape.tall)]
@@ -213,7 +234,13 @@ export function heatmap(ui, options) {
     if (pen.measureText(text).width <= wide - 4) pen.fillText(text, x(j) + wide / 2, y(i) + tall / 2);
   }
 
-  /** The vectors beside the rows. */
+  /**
+   * The vectors beside the rows.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {number} i0
+   * @param {number} i1
+   * @param {number} down
+   */
   function beside(pen, i0, i1, down) {
     const { names, tall } = shape;
     const wide = o.left.size / o.left.count;
@@ -224,7 +251,13 @@ export function heatmap(ui, options) {
       }
   }
 
-  /** The vectors above the columns, their first number at the bottom, beside the cells. */
+  /**
+   * The vectors above the columns, their first number at the bottom, beside the cells.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {number} j0
+   * @param {number} j1
+   * @param {number} right
+   */
   function above(pen, j0, j1, right) {
     const { top, cell } = shape;
     const high = o.top.size / o.top.count;
@@ -235,7 +268,12 @@ export function heatmap(ui, options) {
       }
   }
 
-  /** Marks one number of the two vectors that meet in a cell. */
+  /**
+   * Marks one number of the two vectors that meet in a cell.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {number} right
+   * @param {number} down
+   */
   function encircle(pen, right, down) {
     const [i, j] = at || o.picked || [];
     if (!(j < shape.m)) return;
@@ -254,7 +292,10 @@ export function heatmap(ui, options) {
     }
   }
 
-  /** The number of a vector under the pointer. */
+  /**
+   * The number of a vector under the pointer.
+   * @param {any} event
+   */
   function numberUnder(event) {
     if (!shape || !o.left || !o.top) return null;
     const { left, top, names, cell, tall, n, m } = shape;
@@ -285,7 +326,10 @@ export function heatmap(ui, options) {
     return raster(ui, most, wide, tall, share);
   }
 
-  /** The cell under the pointer; in the whole picture the largest one near it. */
+  /**
+   * The cell under the pointer; in the whole picture the largest one near it.
+   * @param {any} event
+   */
   function under(event) {
     if (!shape) return null;
     const { left, top, cell, tall, whole, n, m, gap } = shape;
@@ -304,27 +348,35 @@ export function heatmap(ui, options) {
     return [i, j];
   }
 
+  /** @param {number} i @param {number} j */
   function reveal(i, j) {
     const { left, top, cell, tall, whole } = shape;
+    /** @param {number} place @param {number} size @param {number} now @param {number} room */
     const near = (place, size, now, room) => (place < now ? place : Math.max(now, place + size - room));
     if (whole) return;
     box.scrollTop = near(i * tall, tall, box.scrollTop, box.clientHeight - top);
     box.scrollLeft = near(x(j) - left, cell, box.scrollLeft, box.clientWidth - left);
   }
 
+  /** @param {boolean} aloud */
   function tell(aloud) {
     const cell = at || o.picked || o.home;
     let said = cell && o.describe ? o.describe(...cell) : "";
     if (typeof said === "string") said = { title: said, fields: [] };
-    const fields = said.fields.map(([name, value]) =>
+    const fields = said.fields.map((/** @type {any} */ [name, value]) =>
       el("span", { class: "field" }, el("span", { class: "dim" }, name), " ", el("b", {}, value)),
     );
     fill(readout, el("span", { class: fields.length ? "readout-title" : "" }, said.title), fields);
-    if (aloud) ui.say([said.title, ...said.fields.map((field) => field.join(" "))].join(", "));
+    if (aloud) ui.say([said.title, ...said.fields.map((/** @type {any} */ field) => field.join(" "))].join(", "));
   }
 
-  /** Points at a cell, or at none. */
+  /**
+   * Points at a cell, or at none.
+   * @param {number | null} i
+   * @param {number} [j]
+   */
   function point(i, j, aloud = false) {
+    /** @type {[number, number] | null} */
     const next = i === null ? null : [i, j];
     if (String(next) === String(at)) return;
     at = next;
@@ -333,6 +385,7 @@ export function heatmap(ui, options) {
     draw();
   }
 
+  /** @param {string} key @param {boolean} whole */
   function step(key, whole) {
     const [end, last] = [shape.n - 1, shape.m - 1 + (o.extra ? 1 : 0)];
     let [i, j] = at || o.picked || o.home || [0, 0];
@@ -346,9 +399,10 @@ export function heatmap(ui, options) {
       if (!o.entries) j = clamp(j + across, last);
       else {
         // from one known weight to the next
+        /** @type {number[]} */
         const known = row(i)
-          .map(([b]) => b)
-          .filter((b) => !across || (b - j) * across > 0);
+          .map((/** @type {any} */ [b]) => b)
+          .filter((/** @type {number} */ b) => !across || (b - j) * across > 0);
         const sign = Math.abs(across) > 1 ? -1 : 1; // Home and End go to the farthest one
         if (known.length) j = known.sort((a, b) => sign * (Math.abs(a - j) - Math.abs(b - j)))[0];
       }
@@ -357,9 +411,10 @@ export function heatmap(ui, options) {
     point(i, j, true);
   }
 
-  box.addEventListener("pointermove", (event) => {
+  box.addEventListener("pointermove", (/** @type {any} */ event) => {
     if (event.pointerType === "touch") return;
-    point(...(under(event) || [null]));
+    const [i, j] = under(event) || [null];
+    point(i, j);
     if (o.onnumber) o.onnumber(numberUnder(event));
   });
   box.addEventListener("pointerleave", () => {
@@ -368,14 +423,15 @@ export function heatmap(ui, options) {
   });
   box.addEventListener("blur", () => point(null));
   box.addEventListener("scroll", () => requestAnimationFrame(draw), { passive: true });
-  box.addEventListener("click", (event) => {
+  box.addEventListener("click", (/** @type {any} */ event) => {
     const cell = under(event);
     if (o.onnumber) o.onnumber(numberUnder(event));
     if (!cell) return;
-    point(...cell);
-    if (o.onpick) o.onpick(...cell, event);
+    const [i, j] = cell;
+    point(i, j);
+    if (o.onpick) o.onpick(i, j, event);
   });
-  box.addEventListener("keydown", (event) => {
+  box.addEventListener("keydown", (/** @type {any} */ event) => {
     if (!shape || event.altKey || event.metaKey) return;
     if (/^(Arrow|Page|Home|End)/.test(event.key)) step(event.key, event.ctrlKey);
     else if (event.key === "Enter" || event.key === " ") {
@@ -387,7 +443,10 @@ export function heatmap(ui, options) {
     event.preventDefault();
   });
 
-  /** Changes options and draws. */
+  /**
+   * Changes options and draws.
+   * @param {Record<string, any>} changed
+   */
   function set(changed) {
     Object.assign(o, changed);
     const fresh = ["rows", "columns", "value", "entries", "high"].filter((name) => name in changed);
@@ -407,7 +466,10 @@ export function heatmap(ui, options) {
     draw();
   }
 
-  /** Marks a number of the vectors of the cell, or none. */
+  /**
+   * Marks a number of the vectors of the cell, or none.
+   * @param {number} c
+   */
   function mark(c) {
     if (c === lit) return;
     lit = c;

@@ -1,6 +1,10 @@
 // Numbers, tokens and texts as they are written for a reader.
 
-/** So many digits after the point; what lies in the middle goes to the even one, as in Python. */
+/**
+ * So many digits after the point; what lies in the middle goes to the even one, as in Python.
+ * @param {number} x
+ * @param {number} digits
+ */
 export function fixed(x, digits) {
   const size = Math.abs(x);
   const middle = (size * 2 ** (digits + 1)) % 2 === 1; // where toFixed goes up
@@ -8,7 +12,10 @@ export function fixed(x, digits) {
   return `${x < 0 ? "−" : ""}${(middle ? even : size).toFixed(digits)}`;
 }
 
-/** A number for reading: fixed digits, a power of ten where they would show nothing. */
+/**
+ * A number for reading: fixed digits, a power of ten where they would show nothing.
+ * @param {number | null | undefined} x
+ */
 export function number(x, digits = 2) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return x < 0 ? "−∞" : "∞";
@@ -17,12 +24,18 @@ export function number(x, digits = 2) {
   return far ? x.toExponential(1).replaceAll("-", "−") : fixed(x, digits);
 }
 
-/** A count with its thousands marked. */
+/**
+ * A count with its thousands marked.
+ * @param {number} n
+ */
 export function count(n) {
   return n.toLocaleString("en");
 }
 
-/** A token for the eye: blanks at its ends and characters that show nothing are made visible. */
+/**
+ * A token for the eye: blanks at its ends and characters that show nothing are made visible.
+ * @param {string} token
+ */
 export function visible(token) {
   const text = token
     .replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length))
@@ -32,7 +45,11 @@ export function visible(token) {
   return text || "∅";
 }
 
-/** At most n characters. */
+/**
+ * At most n characters.
+ * @param {string} text
+ * @param {number} n
+ */
 export function cut(text, n) {
   const marks = Array.from(text);
   return marks.length > n ? `${marks.slice(0, n - 1).join("")}…` : text;

@@ -9,6 +9,7 @@ let due = 0; // when the task that is running will have been; 0 outside of one
  */
 export function inTurn() {
   const { port1, port2 } = new MessageChannel();
+  /** @type {[(() => any)[], any[], {promise: Promise<void>, keep: () => void} | null, boolean]} */
   let [left, promised, waiting, asked] = [[], [], null, false];
   function some() {
     const outer = due;
@@ -49,7 +50,10 @@ export function inTurn() {
   };
 }
 
-/** Draws now what would else be left to tasks of its own. */
+/**
+ * Draws now what would else be left to tasks of its own.
+ * @param {() => void} draw
+ */
 export function atOnce(draw) {
   const outer = due;
   due = Infinity;

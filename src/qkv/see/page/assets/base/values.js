@@ -1,6 +1,9 @@
 // Numbers and objects as they are read.
 
-/** Base64 from the payload -> numbers: whole ones of as many bits as `packed.bits` says, or float32. */
+/**
+ * Base64 from the payload -> numbers: whole ones of as many bits as `packed.bits` says, or float32.
+ * @param {{b64: string, bits?: number}} packed
+ */
 export function unpack(packed) {
   const text = atob(packed.b64);
   const bytes = new Uint8Array(text.length);
@@ -9,11 +12,16 @@ export function unpack(packed) {
   return new ({ 16: Uint16Array, 32: Uint32Array }[packed.bits] || Float32Array)(bytes.buffer);
 }
 
-/** Whole numbers from the first on, the last left out. */
+/**
+ * Whole numbers from the first on, the last left out.
+ * @param {number} first
+ * @param {number} last
+ */
 export function range(first, last) {
   return Array.from({ length: last - first }, (_, by) => first + by);
 }
 
+/** @param {any} from @param {string[]} names */
 export function pick(from, names) {
   return Object.fromEntries(names.filter((name) => from?.[name] !== undefined).map((name) => [name, from[name]]));
 }

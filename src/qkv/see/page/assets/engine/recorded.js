@@ -3,6 +3,7 @@
 import { unpack } from "../base/values.js";
 
 /** @typedef {import("./door.js").Run} Run */
+/** @typedef {import("./edits.js").Edit} Edit */
 
 /**
  * A text of the payload as a run. A long one holds the largest of its weights, and has no pattern.
@@ -10,11 +11,13 @@ import { unpack } from "../base/values.js";
  * @returns {Run}
  */
 function recordedRun(written) {
+  /** @param {number[]} places @param {number} count_ */
   const flags = (places, count_) => places && places.reduce((found, i) => found.fill(1, i, i + 1), Array(count_).fill(0));
   const { special, key_special: others } = written;
   const text = { ...written, special: flags(special, written.length), key_special: flags(others, written.key_length) };
   const source = reader(text);
   const { heads, length: L, key_length: S } = text;
+  /** @type {Float32Array[][] | null} */
   let pattern = null;
   return {
     tokens: text.tokens,
@@ -23,8 +26,9 @@ function recordedRun(written) {
     get pattern() {
       if (!text.weights || pattern) return pattern;
       const all = unpack(text.weights);
+      /** @param {number} l @param {number} h */
       const one = (l, h) => all.subarray((l * heads + h) * L * S, (l * heads + h + 1) * L * S);
-      pattern = text.layers.map((_, l) => Array.from({ length: heads }, (__, h) => one(l, h)));
+      pattern = text.layers.map((/** @type {any} */ _, /** @type {number} */ l) => Array.from({ length: heads }, (__, h) => one(l, h)));
       return pattern;
     },
     resid: [],
@@ -42,25 +46,32 @@ function recordedRun(written) {
  */
 export function openRecorded(data) {
   const runs = data.texts.map(recordedRun);
+  /** @param {string} what */
   const refuse = (what) => Promise.reject(new Error(`${what} needs a model: this page holds what was computed before.`));
   return {
     name: data.model,
     where: "recorded",
     runs,
-    /** @param {string} text  the name of one */
+    /** @param {string} text  the name of one @param {Edit[]} edits */
     run(text, edits = []) {
-      const found = data.texts.findIndex(({ name }) => name === text);
+      const found = data.texts.findIndex((/** @type {any} */ { name }) => name === text);
       return edits.length || found < 0 ? refuse(found < 0 ? "Another text" : "A change") : Promise.resolve(runs[found]);
     },
     sweep: () => refuse("To remove heads"),
   };
 }
 
-/** What a text's packed numbers say; l and h count from 0 within what is held. */
+/**
+ * What a text's packed numbers say; l and h count from 0 within what is held.
+ * @param {any} text
+ */
 function reader(text) {
   const { heads: H, length: L, key_length: S, summary } = text;
+  /** @type {Record<string, any>} */
   const data = {};
+  /** @param {string} name @param {any} packed */
   const once = (name, packed) => (data[name] ??= unpack(packed));
+  /** @param {string} name @param {number} l @param {number} h @param {number} i @param {number} j */
   const bit = (name, l, h, i, j) => {
     const packed = text[name];
     if (!packed) return false;
@@ -68,13 +79,20 @@ function reader(text) {
     const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
     return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
   };
+  /** @param {string} name @param {any} packed @param {number} l @param {number} h @param {number} j */
   const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
   return {
     text,
     keys: text.keys || text.tokens,
     keySpecial: text.key_special || text.special,
     keyWords: text.key_words || (text.keys ? null : text.words),
-    /** Calls give(j, weight) for each weight of a query that the page holds. */
+    /**
+     * Calls give(j, weight) for each weight of a query that the page holds.
+     * @param {number} l
+     * @param {number} h
+     * @param {number} i
+     * @param {(key: number, weight: number) => void} give
+     */
     row(l, h, i, give) {
       const base = (l * H + h) * L + i;
       if (summary) {
@@ -88,10 +106,19 @@ function reader(text) {
       const weights = once("weights", text.weights);
       for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
     },
+    /** @param {number} l @param {number} h @param {number} i @param {number} j */
     hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
+    /** @param {number} l @param {number} h @param {number} j */
     norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
+    /** @param {number} l @param {number} h @param {number} j */
     received: (l, h, j) => ofKey("received", summary.received, l, h, j),
-    /** The scaled score; -Infinity where hidden, null where the page has none. */
+    /**
+     * The scaled score; -Infinity where hidden, null where the page has none.
+     * @param {number} l
+     * @param {number} h
+     * @param {number} i
+     * @param {number} j
+     */
     score(l, h, i, j) {
       const packed = text.scores;
       const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;

@@ -53,7 +53,11 @@ function checked(edit, source, T, model) {
   return /** @type {Edit} */ (given);
 }
 
-/** What an edit has, in words. */
+/**
+ * What an edit has, in words.
+ * @param {string[]} names
+ * @param {string[]} required
+ */
 function taken(names, required) {
   const others = names.filter((name) => !required.includes(name));
   const needed = names.filter((name) => required.includes(name));

@@ -28,11 +28,17 @@ const BINARY = "application/vnd.safetensors";
  */
 export function openServer(model, form) {
   const going = new Set(); // runs, which a sweep lets go first
+  /** @type {[string, Promise<string> | null]} */
   let [key, asking] = ["", null]; // the key is kept here alone
 
-  /** What the server answers: {about, arrays}. */
+  /**
+   * What the server answers: {about, arrays}.
+   * @param {object} body
+   * @param {AbortSignal} signal
+   */
   async function post(body, signal) {
     for (;;) {
+      /** @type {Record<string, string>} */
       const headers = { "Content-Type": "application/json", Accept: BINARY };
       if (key) headers.Authorization = `Bearer ${key}`;
       const response = await fetch("v1/trace", { method: "POST", headers, body: JSON.stringify(body), signal });
@@ -57,7 +63,7 @@ export function openServer(model, form) {
     if (!model.vocabulary) at = undefined;
     else if (!at) {
       const { about } = await post({ input: text, layers: [0], heads: [0] }, signal);
-      at = about.tokens.map((_, place) => place);
+      at = about.tokens.map((/** @type {any} */ _, /** @type {number} */ place) => place);
     }
     const inside = model.plain && layers.length ? layers : undefined;
     const { about, arrays } = await post({ input: text, edits, include: ["text", "resid"], at, inside, ...more }, signal);
@@ -95,7 +101,11 @@ export function openServer(model, form) {
   window.dispatchEvent(new Event("qkv"));
 }
 
-/** The key that a reader writes into the form. */
+/**
+ * The key that a reader writes into the form.
+ * @param {HTMLFormElement} form
+ * @param {string} message
+ */
 function keyFrom(form, message) {
   const [input, said] = [form.querySelector("input"), form.querySelector("[role=status]")];
   said.textContent = message;
@@ -118,6 +128,7 @@ function keyFrom(form, message) {
 function tensorsOf(file) {
   const size = Number(new DataView(file).getBigUint64(0, true));
   const { __metadata__: written, ...places } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
+  /** @type {Record<string, {shape: number[], numbers: Float32Array}>} */
   const arrays = {};
   for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(places)) {
     const bytes = file.slice(8 + size + first, 8 + size + end);
@@ -137,7 +148,13 @@ function cutUp({ shape: [count, ...rest], numbers }) {
   return Array.from({ length: count }, (_, i) => ({ shape: rest, numbers: numbers.subarray(i * size, (i + 1) * size) }));
 }
 
-/** An answer as a Run of door.js. */
+/**
+ * An answer as a Run of door.js.
+ * @param {string} text
+ * @param {any} about
+ * @param {any} arrays
+ * @param {Served} model
+ */
 function runOf(text, about, arrays, model) {
   const { pattern, resid, logits, ...others } = arrays;
   const offsets = inUnits(text, about.offsets);
@@ -145,8 +162,8 @@ function runOf(text, about, arrays, model) {
   /** @type {Record<number, any>} */
   const blocks = {};
   for (const [name, array] of Object.entries(others)) {
-    const [, layer, ...rest] = name.split(".");
-    const part = rest.join(".");
+    const [, number, ...rest] = name.split(".");
+    const [layer, part] = [Number(number), rest.join(".")];
     blocks[layer] ??= {};
     blocks[layer][part] = part === "attn_scores" ? cutUp(array).map(({ numbers }) => numbers) : array.numbers;
   }
@@ -164,9 +181,16 @@ function runOf(text, about, arrays, model) {
   };
 }
 
-/** Places among the characters of a text, as a page counts them: some characters count twice. */
+/**
+ * Places among the characters of a text, as a page counts them: some characters count twice.
+ * @param {string} text
+ * @param {[number, number][]} offsets
+ * @returns {[number, number][]}
+ */
 function inUnits(text, offsets) {
   const places = [0];
   for (const mark of text) places.push(places.at(-1) + mark.length);
-  return offsets.map((span) => span.map((place) => places[Math.min(place, places.length - 1)]));
+  /** @param {number} place */
+  const unit = (place) => places[Math.min(place, places.length - 1)];
+  return offsets.map(([first, last]) => [unit(first), unit(last)]);
 }

@@ -25,6 +25,7 @@ export const start = starting((box, payload, ui) => {
 
   const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
   const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] / per;
+  /** @type {(at: number, l: number, h: number) => any} */
   const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
   function hides(l, h, i, j) {
     if (!bits) return false;
@@ -170,7 +171,7 @@ export const start = starting((box, payload, ui) => {
     const end = high();
     pictures(
       order.map((head, i) => () => {
-        const picture = raster(ui, cells(state.at, ...head), L, L, (value) => (value / per) / end);
+        const picture = raster(ui, cells(state.at, head[0], head[1]), L, L, (value) => (value / per) / end);
         fill(grid.children[i].firstChild, picture);
       }),
     );

@@ -15,10 +15,12 @@ import "./changes.css";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/door.js").Run} Run */
 
 const WINDOWS = [1, 2, 4, 8];
 
-/** @returns {Part} */
+/** @param {Ui} ui @param {any} store @returns {Part} */
 export function changesPart(ui, store) {
   const list = el("ul", { class: "changed", "aria-label": "what you changed" });
   const masks = maskMenu(ui, store);
@@ -33,9 +35,10 @@ export function changesPart(ui, store) {
     controls.hidden = !(state.inside || state.only) || !run;
     const all = run ? inWords(now) : [];
     list.hidden = !all.length;
+    /** @param {Edit[]} gone */
     const back = (gone) => () => {
       const away = new Set(gone);
-      store.set({ edits: store.state.edits.filter((edit) => !away.has(edit)) });
+      store.set({ edits: editsNow(store).filter((edit) => !away.has(edit)) });
     };
     fill(
       list,
@@ -57,17 +60,22 @@ export function changesPart(ui, store) {
  * @returns {{said: any[], gone: Edit[]}[]}
  */
 export function inWords({ state: { edits }, run, original, words, model }) {
+  /** @type {{key: string, gone: Edit[], say: (gone: Edit[]) => any}[]} */
   const found = [];
+  /** @param {string} key @param {Edit} edit @param {(gone: Edit[]) => any} say */
   const put = (key, edit, say) => {
     const known = found.find((one) => one.key === key);
     if (known) known.gone.push(edit);
     else found.push({ key, gone: [edit], say });
   };
+  /** @type {(token: number) => [number, string]} */
   const nameOf = (token) => {
     const own = words.find(([first, last]) => token >= first && token < last);
     return own ? [own[0], own[2]] : [token, run.tokens[token]];
   };
+  /** @param {string} name */
   const plain = (name) => word(name === maskOf(model) ? "?" : name);
+  /** @param {number} token */
   const named = (token) => plain(nameOf(token)[1]);
   /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
@@ -87,15 +95,32 @@ export function inWords({ state: { edits }, run, original, words, model }) {
   return found.map(({ gone, say }) => ({ said: say(gone), gone }));
 }
 
+/**
+ * The edits as they are when something is changed.
+ * @param {any} store
+ * @returns {Edit[]}
+ */
+function editsNow(store) {
+  return store.state.edits;
+}
+
 // ---- who sees whom
 
-/** All pairs that are more than `reach` apart. */
+/**
+ * All pairs that are more than `reach` apart.
+ * @param {number} size
+ * @param {number} reach
+ */
 function windowMasks(size, reach) {
   const all = range(0, size);
   return all.flatMap((query) => all.filter((key) => Math.abs(query - key) > reach).map((key) => ({ op: "mask", query, key })));
 }
 
-/** How far each token sees where all that is hidden everywhere is a window; else null. */
+/**
+ * How far each token sees where all that is hidden everywhere is a window; else null.
+ * @param {Edit[]} edits
+ * @param {number} size
+ */
 function windowOf(edits, size) {
   const pairs = editsOf(edits, "mask").filter(({ layer }) => layer === undefined);
   if (!pairs.length) return null;
@@ -104,16 +129,20 @@ function windowOf(edits, size) {
   return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // that many are as far apart
 }
 
+/** @param {Ui} ui @param {any} store */
 function maskMenu(ui, store) {
+  /** @param {Edit} given */
   const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
   let size = 0;
+  /** @param {number} reach */
   const sees = (reach) => (reach === 1 ? "sees 1 token to each side" : `sees ${reach} tokens to each side`);
   const options = [["none", store.data.next ? "sees all that the model lets it" : "sees all"], ["causal", "sees what came before"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
   const menu = choice(ui, "Each token", options, "none", (value) => {
-    const others = store.state.edits.filter((edit) => !everywhere(edit));
-    const put = { none: [], causal: [{ op: "causal" }] }[value] ?? windowMasks(size, Number(value));
+    const others = editsNow(store).filter((edit) => !everywhere(edit));
+    const put = value === "none" ? [] : value === "causal" ? [{ op: "causal" }] : windowMasks(size, Number(value));
     store.set({ edits: [...others, ...put] });
   });
+  /** @param {Now} given */
   const update = ({ state: { edits }, original }) => {
     size = original.tokens.length;
     const reach = windowOf(edits, size);
@@ -128,31 +157,37 @@ function maskMenu(ui, store) {
 
 // ---- temperature
 
-/** How spread out a row of weights is, in bits. */
+/**
+ * How spread out a row of weights is, in bits.
+ * @param {Float32Array} row
+ */
 function entropyOf(row) {
   let total = 0;
   for (const weight of row) if (weight > 0) total -= weight * Math.log2(weight);
   return total;
 }
 
+/** @param {Ui} ui @param {any} store */
 function temperature(ui, store) {
   const id = ui.id("temperature");
   const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });
   const said = el("output", { for: id });
   let [usual, slid] = [1, -Infinity];
   slider.addEventListener("input", () => {
-    const others = store.state.edits.filter(({ op }) => op !== "scale");
+    const others = editsNow(store).filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
     const edits = power ? [...others, { op: "scale", value: usual / 2 ** power }] : others;
     store.set({ edits }, { undo: performance.now() - slid > 1000 }); // what is drawn in one go is one change
     slid = performance.now();
   });
+  /** @param {Now} given */
   const update = ({ state, run, original, model }) => {
     usual = usualScale(model, state.layer);
     const scale = state.edits.findLast(({ op }) => op === "scale");
     const now = scale ? usual / scale.value : 1;
     slider.value = String(Math.log2(now));
     const T = run.tokens.length;
+    /** @param {Run} one */
     const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * T, (state.query + 1) * T);
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
     fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));

@@ -13,11 +13,15 @@ import { fixed } from "../base/text.js";
  */
 export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
   const [tall, left, span] = [160, 44, high - low];
+  /** @param {number} i */
   const x = (i) => left + 24 + (i * (wide - left - 48)) / Math.max(1, values.length - 1);
+  /** @param {number} value */
   const y = (value) => (span > 1e-9 ? tall - 46 - ((value - low) / span) * (tall - 76) : 30);
   const every = Math.ceil((values.length * 44) / (wide - left));
   const lowest = values.indexOf(Math.min(...values));
+  /** @param {number} i */
   const named = (i) => i === lowest || i === 0 || (i % every === 0 && Math.abs(i - lowest) >= every);
+  /** @param {number} px @param {number} py @param {any} words */
   const text = (px, py, words, kind = "") => svg("text", { x: px, y: py, class: kind }, words);
   const spoken = values.map((value, i) => `${name(i)} ${say(value)}`).join(", ");
   const read = label ? { role: "img", "aria-label": `${label}: ${spoken}` } : { "aria-hidden": "true" };
@@ -35,6 +39,10 @@ export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x,
 
 /**
  * Where a point's number stands so that the line does not cross it.
+ * @param {number[]} values
+ * @param {number} i
+ * @param {number} x
+ * @param {number} y
  * @returns {[number, number]}
  */
 function besideLine(values, i, x, y) {

@@ -96,6 +96,7 @@ function sheetsOf(name, now, data, part) {
   const { state, run } = now;
   const { layer, head } = state;
   const every = run.pattern.flatMap((heads, l) => heads.map((_, h) => /** @type {[number, number]} */ ([l, h])));
+  /** @param {any} count */
   const fits = (count) => count * run.tokens.length ** 2 <= MOST_ROWS;
   /** @type {Record<string, (Sheet | false)[]>} */
   const known = {

@@ -162,6 +162,7 @@ function attentionFlow(one) {
   const d = block.q.length / T / heads;
   const shared = heads / (block.k.length / T / d);
   const titles = { Q: "Queries: what each token asks for", K: "Keys: what each token offers", V: "Values: what each token gives" };
+  /** @type {Record<string, any>} */
   const made = {};
   for (const [letter, title] of Object.entries(titles)) {
     const of = letter === "Q" ? head : Math.floor(head / shared);

@@ -2,13 +2,16 @@
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /**
  * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
  * @param {any} store
  */
 export function oneAtATime(store) {
+  /** @type {[boolean, {patch: Partial<PlayState>, undo: boolean} | null]} */
   let [going, waiting] = [false, null];
+  /** @param {Partial<PlayState>} patch @param {boolean} undo */
   const send = (patch, undo) => {
     const before = store.state;
     store.set(patch, { undo });
@@ -20,7 +23,10 @@ export function oneAtATime(store) {
       if (going) waiting = { patch, undo: undo || Boolean(waiting?.undo) };
       else send(patch, undo);
     },
-    /** Is called at every change. @param {Now} now */
+    /**
+     * Is called at every change.
+     * @param {Now} now
+     */
     update({ busy }) {
       if (busy) return;
       const next = waiting;

@@ -261,7 +261,7 @@ export function mapPart(ui, store) {
     const names = { pattern: state.mode === "length" ? "contribution" : "weight", effect: "chance that moves", change: "difference of weights" };
     const ends = state.colouring === "change" ? [-1, 1] : [0, high];
     const said = JSON.stringify([ends, state.colouring, model.name]);
-    if (said !== scale) fill(key, scaleBar(ui, ...ends, names[state.colouring]));
+    if (said !== scale) fill(key, scaleBar(ui, ends[0], ends[1], names[state.colouring]));
     scale = said;
   }
 

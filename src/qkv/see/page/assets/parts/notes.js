@@ -4,6 +4,10 @@ import { el } from "../base/elements.js";
 import { visible } from "../base/text.js";
 import { seenIn } from "./sight.js";
 
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+
+/** @param {any} data */
 export function titleNode(data) {
   return el("h2", { class: "title" }, el("bdi", {}, visible(data.title)));
 }
@@ -12,7 +16,11 @@ export function helpOf() {
   return el("p", { class: "note" }, "Hover or use the arrow keys to look. Click or press Enter to hold a token, with Shift to add one; Esc lets go.");
 }
 
-/** Why it is this head. */
+/**
+ * Why it is this head.
+ * @param {any} now
+ * @param {any} start
+ */
 export function whyOf({ state, run }, start) {
   const layer = run.source.text.layers[state.layer];
   const was = `layer ${start.layer}, head ${start.head}`;
@@ -20,7 +28,11 @@ export function whyOf({ state, run }, start) {
   return `You chose layer ${layer}, head ${state.head}. The page opened on ${was} because ${start.chosen}.`;
 }
 
-/** What a reader should know of what is in sight of these runs, as lines. */
+/**
+ * What a reader should know of what is in sight of these runs, as lines.
+ * @param {any} given
+ * @param {Run[]} runs
+ */
 export function notesOf({ state }, runs) {
   const long = state.mode === "length";
   const texts = runs.map(({ source }) => source.text);

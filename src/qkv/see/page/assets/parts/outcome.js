@@ -11,9 +11,11 @@ import { numberOf } from "./sight.js";
 import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
 import "./outcome.css";
 
+/** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
 
 export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
@@ -47,7 +49,10 @@ export function outcomeOf(before, after, words) {
   return { rows, moved: { word: plainName(words[most]), by }, shows };
 }
 
-/** The end of a scale from 0 that a chance fits: 1, 2 or 5 times a power of ten. */
+/**
+ * The end of a scale from 0 that a chance fits: 1, 2 or 5 times a power of ten.
+ * @param {number} x
+ */
 function scaleEnd(x) {
   const power = 10 ** Math.floor(Math.log10(Math.max(x, 1e-6)));
   return Number(([1, 2, 5, 10].find((times) => times * power >= x) * power).toPrecision(1));
@@ -71,7 +76,7 @@ function changedHeads(original, run) {
 
 /**
  * A sentence that says what would stand at the place, and what the changes did to it.
- * @param {any} now
+ * @param {Now} now
  * @param {Outcome} outcome
  * @returns {Said[]}
  */
@@ -95,7 +100,10 @@ function headlineOf(now, { rows, moved, shows }) {
     { word: was.word }, ` (${chance(was.before)} before).`]);
 }
 
-/** The sentence of a model that gives no logits: how alike the last vector of the word stays to itself. */
+/**
+ * The sentence of a model that gives no logits: how alike the last vector of the word stays to itself.
+ * @param {Now} now
+ */
 function wordlessHeadline(now) {
   const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
   if (!edits.length) return ["This model gives vectors and no words: change something, and see how alike ", there, " stays to itself."];
@@ -105,6 +113,7 @@ function wordlessHeadline(now) {
 
 /**
  * What the model does at the place, and where that is: [verb, words that a sentence may begin with].
+ * @param {Now} now
  * @returns {[string, any[]]}
  */
 function wayOfSaying(now) {
@@ -115,21 +124,26 @@ function wayOfSaying(now) {
   return [now.state.edits.length ? "say" : "put", [all.length > 1 ? `in place of ? number ${all.indexOf(own) + 1},` : "in place of ?,"]];
 }
 
-/** Where the text that is run has a mask token. */
+/**
+ * Where the text that is run has a mask token.
+ * @param {Now} now
+ */
 function masks({ run, model }) {
   return run.tokens.flatMap((token, place) => (token === maskOf(model) ? [place] : []));
 }
 
+/** @param {Now} now */
 function isBlank(now) {
   return !now.model.next && masks(now).includes(now.state.place);
 }
 
 /**
  * What was changed, as words that a sentence begins with.
- * @param {any} now
+ * @param {Now} now
  * @returns {Said[]}
  */
 function causeOf(now) {
+  /** @param {string} op */
   const of = (op) => editsOf(now.state.edits, op);
   const clauses = [];
   const hidden = of("hide").map(({ token }) => token);
@@ -150,7 +164,11 @@ function causeOf(now) {
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }
 
-/** Links that are hidden, in words. */
+/**
+ * Links that are hidden, in words.
+ * @param {Now} now
+ * @param {Edit[]} edits
+ */
 function linksOf(now, edits) {
   const [{ query, key, layer, head }] = edits;
   if (edits.length > 1) return [`with ${edits.length} links hidden`];
@@ -158,20 +176,32 @@ function linksOf(now, edits) {
   return ["with ", { word: nameAt(now, key) }, " hidden from ", { word: nameAt(now, query) }, where];
 }
 
-/** Rows of weights that somebody set, in words. */
+/**
+ * Rows of weights that somebody set, in words.
+ * @param {Now} now
+ * @param {Edit[]} edits
+ */
 function rowsOf(now, edits) {
   const [{ query, layer, head }] = edits;
   if (edits.length > 1) return [`with ${edits.length} rows of weights set by hand`];
   return ["with the weights of ", { word: nameAt(now, query) }, ` in head ${layer}.${head} set by hand`];
 }
 
-/** The name of a token for a reader: its word as the model reads it, with any swap. */
+/**
+ * The name of a token for a reader: its word as the model reads it, with any swap.
+ * @param {Now} now
+ * @param {number} token
+ */
 function nameAt(now, token) {
   const name = nameIn({ ...now.run, words: now.words }, token);
   return name === maskOf(now.model) ? "?" : name;
 }
 
-/** The words that tokens make up, each once; of a word that is only partly there the tokens. */
+/**
+ * The words that tokens make up, each once; of a word that is only partly there the tokens.
+ * @param {Now} now
+ * @param {number[]} tokens
+ */
 function wordsAt(now, tokens) {
   const found = [];
   const all = [...new Set(tokens)].sort((one, other) => one - other);
@@ -184,9 +214,12 @@ function wordsAt(now, tokens) {
   return found;
 }
 
-/** Parts as a sentence: it begins with a capital letter. */
+/**
+ * Parts as a sentence: it begins with a capital letter.
+ * @param {Said[]} parts
+ */
 function sentenceOf(parts) {
-  const [first, ...rest] = parts;
+  const [first, ...rest] = /** @type {[string, ...Said[]]} */ (parts);
   return [first[0].toUpperCase() + first.slice(1), ...rest];
 }
 
@@ -202,8 +235,10 @@ export function outcomePart(ui, store) {
   const headline = el("p", { class: "outcome-headline" });
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
+  /** @type {[string, (() => void) | null, boolean | null]} */
   let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
 
+  /** @param {Now} now */
   function draw(now) {
     if (!now.run.logits.length) {
       const said = wordlessHeadline(now);
@@ -219,6 +254,7 @@ export function outcomePart(ui, store) {
     fill(bars, wordBars(now, outcome));
   }
 
+  /** @param {Now} now */
   function update(now) {
     const { run, original, state, model } = now;
     const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);
@@ -242,7 +278,11 @@ export function outcomePart(ui, store) {
       button.setAttribute("aria-pressed", String(button.dataset.head === `${state.layer}.${state.head}`));
   }
 
-  /** Alike layer by layer, and the heads that changed most; gives what draws the chart. */
+  /**
+   * Alike layer by layer, and the heads that changed most; gives what draws the chart.
+   * @param {Now} now
+   * @param {HTMLElement} box
+   */
   function whatMoved(now, box) {
     if (!now.state.edits.length) {
       box.append(el("p", { class: "note" }, "Hide a word or remove a head: here stands how far that reaches, layer by layer and head by head."));
@@ -268,7 +308,11 @@ export function outcomePart(ui, store) {
   return { node, headline, update };
 }
 
-/** The words of a place, and what the bars mean where something is changed. */
+/**
+ * The words of a place, and what the bars mean where something is changed.
+ * @param {Now} now
+ * @param {Outcome} given
+ */
 function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
   const place = word(nameAt(now, now.state.place));
@@ -280,7 +324,10 @@ function wordBars(now, { rows }) {
   ];
 }
 
-/** What the bars of a table of words are. */
+/**
+ * What the bars of a table of words are.
+ * @param {string[]} names
+ */
 export function barLegend(names, more = "") {
   return el("p", { class: "note outcome-legend" }, names.flatMap((name, i) => [i ? " " : "", el("span", { class: `outcome-bar ${name}` }), name]), more);
 }
@@ -292,6 +339,7 @@ export function barLegend(names, more = "") {
  */
 export function wordTable(rows, names) {
   const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
+  /** @param {number} x @param {string} kind */
   const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
   const [first, last] = names ?? ["", "now"];
   const marked = rows.some(({ mark }) => mark) || first === "before";
@@ -310,12 +358,19 @@ export function wordTable(rows, names) {
       marked ? el("td", { class: "outcome-mark" }, mark) : null))));
 }
 
-/** How alike a word stays, as a line; the axis goes from the lowest to 1. */
+/**
+ * How alike a word stays, as a line; the axis goes from the lowest to 1.
+ * @param {HTMLElement} room
+ * @param {number[]} alike
+ */
 export function alikeChart(room, alike) {
   return lineChart(Math.max(240, room.clientWidth || 0), alike, { low: Math.min(...alike), high: 1, name: (i) => (i ? `layer ${i - 1}` : "emb.") });
 }
 
-/** The same for those who listen. */
+/**
+ * The same for those who listen.
+ * @param {number[]} alike
+ */
 export function alikeTable(alike, caption = "cosine with the original") {
   const rows = alike.map((value, i) =>
     el("tr", {}, el("th", { scope: "row" }, i ? `layer ${i - 1}` : "embeddings"), el("td", {}, fixed(value, SEEN))));
@@ -323,7 +378,13 @@ export function alikeTable(alike, caption = "cosine with the original") {
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "behind"), el("th", { scope: "col" }, "cosine"))), el("tbody", {}, rows));
 }
 
-/** Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none. */
+/**
+ * Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none.
+ * @param {any} store
+ * @param {{layer: number, head: number, moved: number}[]} heads
+ * @param {string} note
+ * @param {string} none
+ */
 export function headList(store, heads, note, none) {
   if (!heads.length) return el("p", { class: "note" }, none);
   return [

@@ -34,9 +34,13 @@ export function pythonOf(data, { state, original }) {
   ].join("\n");
 }
 
-/** Pairs that do not see each other, as records; many at once as a loop. */
+/**
+ * Pairs that do not see each other, as records; many at once as a loop.
+ * @param {{rows: number[][], layer?: number, head?: number}} given
+ */
 function pythonMasks({ rows, layer, head }) {
   const where = Object.entries({ layer, head }).filter(([, value]) => value !== undefined).map(([name, value]) => `, "${name}": ${value}`).join("");
+  /** @type {(query: number | string, key: number | string) => string} */
   const mask = (query, key) => `{"op": "mask", "query": ${query}, "key": ${key}${where}}`;
   if (rows.length === 1 && rows[0][1] === rows[0][2]) return mask(rows[0][0], rows[0][1]);
   const all = rows.map((row) => `(${row.join(", ")})`).join(", ");

@@ -17,6 +17,7 @@ export function receivedPart(ui) {
   const note = el("p", { class: "note" });
   const node = el("section", { class: "panel", "data-part": "received", hidden: true },
     el("h3", {}, "Weight received by each key (height: logarithm of 1 + weight)"), el("div", { class: "strip" }, canvas), note);
+  /** @type {[any, number[], number[]]} */
   let [source, values, best] = [null, [], []];
   function draw() {
     const [width, tall] = [canvas.parentElement.clientWidth, 56];
@@ -24,16 +25,18 @@ export function receivedPart(ui) {
     const pen = canvas2d(canvas, width, tall);
     pen.fillStyle = ui.color("--line-0");
     const each = width / values.length;
+    /** @param {number} value */
     const share = (value) => Math.log1p(value) / Math.log1p(values[best[0]] || 1);
     values.forEach((value, j) => pen.fillRect(Math.floor(j * each), tall, Math.max(1, each), -tall * share(value)));
   }
+  /** @param {number[]} places */
   const say = (places) =>
     fill(
       note,
       places.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (place ${count(j)}) received ${number(values[j])}`]),
       ` of ${count(source.text.length)}.`,
     );
-  canvas.addEventListener("pointermove", (event) => {
+  canvas.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
     const j = Math.floor((event.offsetX * values.length) / canvas.clientWidth);
     if (j in values) say([j]);
   });
@@ -45,7 +48,7 @@ export function receivedPart(ui) {
     node.hidden = !run?.source?.text.summary;
     if (node.hidden) return;
     source = run.source;
-    values = source.keys.map((_, j) => source.received(state.layer, state.head, j));
+    values = Array.from(source.keys, (_, j) => source.received(state.layer, state.head, j));
     best = values.map((_, j) => j).sort((a, b) => values[b] - values[a]).slice(0, 3);
     say(best);
     draw();

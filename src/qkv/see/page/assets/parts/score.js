@@ -8,6 +8,8 @@ import { sumOf } from "./sums.js";
 import "./score.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
 
 /**
  * The score of the cell that is looked at in a head, under its heat map.
@@ -34,6 +36,7 @@ export function scorePart(ui, head) {
     const { edits } = state;
     const { d, q, k } = vectors;
     const [query, key] = [i, j].map((t) => run.tokens[t]);
+    /** @param {any} vector @param {number} t */
     const numbers = (vector, t) => Array.from({ length: d }, (_, c) => vector.at(t, c));
     const sum = sumOf(numbers(q, i), numbers(k, j));
     const made = productBars(`score of ${visible(query)} and ${visible(key)}`, sum, `Q ${visible(query)}`, `K ${visible(key)}`);
@@ -46,7 +49,13 @@ export function scorePart(ui, head) {
   head.body.after(node);
 }
 
-/** What becomes of a score: scale, mask, weight, in words; orange where the reader has changed it. */
+/**
+ * What becomes of a score: scale, mask, weight, in words; orange where the reader has changed it.
+ * @param {any} score
+ * @param {Run} run
+ * @param {Edit[]} edits
+ * @param {any} given
+ */
 function becomes(score, run, edits, { l, h, i, j, d }) {
   const T = run.tokens.length;
   const usual = 1 / Math.sqrt(d);
@@ -55,6 +64,7 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
   const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
   const hidden = mine || run.blocks[l].attn_scores?.[h]?.[i * T + j] === -Infinity;
   const given = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
+  /** @param {string} name @param {any} text @param {any} changed */
   const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
   return [
     "score ",

@@ -199,13 +199,14 @@ function swapping(edits, token, put) {
 function chosenWord(store) {
   const name = el("span", { class: "which" });
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
-  const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, range(...span.tokens)) }));
+  const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, places()) }));
   const mask = button("", maskIt);
   const guess = button("Guess here", () => store.set({ place: span.token }));
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
   let [now, span, known] = [null, null, null];
+  const places = () => range(span.tokens[0], span.tokens[1]);
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -219,14 +220,14 @@ function chosenWord(store) {
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });
-    else if (range(...span.tokens).length === 1) store.set({ edits: swapping(edits, span.token, maskOf(now.model)), place: span.token });
+    else if (places().length === 1) store.set({ edits: swapping(edits, span.token, maskOf(now.model)), place: span.token });
     else writeInstead(maskOf(now.model));
   }
 
   function swapFor(put) {
     if (gapsOf(` ${put} .`)[0]?.end === put.length + 1 && known.has(maskOf(now.model))) put = maskOf(now.model);
     const entry = [put, put.toLowerCase()].find((one) => known.has(one));
-    if (entry && range(...span.tokens).length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
+    if (entry && places().length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
     else writeInstead(put);
   }
 
@@ -248,7 +249,7 @@ function chosenWord(store) {
     fill(name, word(has("mask") ? "?" : span.pieces.join("")));
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
-    hide.hidden = String(offer?.tokens) === String(range(...span.tokens));
+    hide.hidden = String(offer?.tokens) === String(places());
     mask.hidden = !has("swapped") && (has("mask") || !known.has(maskOf(now.model)));
     mask.textContent = has("swapped") ? "Put back" : "Replace by ?";
     guess.hidden = has("place");

@@ -23,13 +23,18 @@ const SENTENCES = [["all", "all"], ...["AA", "AB", "BA", "BB"].map((part) => [pa
  * @returns {Part}
  */
 export function viewBarPart(ui, store) {
+  /** @type {(name: string) => (value: any) => void} */
   const change = (name) => (value) => store.set({ [name]: value });
+  /** @param {string} name @param {string} label @param {any[][]} options */
   const menu = (name, label, options) => choice(ui, label, options, options[0]?.[0], change(name));
+  /** @param {string} name @param {string} label */
   const whole = (name, label) => choice(ui, label, [], 0, (value) => store.set({ [name]: Number(value) }));
+  /** @param {string} name @param {string} label */
   const check = (name, label) => {
     const { node, input } = toggle(ui, label, false, change(name));
-    return { node, set: (on) => (input.checked = on) };
+    return { node, set: (/** @type {boolean} */ on) => (input.checked = on) };
   };
+  /** @type {any[]} */
   const texts = store.recorded ? store.data.texts : [];
   const [layer, head] = [whole("layer", "Layer"), whole("head", "Head")];
   const controls = {
@@ -45,9 +50,14 @@ export function viewBarPart(ui, store) {
   const node = el("div", { class: "bar", role: "group", "aria-label": "what to show", "data-part": "view", hidden: true }, Object.values(controls).map((one) => one.node));
   let menus = "";
 
-  /** Those that a text has a use for. */
+  /**
+   * Those that a text has a use for.
+   * @param {any} text
+   * @returns {Record<string, any>}
+   */
   function useful(text) {
     if (!store.recorded) return { merge: text.words };
+    /** @param {(text: any) => any} has */
     const any = (has) => texts.some(has);
     return {
       text: store.data.kind === "show" && texts.length > 1,
@@ -63,19 +73,21 @@ export function viewBarPart(ui, store) {
 
   /** @param {Now} now */
   function update({ state, run }) {
+    /** @type {Record<string, any>} */
+    const values = state;
     node.hidden = !run || !state.inside;
     if (node.hidden) return;
     const { text } = seenIn(run, state.edits).source;
     const made = JSON.stringify([text.layers, text.heads]);
     if (made !== menus) {
-      layer.put(text.layers.map((name, l) => [l, String(name)]));
+      layer.put(Array.from(text.layers, (name, l) => [l, String(name)]));
       head.put(Array.from({ length: text.heads }, (_, h) => [h, String(h)]));
       menus = made;
     }
     const offered = useful(text);
     for (const [name, control] of Object.entries(controls)) {
       control.node.hidden = !offered[name];
-      control.set(state[name]);
+      control.set(values[name]);
     }
   }
   return { node, update };

@@ -4,16 +4,25 @@ import { word } from "../base/elements.js";
 import { number, visible } from "../base/text.js";
 import { range } from "../base/values.js";
 
+/** @typedef {import("../engine/door.js").Run} Run */
+
 /**
  * @typedef {string | {word: string}} Said  part of a sentence: words of ours, or a word of the text or of the vocabulary
  */
 
-/** The word of a run that a token is, or is a part of. */
+/**
+ * The word of a run that a token is, or is a part of.
+ * @param {Pick<Run, "words" | "tokens">} given
+ * @param {number} token
+ */
 export function nameIn({ words = [], tokens }, token) {
   return words.find(([first, end]) => first <= token && token < end)?.[2] ?? tokens[token];
 }
 
-/** "a", "a and b", "a, b and c", "a, b and 3 more". */
+/**
+ * "a", "a and b", "a, b and c", "a, b and 3 more".
+ * @param {Said[]} words
+ */
 export function listOf(words) {
   const last = words.length > 4 ? `${words.length - 3} more` : words.at(-1);
   const front = words.length > 4 ? words.slice(0, 3) : words.slice(0, -1);
@@ -21,16 +30,24 @@ export function listOf(words) {
   return front.length ? [...listed, " and ", last] : [last];
 }
 
-/** A sentence as nodes, or as text. */
+/**
+ * A sentence as nodes, or as text.
+ * @param {Said[]} parts
+ */
 export function spelled(parts) {
   return parts.map((part) => (typeof part === "string" ? part : word(part.word)));
 }
 
+/** @param {Said[]} parts */
 export function plainOf(parts) {
   return parts.map((part) => (typeof part === "string" ? part : visible(part.word))).join("");
 }
 
-/** What the model multiplies the scores of a layer by: where it says nothing, 1/√d, d the size of a head. */
+/**
+ * What the model multiplies the scores of a layer by: where it says nothing, 1/√d, d the size of a head.
+ * @param {any} model
+ * @param {number} layer
+ */
 export function usualScale(model, layer) {
   return model.scales?.[layer][1] ?? 1 / Math.sqrt(model.dim / model.heads);
 }
@@ -38,6 +55,8 @@ export function usualScale(model, layer) {
 /**
  * What a scale of scores is in words: how hot the softmax of attention is, not that of the words. Where layers have scales of
  * their own, no one temperature is that of all.
+ * @param {any} model
+ * @param {number} value
  */
 export function heatWords(model, value) {
   const [usual, ...others] = range(0, model.layers).map((layer) => usualScale(model, layer));

@@ -33,11 +33,16 @@ export function alongside(one, other) {
   return axis;
 }
 
-/** The places of a longest common subsequence; of several the one whose tokens are least far from each other. */
+/**
+ * The places of a longest common subsequence; of several the one whose tokens are least far from each other.
+ * @param {string[]} one
+ * @param {string[]} other
+ */
 function commonPlaces(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
   const best = new Float64Array((n + 1) * wide); // of what follows two places
+  /** @param {number} i @param {number} j */
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)
     for (let j = wide - 2; j >= 0; j--) best[i * wide + j] = Math.max(alike(i, j), best[(i + 1) * wide + j], best[i * wide + j + 1]);

@@ -21,6 +21,7 @@ export function chancesOf(logits) {
  * @param {number} count
  */
 export function likeliestOf(chances, count) {
+  /** @type {number[]} */
   const found = [];
   for (let id = 0; id < chances.length; id++) {
     if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
@@ -32,12 +33,18 @@ export function likeliestOf(chances, count) {
   return found;
 }
 
-/** A word of a vocabulary without the mark of the blank before it. */
+/**
+ * A word of a vocabulary without the mark of the blank before it.
+ * @param {string} name
+ */
 export function plainName(name) {
   return name.replace(/^[Ġ▁](?=.)/, "");
 }
 
-/** A chance in digits. */
+/**
+ * A chance in digits.
+ * @param {number} x
+ */
 export function chance(x) {
   return x > 0 && x < 0.5 * 10 ** -SEEN ? `< ${10 ** -SEEN}` : fixed(x, SEEN);
 }
@@ -71,7 +78,11 @@ export function movedShare(before, after) {
   return total / Math.sqrt(before.length);
 }
 
-/** How much of the chance is with other words: half the sum of the differences. */
+/**
+ * How much of the chance is with other words: half the sum of the differences.
+ * @param {Float64Array} before
+ * @param {Float64Array} after
+ */
 export function movedChance(before, after) {
   let total = 0;
   for (let k = 0; k < before.length; k++) total += Math.abs(before[k] - after[k]);

@@ -16,6 +16,7 @@ import { stateOf } from "./state.js";
  * @returns {[number, number, string][]}
  */
 export function wordsOf(text, { tokens, offsets, special }, model) {
+  /** @type {[number, number, string][]} */
   const found = [];
   tokens.forEach((token, t) => {
     if (special[t]) return;
@@ -24,6 +25,7 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
     if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
     else found.push([t, t + 1, ""]);
   });
+  /** @param {number} first @param {number} last */
   const name = (first, last) => text.slice(offsets[first][0], offsets[last - 1][1]).trim();
   return found.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
 }
@@ -60,7 +62,12 @@ export function withSwaps(text, { offsets }, edits) {
   return { text: found + text.slice(last), offsets: moved };
 }
 
-/** Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters. */
+/**
+ * Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters.
+ * @param {string} token
+ * @param {string} text
+ * @param {number} at
+ */
 function isPiece(token, text, at) {
   const letters = /[\p{Script=Latin}\p{Script=Cyrillic}\p{Script=Greek}\p{M}]/u;
   return token.startsWith("##") || (letters.test(text.slice(0, at).slice(-1)) && letters.test(text.slice(at)[0] ?? ""));
@@ -76,6 +83,7 @@ function isPiece(token, text, at) {
 export function placed(state, run, before, model) {
   const { text, layer, head } = state;
   if (!(layer < model.layers && head < model.heads)) throw new RangeError(`There is no head ${layer}.${head} in this model.`);
+  /** @param {number | null} place */
   const own = (place) => (place !== null && place < run.tokens.length ? place : null);
   const at = before ? carried(before, text, run) : own;
   const edits = before ? state.edits.map((edit) => moved(edit, at, before.run.tokens.length === run.tokens.length)) : state.edits;
@@ -85,12 +93,20 @@ export function placed(state, run, before, model) {
   return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
 }
 
-/** What stands in a text where a word is missing. */
+/**
+ * What stands in a text where a word is missing.
+ * @param {any} model
+ */
 export function maskOf(model) {
   return model?.mask ?? "[MASK]";
 }
 
-/** The first mask, else the last word that has letters, else none; the end for a model that goes on from there. */
+/**
+ * The first mask, else the last word that has letters, else none; the end for a model that goes on from there.
+ * @param {string} text
+ * @param {Run} run
+ * @param {any} model
+ */
 export function usualPlace(text, run, model) {
   if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
   const mask = run.tokens.findIndex((token, t) => token === maskOf(model) && !run.special[t]);
@@ -98,14 +114,19 @@ export function usualPlace(text, run, model) {
   return wordsOf(text, run, model).findLast(([, , word]) => /[\p{L}\p{N}]/u.test(word))?.[0] ?? null;
 }
 
-/** Where a token of one text is in another that begins or ends alike; null where it is not there. */
+/**
+ * Where a token of one text is in another that begins or ends alike; null where it is not there.
+ * @param {{text: string, run: Run}} before
+ * @param {string} text
+ * @param {Run} run
+ */
 function carried(before, text, run) {
   const old = before.text;
   const least = Math.min(old.length, text.length);
   let [begin, end] = [0, 0];
   while (begin < least && old[begin] === text[begin]) begin += 1;
   while (end < least - begin && old.at(-1 - end) === text.at(-1 - end)) end += 1;
-  return (place) => {
+  return (/** @type {number} */ place) => {
     if (place === null || !(place in before.run.offsets)) return null;
     const [[first, last], name] = [before.run.offsets[place], before.run.tokens[place]];
     if (before.run.special[place]) return place ? run.tokens.length - 1 : 0;
@@ -115,7 +136,12 @@ function carried(before, text, run) {
   };
 }
 
-/** An edit for the tokens of another text; null where one of them is gone. */
+/**
+ * An edit for the tokens of another text; null where one of them is gone.
+ * @param {any} edit
+ * @param {(place: number) => number | null} at
+ * @param {boolean} alike
+ */
 export function moved(edit, at, alike) {
   const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
   const found = places.map((name) => [name, at(edit[name])]);

@@ -16,7 +16,7 @@ export function recordedStore(data, heard) {
   const place = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
   const looks = { colouring: "pattern", inside: true, ...SIGHT, merge: start.merge, stretch: data.stretch };
   let state = Object.freeze({ ...place, query: start.query || 0, place: null, edits: [], ...looks });
-  const held = () => data.texts.findIndex(({ name }) => name === state.text);
+  const held = () => data.texts.findIndex((/** @type {any} */ { name }) => name === state.text);
 
   return {
     data,
@@ -25,14 +25,20 @@ export function recordedStore(data, heard) {
     get state() {
       return state;
     },
-    /** What the parts are told. */
+    /**
+     * What the parts are told.
+     * @returns {any}
+     */
     get now() {
       const { layers, heads } = data.texts[held()];
       const run = engine.runs[held()];
       const model = { name: data.model, layers: layers.length, heads };
       return { state, model, run, original: run, busy: false, error: null, words: [] };
     },
-    /** Changes the state; where another text has fewer layers or heads, its last is shown. */
+    /**
+     * Changes the state; where another text has fewer layers or heads, its last is shown.
+     * @param {object} patch
+     */
     set(patch) {
       state = Object.freeze({ ...state, ...patch });
       const { layers, heads } = data.texts[held()];

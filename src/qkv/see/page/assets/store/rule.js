@@ -38,7 +38,14 @@ export async function headByRule(engine, text, run, model, data, signal) {
 
 // ---- at a gap
 
-/** The head without which most of the probability at a place goes to other words; null where numbers are not finite. */
+/**
+ * The head without which most of the probability at a place goes to other words; null where numbers are not finite.
+ * @param {any} engine
+ * @param {string} text
+ * @param {number} place
+ * @param {any} model
+ * @param {AbortSignal} signal
+ */
 async function removalAt(engine, text, place, model, signal) {
   const layers = Math.max(1, Math.floor(MOST_HEADS / model.heads));
   const enough = new AbortController();
@@ -46,19 +53,20 @@ async function removalAt(engine, text, place, model, signal) {
   const run = await engine.run(text, [], { at: [place], signal });
   const before = chancesOf(run.logits);
   const best = likeliestOf(before, 1)[0];
+  /** @type {any[]} */
   const found = [];
   await engine
     .sweep(
       text,
       [],
-      ({ layer, head, logits }) => {
+      (/** @type {any} */ { layer, head, logits }) => {
         const after = chancesOf(logits);
         if (layer >= model.layers - layers) found.push({ layer, head, moved: movedChance(before, after), after: after[best] });
         if (found.length === Math.min(layers, model.layers) * model.heads) enough.abort();
       },
       { at: [place], signal: enough.signal },
     )
-    .catch((reason) => {
+    .catch((/** @type {any} */ reason) => {
       if (!enough.signal.aborted || signal.aborted) throw reason;
     });
   found.sort((one, other) => other.moved - one.moved || one.layer - other.layer || one.head - other.head);
@@ -66,6 +74,7 @@ async function removalAt(engine, text, place, model, signal) {
   return { ...found[0], word: plainName(model.words[best]), before: before[best] };
 }
 
+/** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} given @param {string} none @param {any} data */
 function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, after }, none, data) {
   const [where, by] = [`layer ${layer}, head ${head}`, moved.toFixed(2)];
   if (data.untrained) return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words.`;
@@ -82,7 +91,13 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
 
 // ---- by links
 
-/** The head whose strongest link between two different content words is furthest above what is usual. */
+/**
+ * The head whose strongest link between two different content words is furthest above what is usual.
+ * @param {Run} run
+ * @param {WordSpan[]} spans
+ * @param {string} none
+ * @param {any} given
+ */
 function linkByRule(run, spans, none, { untrained, little }) {
   const { flags, numbers } = contentOf(spans, little);
   /** @type {any} */
@@ -113,8 +128,15 @@ function linkByRule(run, spans, none, { untrained, little }) {
   return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${weight.toFixed(2)} ${where}${below}.` };
 }
 
-/** What a head gives to words at that distance, this pair included, and to that key from other words that may see it. */
+/**
+ * What a head gives to words at that distance, this pair included, and to that key from other words that may see it.
+ * @param {(query: number, key: number) => number} at
+ * @param {WordSpan[]} spans
+ * @param {number} query
+ * @param {number} key
+ */
 function usualOf(at, spans, query, key) {
+  /** @param {number[]} all */
   const mean = (all) => (all.length ? all.reduce((sum, x) => sum + x, 0) / all.length : 0);
   const places = spans.map((_, p) => p).filter((p) => spans[p].isWord);
   const along = places.filter((p) => spans[p + key - query]?.isWord).map((p) => at(p, p + key - query));
@@ -123,9 +145,14 @@ function usualOf(at, spans, query, key) {
   return [mean(along), mean(onKey)];
 }
 
-/** The weights of a head (T, T) between words: what pieces receive is summed, what they look at is averaged. */
+/**
+ * The weights of a head (T, T) between words: what pieces receive is summed, what they look at is averaged.
+ * @param {Float32Array} pattern
+ * @param {number} size
+ * @param {WordSpan[]} spans
+ */
 function mergedWeights(pattern, size, spans) {
-  return (q, k) => {
+  return (/** @type {number} */ q, /** @type {number} */ k) => {
     let total = 0;
     for (let i = spans[q].first; i < spans[q].last; i++)
       for (let j = spans[k].first; j < spans[k].last; j++) total += pattern[i * size + j];
@@ -135,7 +162,11 @@ function mergedWeights(pattern, size, spans) {
 
 // ---- words
 
-/** All tokens of a run as words, special ones and marks of punctuation on their own. @returns {WordSpan[]} */
+/**
+ * All tokens of a run as words, special ones and marks of punctuation on their own.
+ * @param {Run} given
+ * @returns {WordSpan[]}
+ */
 function wordSpansOf({ tokens, special, words = [] }) {
   const at = new Map(words.map(([first, last]) => [first, last]));
   const found = [];
@@ -148,7 +179,10 @@ function wordSpansOf({ tokens, special, words = [] }) {
   return found;
 }
 
-/** A token without the marks that tokenizers put on it. */
+/**
+ * A token without the marks that tokenizers put on it.
+ * @param {string} token
+ */
 function bareName(token) {
   return token.replace(/^##(?=.)/, "").replace(/^[Ġ▁]+(?=.)/, "");
 }
@@ -161,6 +195,7 @@ function bareName(token) {
 function contentOf(spans, little = { words: [], pieces: [] }) {
   const names = spans.map(({ name }) => bareName(name).toLowerCase());
   const [words, pieces] = [new Set([...little.words, "[unk]", "<unk>"]), new Set(little.pieces)];
+  /** @param {string} name */
   const apostrophe = (name) => name === "'" || name === "’";
   const small = names.map((name, i) => words.has(name) || (pieces.has(name) && names.slice(Math.max(0, i - 1), i + 2).some(apostrophe)));
   const flags = spans.map(({ isWord }, i) => isWord && !small[i]);

@@ -27,23 +27,31 @@ import { pick } from "../base/values.js";
 /** What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights. */
 export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
 
+/** @type {Record<string, any>} */
 export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
+/** @type {Record<string, any>} */
 export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
 export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
 const MOST_MASKS = 4_000_000; // in an address
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
 const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
+/** @type {Record<string, any[]>} */
 export const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
-/** @returns {PlayState} */
+/** @param {any} fields @returns {PlayState} */
 export function stateOf(fields) {
   return Object.freeze({ ...fields, edits: Object.freeze([...fields.edits]) });
 }
 
 // ---- the address
 
-/** What an address holds behind its #: only what is not as the page starts. */
+/**
+ * What an address holds behind its #: only what is not as the page starts.
+ * @param {any} state
+ * @param {any} start
+ */
 export function toHash(state, start) {
+  /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
   const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
@@ -55,13 +63,20 @@ export function toHash(state, start) {
   return all.length ? `#${put}` : "";
 }
 
-/** Whether an address has a text and says nothing of a head. */
+/**
+ * Whether an address has a text and says nothing of a head.
+ * @param {string} hash
+ */
 export function namesNoHead(hash) {
   const put = new URLSearchParams(hash.slice(1));
   return put.has("text") && !put.has("layer") && !put.has("head");
 }
 
-/** The state of an address; null where it holds none, or anything that is not one. */
+/**
+ * The state of an address; null where it holds none, or anything that is not one.
+ * @param {string} hash
+ * @param {any} start
+ */
 export function fromHash(hash, start) {
   try {
     const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
@@ -74,7 +89,9 @@ export function fromHash(hash, start) {
   }
 }
 
+/** @param {any} found @param {any} start */
 function isState(found, start) {
+  /** @param {any} value */
   const whole = (value) => Number.isInteger(value) && value >= 0;
   return Object.keys(start).every((name) => {
     const value = found[name];
@@ -90,9 +107,13 @@ function isState(found, start) {
 
 const JOINED = new WeakMap(); // edits -> the same as an address has them
 
-/** Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}. */
+/**
+ * Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}.
+ * @param {readonly Edit[]} edits
+ */
 export function joinedMasks(edits) {
   if (JOINED.has(edits)) return JOINED.get(edits);
+  /** @type {any[]} */
   const found = [];
   JOINED.set(edits, found);
   for (const edit of edits) {
@@ -110,8 +131,12 @@ export function joinedMasks(edits) {
   return found;
 }
 
-/** The same the other way, each mask once; an address with more than a page can take is none. */
+/**
+ * The same the other way, each mask once; an address with more than a page can take is none.
+ * @param {any[]} edits
+ */
 function splitMasks(edits) {
+  /** @type {[any[], Map<string, Set<number>>]} */
   const [found, known] = [[], new Map()]; // by layer and head: the masks that are there
   let read = 0;
   for (const edit of edits) {

@@ -30,6 +30,12 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  */
 
 /**
+ * What was computed of a state, and how a text is cut into tokens.
+ * @typedef {{state: PlayState, run: Run, original: Run, second: Second | null, sentence: string}} Shown
+ * @typedef {{text: string, run: Run}} Read
+ */
+
+/**
  * A part of the page.
  * @typedef {{node: HTMLElement, update: (now: Now) => void | Promise<void>, headline?: HTMLElement}} Part
  */
@@ -42,12 +48,18 @@ const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run dep
  */
 export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
+  /** @type {PlayState[]} */
   const past = []; // what undo gives back, the newest last
   let state = fromHash(location.hash, start) ?? start;
-  let shown = null; // {state, run, original, second}: the last that was computed
-  let tokens = null; // {text, run}: how a text is cut into tokens
-  let carry = null; // {text, run}: the text before, whose tokens the places in the state still are
+  /** @type {Shown | null} */
+  let shown = null; // the last that was computed
+  /** @type {Read | null} */
+  let tokens = null; // how a text is cut into tokens
+  /** @type {Read | null} */
+  let carry = null; // the text before, whose tokens the places in the state still are
+  /** @type {{key: string, run: Run | Promise<Run>}} */
   let unchanged = { key: "", run: null }; // the last run without edits
+  /** @type {[any, AbortController | null, string | null, string, any]} */
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let asked = 0; // how many states were asked for
   let given = state !== start; // by an address, and not yet known to be possible
@@ -59,7 +71,7 @@ export function playStore(data, heard) {
 
   const self = {
     data,
-    engine: null,
+    engine: /** @type {any} */ (null),
     painted: 0,
     get state() {
       return state;
@@ -90,7 +102,9 @@ export function playStore(data, heard) {
     const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
     const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // what a new text has as its own words
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
-    const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(next[name]) !== JSON.stringify(state[name]));
+    /** @type {Record<string, any>[]} */
+    const [before, after] = [state, next];
+    const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(after[name]) !== JSON.stringify(before[name]));
     if (!changed.length) return;
     if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? shown.state : state);
     if (past.length > 200) past.shift();
@@ -115,6 +129,7 @@ export function playStore(data, heard) {
     follow(RUN_FOR);
   }
 
+  /** @param {string[]} changed */
   function follow(changed) {
     asked += 1;
     if (shown) document.documentElement.dataset.qkv = "busy";
@@ -151,7 +166,11 @@ export function playStore(data, heard) {
     }
   }
 
-  /** The runs at the head that the rule has chosen. */
+  /**
+   * The runs at the head that the rule has chosen.
+   * @param {Ruled | null} own
+   * @param {AbortSignal} signal
+   */
   async function atHead(own, signal) {
     unruled = false;
     ruled.set(state.text, own);
@@ -161,7 +180,10 @@ export function playStore(data, heard) {
     return runsOf(signal);
   }
 
-  /** The run of the state, and of its text without edits. */
+  /**
+   * The run of the state, and of its text without edits.
+   * @param {AbortSignal} signal
+   */
   async function runsOf(signal) {
     model ??= await self.engine.model;
     const { text } = state;
@@ -185,7 +207,10 @@ export function playStore(data, heard) {
     return { state, run, original, second, sentence: read.text };
   }
 
-  /** What the state asks for cannot be: the last that could be stands again. */
+  /**
+   * What the state asks for cannot be: the last that could be stands again.
+   * @param {any} reason
+   */
   function failed(reason) {
     carry = null;
     const plain = given;
@@ -199,6 +224,7 @@ export function playStore(data, heard) {
     if (shown && !plain) whenDrawn();
   }
 
+  /** @param {any} found */
   function settle(found) {
     shown = { ...found, state };
     given = false;
@@ -262,7 +288,11 @@ export function playStore(data, heard) {
   return self;
 }
 
-/** Calls `open` with the door to a model (door.js), once it is there; `missing` if the page ends without one. */
+/**
+ * Calls `open` with the door to a model (door.js), once it is there; `missing` if the page ends without one.
+ * @param {(qkv: any) => void} open
+ * @param {(reason: Error) => void} missing
+ */
 function whenOpen(open, missing) {
   if (globalThis.qkv) return open(globalThis.qkv);
   window.addEventListener("qkv", () => open(globalThis.qkv), { once: true });
