@@ -98,6 +98,11 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     return Result(np.array(patterns), np.array(resid), logits, inside)
 
 
+def places(x: np.ndarray, edit: Edit) -> np.ndarray:
+    """Which rows of x an edit is of."""
+    return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
+
+
 # What takes the place of an activation, of which each row is that of a token: by op.
 CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {}
 

@@ -30,9 +30,14 @@ export function editsOf(edits, op) {
   return known.get(op) ?? [];
 }
 
-/** @param {Edit} edit */
-export function isAblation({ op }) {
-  return op === "ablate";
+/**
+ * Which part of a layer an edit changes first: its projections, its heads, or what follows them.
+ * @param {Edit} edit
+ * @returns {"projections" | "heads" | "rest"}
+ */
+export function stageOf({ op, at }) {
+  if (at === "resid_pre") return "projections";
+  return op === "ablate" || at !== undefined ? "rest" : "heads";
 }
 
 /**
@@ -80,6 +85,28 @@ export function withRows(edits, l, h, pattern) {
   const T = Math.sqrt(pattern.length);
   for (const edit of editsOf(edits, "row")) if (isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
   return pattern;
+}
+
+/**
+ * What edits put in the place of a number of an activation: by op, from the number and where it stands in a row.
+ * @type {Record<string, (number: number, column: number, edit: Edit) => number>}
+ */
+const CHANGES = {};
+
+/**
+ * An activation (T, D) of a layer, with what the edits of it put in its place.
+ * @param {Edit[]} edits
+ * @param {string} at
+ * @param {Float64Array} x
+ * @param {number} D
+ */
+export function changed(edits, at, x, D) {
+  for (const edit of edits.filter((one) => one.at === at)) {
+    x = x.slice();
+    const rows = edit.token === undefined ? [0, x.length] : [edit.token * D, (edit.token + 1) * D];
+    for (let i = rows[0]; i < rows[1]; i++) x[i] = CHANGES[edit.op](x[i], i % D, edit);
+  }
+  return x;
 }
 
 /**
