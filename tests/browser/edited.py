@@ -104,7 +104,9 @@ def places(x: np.ndarray, edit: Edit) -> np.ndarray:
 
 
 # What takes the place of an activation, of which each row is that of a token: by op.
-CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {}
+CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {
+    "add": lambda x, edit: x + np.outer(places(x, edit), edit["vector"]),
+}
 
 
 def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
@@ -118,6 +120,13 @@ def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
         "scale": {"op": "scale", "value": 0.4},
         "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
         "swap": {"op": "swap", "token": 2, "with": word},
+        "add": {
+            "op": "add",
+            "at": "resid_post",
+            "layer": 0,
+            "token": 1,
+            "vector": [*np.linspace(-1, 1, dim)],
+        },
     }
 
 

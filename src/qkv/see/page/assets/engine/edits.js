@@ -6,7 +6,7 @@
 /**
  * `means`, what "mean" stands for (D), is not written by anybody: see `withMeans` in engine.js.
  * @typedef {{op: string, means?: Float64Array, token?: number, query?: number, key?: number, layer?: number, head?: number, value?: number,
- *            weights?: number[], with?: any, at?: string}} Edit
+ *            weights?: number[], with?: any, at?: string, vector?: number[]}} Edit
  */
 
 /** @type {WeakMap<Edit[], Map<string, Edit[]>>} */
@@ -91,7 +91,7 @@ export function withRows(edits, l, h, pattern) {
  * What edits put in the place of a number of an activation: by op, from the number and where it stands in a row.
  * @type {Record<string, (number: number, column: number, edit: Edit) => number>}
  */
-const CHANGES = {};
+const CHANGES = { add: (number, column, { vector }) => number + vector[column] };
 
 /**
  * An activation (T, D) of a layer, with what the edits of it put in its place.

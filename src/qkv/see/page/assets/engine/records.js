@@ -84,6 +84,7 @@ function rulesFor(T, { sizes: { layers, heads, dim }, tokenizer: { ids } }) {
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
     output: (value) => (value === "zero" || value === "mean" ? "" : numbers(dim / heads, 'as a head gives, or "mean"')(value)),
+    vector: numbers(dim, "as vectors have"),
     entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
   };
   return (kind, value) => {
