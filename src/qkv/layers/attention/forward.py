@@ -21,11 +21,12 @@ from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, keep_heads, padded_heads, places, unpadded, unpadded_heads
+from qkv.layers.packed import of_heads, of_rows, padded_heads, places, unpadded, unpadded_heads
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
+from qkv.trace.recorder import unkept
 
 Norm = LayerNorm | RMSNorm
 
@@ -120,12 +121,12 @@ def attention_forward(
 ) -> Result:
     """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
     inputs, cu = _in_working_type(inputs), inputs.cu
-    names = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    parts = {}
-    for name, heads in names.items():
+    heads_of = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
+    keep, parts = of_heads(record, cu) or unkept, {}
+    for name, count in heads_of.items():
         x = inputs.words if name == "q" else inputs.others
-        part = split_heads(project(x, layer.parameters, f"{name}_proj"), heads)
-        parts[name] = keep_heads(record, f"hook_{name}", part, cu)
+        part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
+        parts[name] = keep(f"hook_{name}", part)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
     for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
@@ -140,7 +141,7 @@ def attention_forward(
             parts[name] = layer.rotary.rotate(parts[name], *stand)
     if norms or positions:
         for name in ("q", "k"):
-            parts[name] = keep_heads(record, f"hook_rot_{name}", parts[name], cu)
+            parts[name] = keep(f"hook_rot_{name}", parts[name])
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
     z, extra = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
@@ -151,7 +152,7 @@ def attention_forward(
             inputs, shapes, norms, positions, parts["q"], parts["k"], parts["v"], z, lse
         )
         extra = [*extra, lse] if inputs.options.get("return_lse") else extra
-    z = keep_heads(record, "hook_z", z, cu)
+    z = keep("hook_z", z)
     out = attention_out(z, layer.parameters, residual, record, cu)
     return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
@@ -348,7 +349,7 @@ def attention_out(
         each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
         added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
         given = np.stack(added, axis=-2)
-        result = keep(record, "hook_result", given, cu)
+        result = (of_rows(record, cu) or record)("hook_result", given)
         if result is not given:
             bias = parameters.get("out_proj.bias")
             total: Array = result.sum(-2)
