@@ -73,10 +73,8 @@ def varlen_attention(
         scale=scale,
         call="varlen_attention",
     )
-    out, lse = attend_rows(packed, lse=return_lse)
-    plan = packed.call.plan
-    out = rounded(out, plan.dtype)
-    return out if lse is None else (out, rounded(lse[..., 0], plan.kind))
+    found = answer_packed(packed, lse=return_lse)
+    return found if return_lse else found[0]
 
 
 def check_packed(
@@ -110,6 +108,26 @@ def check_packed(
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
     offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), needed=ranged)
     return Packed(whole, starts, key_starts, offsets)
+
+
+def in_rows(call: Call, query: Array, key: Array, value: Array, starts: Array) -> Packed:
+    """A checked call about texts `(B, ...)` as one about their packed rows `(heads, total, size)`.
+
+    `starts` are the int64 limits of the texts, for queries and keys alike, and there is no mask or
+    bias.
+    """
+    whole = call.of(query, key, value)
+    whole = whole._replace(offset=0, query_lengths=None, key_lengths=None)
+    offsets = np.full(len(starts) - 1, call.offset, np.int64)
+    return Packed(whole, starts, starts, offsets)
+
+
+def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
+    """The output `(total, Hq, dv)`, and where it is asked for the log-sum-exp `(total, Hq)`."""
+    plan = packed.call.plan
+    out, sums = attend_rows(packed, lse=lse)
+    out = rounded(out, plan.dtype)
+    return (out,) if sums is None else (out, rounded(sums[..., 0], plan.kind))
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:

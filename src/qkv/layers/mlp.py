@@ -18,10 +18,9 @@ from qkv.layers.parameters import (
     need_shape,
     parameter,
     project,
+    promoted,
     quiet,
-    result_type,
     shapes_of,
-    working,
 )
 from qkv.ops.activation import activate, activation_grad, check_activation
 from qkv.trace import Recorder, Trace
@@ -118,8 +117,7 @@ class MLP(Feed):
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
         """The forward pass, unchecked; with `save` also what the backward pass needs."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
-        x = working(x, dtype)
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):

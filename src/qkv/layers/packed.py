@@ -65,7 +65,7 @@ def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
 
 
 def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
-    """What is given heads `(..., H, T, d)` or `(H, total, d)` and keeps them as `(..., T, H, d)`."""
+    """What is given heads `(..., H, T, d)`, packed `(H, total, d)`, and keeps `(..., T, H, d)`."""
     if record is None:
         return None
     if cu is None:
