@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.ops.activation import activation_code
 from qkv.ops.kernel import kernel
-from qkv.ops.layout import as_rows, bits_type
+from qkv.ops.layout import FLOAT32, bits_type
 from qkv.ops.packing import packed, packed_size, packed_together
 
 
@@ -56,7 +56,7 @@ class Prepared:
     ) -> Callable[..., Array]:
         bits, threads, here = self.bits, self.threads, self.body
         code = 0 if activation is None else activation_code(activation, call="linear")
-        addend = None if bias is None else as_rows(bias, 1, width)
+        addend = None if bias is None else np.require(bias, FLOAT32, "CA")
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
@@ -69,9 +69,9 @@ class Prepared:
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
         """`normalize` by this weight; the result has the type of its input."""
-        threads, here, size = self.threads, self.body, len(weight)
-        factor = as_rows(weight, 1, size)
-        addend = None if bias is None else as_rows(bias, 1, size)
+        threads, here = self.threads, self.body
+        factor = np.require(weight, FLOAT32, "CA")
+        addend = None if bias is None else np.require(bias, FLOAT32, "CA")
 
         def run(x: Array) -> Array:
             y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)
