@@ -35,7 +35,7 @@ class Recorder:
             place. The run goes on with that, and that is kept.
         use: gets the name and the array of what is wanted, as it comes, and it is not kept.
 
-    >>> record = Recorder(lambda name: name.endswith("hook_z"))
+    >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
     >>> list(record.arrays), record.wants("hook_q")
     (['blocks.0.attn.hook_z'], False)
