@@ -87,8 +87,7 @@ def check_call(
     left, right = check_window(call, window, is_causal)
     needed = left is not None or right is not None or alibi_slopes is not None
     if query_lengths is not None:
-        name = "query_lengths"
-        query_lengths = check_lengths(call, name, query_lengths, plan.length, plan.lead)
+        query_lengths = check_lengths(call, "query_lengths", query_lengths, plan.length, plan.lead)
     if key_lengths is not None:
         key_lengths = check_lengths(call, "key_lengths", key_lengths, plan.keys, plan.lead)
     return Call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -110,14 +111,15 @@ def check_packed(
     return Packed(whole, starts, key_starts, offsets)
 
 
-def in_rows(call: Call, query: Array, key: Array, value: Array, starts: Array) -> Packed:
-    """A checked call about texts `(B, ...)` as one about their packed rows `(heads, total, size)`.
+def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
+    """A checked call about texts `(B, ...)`, without mask and bias, as one about packed rows.
 
-    `starts` are the int64 limits of the texts, for queries and keys alike, and there is no mask or
-    bias.
+    Args:
+        call: it.
+        rows: query, key and value, `(heads, total, size)`, which are known to fit.
+        starts: int64, where each text begins and the last one ends, for all three.
     """
-    whole = call.of(query, key, value)
-    whole = whole._replace(offset=0, query_lengths=None, key_lengths=None)
+    whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)
     return Packed(whole, starts, starts, offsets)
 

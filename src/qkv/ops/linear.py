@@ -55,7 +55,7 @@ def linear(
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
         threads, result = get_num_threads(), FLOAT32 if wide else kind
         y = np.empty((rows, width), bits_type(result))
-        added = None if bias is None else np.require(bias, FLOAT32, "CA")
+        added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
         kernel.linear(
             here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), added,
             code, _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),

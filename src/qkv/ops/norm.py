@@ -43,8 +43,8 @@ def normalize(
     if here is not None and (kind == FLOAT32 or stays_bfloat16(kind)) and size:
         y, scale = np.empty((rows, size), bits_type(kind)), np.empty(rows, np.float32)
         if bias is not None:
-            bias = np.require(bias, FLOAT32, "CA")
-        weight = np.require(weight, FLOAT32, "CA")
+            bias = np.require(bias, FLOAT32, ["C", "A"])
+        weight = np.require(weight, FLOAT32, ["C", "A"])
         x, shape = as_rows(x, rows, size, kind), x.shape
         kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)

@@ -56,7 +56,7 @@ class Prepared:
     ) -> Callable[..., Array]:
         bits, threads, here = self.bits, self.threads, self.body
         code = 0 if activation is None else activation_code(activation, call="linear")
-        addend = None if bias is None else np.require(bias, FLOAT32, "CA")
+        addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
@@ -70,8 +70,8 @@ class Prepared:
     ) -> Callable[[Array], Array]:
         """`normalize` by this weight; the result has the type of its input."""
         threads, here = self.threads, self.body
-        factor = np.require(weight, FLOAT32, "CA")
-        addend = None if bias is None else np.require(bias, FLOAT32, "CA")
+        factor = np.require(weight, FLOAT32, ["C", "A"])
+        addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array) -> Array:
             y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)

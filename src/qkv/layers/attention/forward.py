@@ -119,9 +119,9 @@ def attention_forward(
 ) -> Result:
     """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
     inputs, cu = _in_working_type(inputs), inputs.cu
-    heads_of = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
+    heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
     keep, parts = of_heads(record, cu) or unkept, {}
-    for name, count in heads_of.items():
+    for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
         part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
         parts[name] = keep(f"hook_{name}", part)
@@ -290,7 +290,7 @@ def _attend(
                 return out, extra
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
             return unpadded_heads(out, cu), rows
-    out, *extra = answer_packed(in_rows(plan, *parts, cu), lse=lse)
+    out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), extra
 
 
@@ -345,7 +345,8 @@ def attention_out(
         each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
         added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
         given = np.stack(added, axis=-2)
-        result = (of_rows(record, cu) or record)("hook_result", given)
+        keep = of_rows(record, cu) or unkept
+        result = keep("hook_result", given)
         if result is not given:
             bias = parameters.get("out_proj.bias")
             total: Array = result.sum(-2)
