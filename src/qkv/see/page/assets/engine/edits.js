@@ -36,8 +36,8 @@ export function editsOf(edits, op) {
  * @returns {"projections" | "heads" | "rest"}
  */
 export function stageOf({ op, at }) {
-  if (at === "resid_pre") return "projections";
-  return op === "ablate" || at !== undefined ? "rest" : "heads";
+  if (["resid_pre", "q", "k", "v"].includes(at)) return "projections";
+  return op === "ablate" || (at !== undefined && at !== "pattern") ? "rest" : "heads";
 }
 
 /**
@@ -74,37 +74,66 @@ export function scaleOf(edits, usual) {
   return editsOf(edits, "scale").at(-1)?.value ?? usual;
 }
 
+/** @typedef {"head" | "token" | ""} Axis */
+
 /**
- * The weights (T, T) of a head, with the rows that somebody has put in the place of the softmax's.
- * @param {Edit[]} edits
- * @param {number} l
- * @param {number} h
- * @param {Float64Array} pattern
+ * The axes of an activation in a flat array, the last side by side, by name and length.
+ * @param {string} at
+ * @param {number} T
+ * @param {{heads: number, dim: number}} sizes
+ * @returns {[Axis, number][]}
  */
-export function withRows(edits, l, h, pattern) {
-  const T = Math.sqrt(pattern.length);
-  for (const edit of editsOf(edits, "row")) if (isFor(edit, l, h)) pattern.set(edit.weights, edit.query * T);
-  return pattern;
+export function axesOf(at, T, { heads: H, dim: D }) {
+  if (at === "pattern") return [["head", H], ["token", T], ["", T]];
+  if (["q", "k", "v", "z"].includes(at)) return [["token", T], ["head", H], ["", D / H]];
+  return [["token", T], ["", D]];
 }
 
 /**
- * What edits put in the place of a number of an activation: by op, from the number and where it stands in a row.
- * @type {Record<string, (number: number, column: number, edit: Edit) => number>}
+ * Which numbers of a flat array an edit is of: those of its head and its token, or of all.
+ * @param {{head?: number, token?: number}} edit
+ * @param {[Axis, number][]} axes
  */
-const CHANGES = { add: (number, column, { vector }) => number + vector[column] };
+export function indicesOf(edit, axes) {
+  let found = [0];
+  for (const [name, size] of axes) {
+    const chosen = name && edit[name] !== undefined ? [edit[name]] : Array.from({ length: size }, (_, i) => i);
+    found = found.flatMap((i) => chosen.map((j) => i * size + j));
+  }
+  return found;
+}
 
 /**
- * An activation (T, D) of a layer, with what the edits of it put in its place.
- * @param {Edit[]} edits
+ * What an edit puts in the place of numbers of an activation: by op, from the edit and what they were.
+ * @type {Record<string, (edit: Edit, part: number[]) => ArrayLike<number>>}
+ */
+const CHANGES = {
+  row: ({ weights }) => weights,
+  add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
+};
+
+/**
+ * Where an edit changes an activation. A row is of the pattern.
+ * @param {Edit} edit
+ */
+function placeOf({ op, at, head, token, query }) {
+  return op === "row" ? { at: "pattern", head, token: query } : { at, head, token };
+}
+
+/**
+ * An activation of a layer, flat, with what its edits put in its place.
+ * @param {Edit[]} edits  of this layer
  * @param {string} at
  * @param {Float64Array} x
- * @param {number} D
+ * @param {number} T
+ * @param {Sizes} sizes
  */
-export function changed(edits, at, x, D) {
-  for (const edit of edits.filter((one) => one.at === at)) {
+export function changed(edits, at, x, T, sizes) {
+  for (const edit of edits.filter((one) => placeOf(one).at === at)) {
+    const indices = indicesOf(placeOf(edit), axesOf(at, T, sizes));
+    const values = CHANGES[edit.op](edit, indices.map((i) => x[i]));
     x = x.slice();
-    const rows = edit.token === undefined ? [0, x.length] : [edit.token * D, (edit.token + 1) * D];
-    for (let i = rows[0]; i < rows[1]; i++) x[i] = CHANGES[edit.op](x[i], i % D, edit);
+    indices.forEach((i, n) => (x[i] = values[n]));
   }
   return x;
 }

@@ -5,7 +5,7 @@
 // size of the MLP, V the vocabulary. All is computed in float64, as JavaScript's numbers are: what comes out is
 // the model's own, but for the last rounding.
 
-import { changed, editsOf, hiddenBy, scaleOf, stageOf, without, withRows } from "./edits.js";
+import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
 import { readTokenizer } from "./wordpiece.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
@@ -266,10 +266,12 @@ function embed(model, ids) {
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
+ * @param {Edit[]} edits
  * @returns {Step}
  */
-function projections(model, l, x) {
-  const [q, k, v] = ["q", "k", "v"].map((name) => project(model, `blocks.${l}.attn.${name}_proj`, x));
+function projections(model, l, x, edits) {
+  const T = x.length / model.sizes.dim;
+  const [q, k, v] = ["q", "k", "v"].map((name) => changed(edits, name, project(model, `blocks.${l}.attn.${name}_proj`, x), T, model.sizes));
   return { q, k, v }; // (T, D) -> (T, H * d), three times
 }
 
@@ -281,18 +283,22 @@ function projections(model, l, x) {
  * @param {Edit[]} edits  see edits.js
  * @returns {Step}
  */
-function attention({ sizes: { heads: H, dim: D } }, l, { q, k, v }, edits) {
+function attention({ sizes }, l, { q, k, v }, edits) {
+  const { heads: H, dim: D } = sizes;
   const T = q.length / D;
   const d = D / H;
   const scale = scaleOf(edits, 1 / Math.sqrt(d));
-  /** @type {Float64Array[][]} */
-  const [attn_scores, pattern] = [[], []];
+  /** @type {Float64Array[]} */
+  const attn_scores = [];
+  const weights = new Float64Array(H * T * T);
   const z = new Float64Array(T * D);
   for (let h = 0; h < H; h++) {
     attn_scores[h] = scoresOf(q, k, h * d, d, D, scale, hiddenBy(edits, l, h, T));
-    pattern[h] = withRows(edits, l, h, softmax(attn_scores[h], T));
-    weigh(pattern[h], v, h * d, d, D, z);
+    weights.set(softmax(attn_scores[h], T), h * T * T);
   }
+  const edited = changed(edits, "pattern", weights, T, sizes);
+  const pattern = attn_scores.map((_, h) => edited.subarray(h * T * T, (h + 1) * T * T));
+  pattern.forEach((own, h) => weigh(own, v, h * d, d, D, z));
   return { attn_scores, pattern, z }; // (T, H * d) -> H times (T, T) -> (T, H * d)
 }
 
@@ -306,15 +312,16 @@ function attention({ sizes: { heads: H, dim: D } }, l, { q, k, v }, edits) {
  * @returns {Step}
  */
 function rest(model, l, x, found, edits) {
-  const D = model.sizes.dim;
-  const z = without(editsOf(edits, "ablate"), found, model.sizes);
-  const attn_out = changed(edits, "attn_out", project(model, `blocks.${l}.attn.out_proj`, z), D); // (T, H * d) -> (T, D)
+  const { sizes } = model;
+  const T = x.length / sizes.dim;
+  const z = changed(edits, "z", without(editsOf(edits, "ablate"), found, sizes), T, sizes);
+  const attn_out = changed(edits, "attn_out", project(model, `blocks.${l}.attn.out_proj`, z), T, sizes); // (T, H * d) -> (T, D)
   const resid_mid = add(x, attn_out);
   const normed = norm(model, `blocks.${l}.norm1`, resid_mid);
   const pre = project(model, `blocks.${l}.mlp.up_proj`, normed); // (T, D) -> (T, F)
   const post = gelu(pre);
-  const mlp_out = changed(edits, "mlp_out", project(model, `blocks.${l}.mlp.down_proj`, post), D); // (T, F) -> (T, D)
-  const resid_post = changed(edits, "resid_post", add(normed, mlp_out), D);
+  const mlp_out = changed(edits, "mlp_out", project(model, `blocks.${l}.mlp.down_proj`, post), T, sizes); // (T, F) -> (T, D)
+  const resid_post = changed(edits, "resid_post", add(normed, mlp_out), T, sizes);
   const normalized_resid_post = norm(model, `blocks.${l}.norm2`, resid_post);
   return { z, attn_out, resid_mid, "ln1.normalized": normed, pre, post, mlp_out, resid_post, normalized_resid_post };
 }
@@ -340,8 +347,8 @@ export function* forward(model, memory, ids, edits) {
       return [some, JSON.stringify(some)];
     };
     const [[first, one], [middle, two], [behind, three]] = ["projections", "heads", "rest"].map(of);
-    const before = changed(first, "resid_pre", x, model.sizes.dim);
-    const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before));
+    const before = changed(first, "resid_pre", x, ids.length, model.sizes);
+    const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before, first));
     const heads = memory.keep(`heads ${qkv.key} ${two}`, () => attention(model, l, qkv, middle));
     last = memory.keep(`rest ${heads.key} ${three}`, () => rest(model, l, before, heads.z, behind));
     steps.push({ ...qkv, ...heads, ...last });
