@@ -34,10 +34,10 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
         return x.reshape(len(x), heads, -1).swapaxes(0, 1)
 
     def changed(name: str, layer: int, x: np.ndarray) -> np.ndarray:
-        """What edits of an activation put in its place, each row of x that of a token."""
+        """What edits of an activation put in its place: x (T, D), or of the pattern (H, T, T)."""
         for edit in edits:
             if (edit.get("at"), edit.get("layer")) == (name, layer):
-                x = CHANGES[edit["op"]](x.copy(), edit)
+                x = CHANGES[edit["op"]](x.copy(), edit, heads)
         return x
 
     def of(op: str) -> list[Edit]:
@@ -54,7 +54,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     for layer in range(layers):
         here = f"blocks.{layer}"
         x = changed("resid_pre", layer, x)
-        flat = {name: dense(x, f"{here}.attn.{name}_proj") for name in "qkv"}
+        flat = {name: changed(name, layer, dense(x, f"{here}.attn.{name}_proj")) for name in "qkv"}
         q, k, v = (cut(flat[name]) for name in "qkv")
         scores = q @ k.swapaxes(1, 2) * scale  # (H, T, T)
         for edit in of("hide"):
@@ -72,6 +72,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
         for edit in of("row"):
             if edit["layer"] == layer:
                 pattern[edit["head"], edit["query"]] = edit["weights"]
+        pattern = changed("pattern", layer, pattern)
         z = pattern @ v  # (H, T, d)
         for edit in of("ablate"):
             if edit["layer"] == layer:
@@ -81,7 +82,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
                     plain = run(model, ids, []).inside[layer]["z"].mean(0)
                     output = plain.reshape(heads, 1, -1)[which]
                 z[which] = output
-        z = z.swapaxes(0, 1).reshape(size, -1)  # (T, D)
+        z = changed("z", layer, z.swapaxes(0, 1).reshape(size, -1))  # (T, D)
         attn_out = changed("attn_out", layer, dense(z, f"{here}.attn.out_proj"))
         middle = norm(x + attn_out, f"{here}.norm1")
         pre = dense(middle, f"{here}.mlp.up_proj")
@@ -103,9 +104,9 @@ def places(x: np.ndarray, edit: Edit) -> np.ndarray:
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
 
-# What takes the place of an activation, of which each row is that of a token: by op.
-CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {
-    "add": lambda x, edit: x + np.outer(places(x, edit), edit["vector"]),
+# What takes the place of an activation (T, D), or of the pattern (H, T, T), by op: of x, edit, H.
+CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
+    "add": lambda x, edit, _: x + np.outer(places(x, edit), edit["vector"]),
 }
 
 

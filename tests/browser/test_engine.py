@@ -20,7 +20,7 @@ from .support import Visit
 from .texts import TEXTS
 
 TEXT = "The bank of the river was [MASK]."  # 10 tokens
-EDITS = examples(10, "money", qkv.load().dim)
+EDITS = examples(10, "money", 192)
 OTHERS: dict[str, list[Edit]] = {
     "nothing": [],
     "mask of a layer": [{"op": "mask", "query": 5, "key": 1, "layer": 2}],

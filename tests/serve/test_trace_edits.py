@@ -161,7 +161,9 @@ def scaled(model: Model, layer: int, value: float, scores: np.ndarray) -> np.nda
 
 
 def with_text(edit: Edit, array: np.ndarray) -> np.ndarray:
-    return CHANGES[edit["op"]](array[0], edit)[None]
+    """What takes the place of an activation (1, T, D) or (1, T, H, d), or of the pattern."""
+    flat = array[0] if edit["at"] == "pattern" else array[0].reshape(array.shape[1], -1)
+    return CHANGES[edit["op"]](flat, edit, array.shape[2]).reshape(array.shape)
 
 
 def with_rows(rows: list[Edit], pattern: np.ndarray) -> np.ndarray:
@@ -224,8 +226,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
     ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
-    ({"edits": [examples(7, "dog", 12)["row"]]}, "edits", ": give 8 finite numbers, one for each"),
-    ({"edits": [examples(8, "no such entry", 12)["swap"]]}, "edits", "give one entry of the vocab"),
+    (
+        {"edits": [examples(7, "dog", 12)["row"]]},
+        "edits",
+        ": give 8 finite numbers, one for each",
+    ),
+    (
+        {"edits": [examples(8, "no such entry", 12)["swap"]]},
+        "edits",
+        "give one entry of the vocab",
+    ),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3: give a list of places"),

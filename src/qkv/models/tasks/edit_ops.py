@@ -14,7 +14,8 @@ from qkv.arrays import Array, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, Change, Hidden, is_number
-from qkv.trace.names import meant
+from qkv.trace.activations import activation
+from qkv.trace.names import Parsed, meant, parse
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -28,6 +29,7 @@ class Plan:
         body: the model that runs.
         lengths: how many tokens each text has.
         prefix: what its activations are called by in front of their names.
+        first: the number that the first text has for the caller.
         hidden: what is not looked at.
         ablated: by layer and head what takes the place of what it gives.
         changes: by full names, what is done in turn to an array.
@@ -37,6 +39,7 @@ class Plan:
     body: Transformer
     lengths: Sequence[int]
     prefix: str = ""
+    first: int = 0
     hidden: list[Hidden] = field(default_factory=list)
     ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
     changes: dict[str, list[Change]] = field(default_factory=dict)
@@ -47,11 +50,47 @@ class Plan:
         """Hide a key in each text, as `Hidden` has it."""
         self.hidden += [Hidden(text, query, key, layer, head) for text in range(len(self.lengths))]
 
+    def name(self, short: str, layer: int) -> str:
+        """The full name of an activation of a layer, without the prefix."""
+        known = self.body.hook_names
+        return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
+
     def change(self, short: str, layer: int, change: Change) -> None:
         """Do this to an activation of a layer, behind what is already done to it."""
-        known = self.body.hook_names
-        name = next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
-        self.changes.setdefault(self.prefix + name, []).append(change)
+        self.changes.setdefault(self.prefix + self.name(short, layer), []).append(change)
+
+    def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
+        """The axes of the activation that a record changes in a text of so many tokens.
+
+        Of each how long it is, and which of it is changed: a head, a token, or all.
+        """
+        fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
+        axes = activation(name).axes[1:]
+        found: dict[str, tuple[int, Any]] = {}
+        sizes = shape_of(parse(name), self.body, tokens, tokens)
+        for axis, size in zip(axes, sizes, strict=True):
+            given = fields.get({"kv_head": "head", "query": "token"}.get(axis, axis))
+            if given is not None and "head" in axis and given >= size:
+                raise wrong(self.call, record, "head", f"0 to {size - 1}, as {fields['at']} has")
+            found[axis] = size, slice(None) if given is None else given
+        if "head" in fields and not {"head", "kv_head"} & found.keys():
+            raise ValueError(
+                f"{self.call}: {record.source} has a head, and {fields['at']} is of no head: leave "
+                "it out"
+            )
+        return found
+
+    def put(self, record: Record, value: Callable[[], Array]) -> None:
+        """Put what `value` gives in the place of that part: of the prompt, where one goes on."""
+        at, layer = record.fields["at"], record.fields["layer"]
+        index = tuple(chosen for _, chosen in self.part(record, 0).values())
+
+        def change(array: Array, at: At) -> Array:
+            if not at.step:
+                array[(slice(None), *index)] = value()
+            return array
+
+        self.change(at, layer, change)
 
 
 def hide(plan: Plan, record: Record) -> None:
@@ -141,6 +180,22 @@ def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
     except (TypeError, ValueError):  # lists of unlike lengths
         return False
     return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
+
+
+def shape_of(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
+    """The shape of an activation, without the axis of texts."""
+    one = activation(at.local)
+    sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
+    sizes |= {"one": 1, "D": body.dim}
+    part = at.local.rpartition(".")[0]
+    block: Any = None if at.layer is None else body.layers[at.layer]
+    if part == "mlp":
+        sizes["F"] = block.mlp.hidden
+    elif part in ("attn", "cross_attn"):
+        attn = block.attn if part == "attn" else block.cross_attn.attn
+        sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
+        sizes |= {"d": attn.d_query, "dv": attn.d_value}
+    return tuple(sizes[axis] for axis in one.axes[1:])
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:

@@ -16,12 +16,12 @@ from qkv.edits import Edits, Record, operations
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, EditedRun, is_number
-from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, wrong
+from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation
-from qkv.trace.names import Parsed, parse
+from qkv.trace.names import parse
 from qkv.trace.seq2seq import SIDES
 
 _HIDES = ("hide", "mask", "causal")  # what `Trace.changed` tells as "hide"
@@ -71,7 +71,7 @@ def fit(
         name: change if callable(change) else _array(name, change, body, counts, call)
         for name, change in named.items()
     }
-    plan = Plan(call, body, lengths, "encoder." * (written is not None))
+    plan = Plan(call, body, lengths, "encoder." * (written is not None), first)
     scales = [one for one in records if one.op == "scale"]  # the last counts, and is the last
     for one in (*(one for one in records if one.op != "scale"), *scales[-1:]):
         if one.source != "hide" and one.op in OPS:
@@ -232,7 +232,7 @@ def _array(
     at = parse(name)
     one = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, places), other = counts[at.side], counts["encoder"][1]
-    shape = (texts, *_shape(at, one, places, other if at.crosses else places))
+    shape = (texts, *shape_of(at, one, places, other if at.crosses else places))
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""
@@ -240,22 +240,6 @@ def _array(
             f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"
         )
     return array
-
-
-def _shape(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
-    """The shape of an activation, without the axis of texts."""
-    one = activation(at.local)
-    sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
-    sizes |= {"one": 1, "D": body.dim}
-    part = at.local.rpartition(".")[0]
-    block: Any = None if at.layer is None else body.layers[at.layer]
-    if part == "mlp":
-        sizes["F"] = block.mlp.hidden
-    elif part in ("attn", "cross_attn"):
-        attn = block.attn if part == "attn" else block.cross_attn.attn
-        sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
-        sizes |= {"d": attn.d_query, "dv": attn.d_value}
-    return tuple(sizes[axis] for axis in one.axes[1:])
 
 
 def check(edits: Edits, body: Transformer) -> None:

@@ -1,6 +1,7 @@
 // The edits that somebody asks for, held against the schema of the package and against a text: what each must have
 // and may have is read from schema.json, as Python reads it.
 
+import { axesOf } from "./edits.js";
 import schema from "../../../../edits/schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
@@ -43,7 +44,7 @@ function checked(edit, source, T, model) {
   const missing = names.find((name) => required.includes(name) && !(name in given));
   const unknown = Object.keys(given).find((name) => !(name in properties));
   if (missing || unknown) throw new RangeError(`${where} has ${missing ? `no ${missing}` : shown(unknown)}: ${taken(names, required)}`);
-  const right = rulesFor(T, model);
+  const right = rulesFor(given, T, model);
   for (const name of names.filter((one) => one in given)) {
     const way = right(nameOf(properties[name]), given[name]);
     if (way) throw new RangeError(`${where} has ${name} ${shown(given[name])}: give ${way}`);
@@ -66,21 +67,35 @@ function taken(names, required) {
 }
 
 /**
+ * Whether nested lists hold finite numbers of this shape.
+ * @param {any} value
+ * @param {number[]} shape
+ * @returns {boolean}
+ */
+function isArray(value, [size, ...rest]) {
+  if (size === undefined) return Number.isFinite(value);
+  return value?.length === size && Array.from(value).every((one) => isArray(one, rest));
+}
+
+/**
  * What would be right in place of a value of a kind; empty where it is right.
+ * @param {Record<string, any>} edit
  * @param {number} T
  * @param {Model} model
  * @returns {(kind: string, value: any) => string}
  */
-function rulesFor(T, { sizes: { layers, heads, dim }, tokenizer: { ids } }) {
+function rulesFor(edit, T, { sizes: { layers, heads, dim }, tokenizer: { ids } }) {
   /** @type {(count: number, what: string) => (value: any) => string} */
   const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
   /** @type {(count: number, what: string) => (value: any) => string} */
-  const numbers = (count, what) => (value) => value?.length === count && Array.from(value).every(Number.isFinite) ? "" : `${count} finite numbers, ${what}`;
+  const numbers = (count, what) => (value) => isArray(value, [count]) ? "" : `${count} finite numbers, ${what}`;
+  const axes = edit.at === undefined ? [] : axesOf(edit.at, T, { heads, dim });
+  const of = edit.at === undefined ? ["head"] : axes.map(([name]) => name);
   /** @type {Record<string, (value: any) => string>} */
   const rules = {
     token: below(T, "as the text has tokens"),
     layer: below(layers, "as the model has layers"),
-    head: below(heads, "as a layer has heads"),
+    head: (value) => (of.includes("head") ? below(heads, "as a layer has heads")(value) : `none: ${edit.at} is of no head`),
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
     output: (value) => (value === "zero" || value === "mean" ? "" : numbers(dim / heads, 'as a head gives, or "mean"')(value)),
