@@ -104,8 +104,20 @@ def places(x: np.ndarray, edit: Edit) -> np.ndarray:
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
 
+def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+    token, head = (edit.get(name, slice(None)) for name in ("token", "head"))
+    if edit["at"] == "pattern":
+        x[head, token] = edit["value"]
+    elif edit["at"] in ("q", "k", "v", "z"):
+        x.reshape(len(x), heads, -1)[token, head] = edit["value"]
+    else:
+        x[token] = edit["value"]
+    return x
+
+
 # What takes the place of an activation (T, D), or of the pattern (H, T, T), by op: of x, edit, H.
 CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
+    "set": with_value,
     "add": lambda x, edit, _: x + np.outer(places(x, edit), edit["vector"]),
 }
 
@@ -121,6 +133,13 @@ def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
         "scale": {"op": "scale", "value": 0.4},
         "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
         "swap": {"op": "swap", "token": 2, "with": word},
+        "set": {
+            "op": "set",
+            "at": "attn_out",
+            "layer": 1,
+            "token": 3,
+            "value": [*np.linspace(1, -1, dim)],
+        },
         "add": {
             "op": "add",
             "at": "resid_post",

@@ -155,6 +155,18 @@ def add(plan: Plan, record: Record) -> None:
     plan.change(fields["at"], fields["layer"], steer)
 
 
+def set_(plan: Plan, record: Record) -> None:
+    """An array takes the place of an activation, or of its part of a head or a token."""
+    for number, length in enumerate(plan.lengths, plan.first):
+        axes = plan.part(record, length).values()
+        shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
+        if not are_numbers(record.fields["value"], shape):
+            way = f"finite numbers {shape}, as text {number} has {length} tokens"
+            raise wrong(plan.call, record, "value", way)
+    value = np.asarray(record.fields["value"])
+    plan.put(record, lambda: value)
+
+
 OPS: dict[str, Callable[[Plan, Record], None]] = {
     "hide": hide,
     "mask": mask,
@@ -162,6 +174,7 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
     "ablate": ablate,
     "row": row,
     "add": add,
+    "set": set_,
     "scale": scale,
 }
 

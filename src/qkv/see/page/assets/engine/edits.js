@@ -5,8 +5,8 @@
 
 /**
  * `means`, what "mean" stands for (D), is not written by anybody: see `withMeans` in engine.js.
- * @typedef {{op: string, means?: Float64Array, token?: number, query?: number, key?: number, layer?: number, head?: number, value?: number,
- *            weights?: number[], with?: any, at?: string, vector?: number[]}} Edit
+ * @typedef {{op: string, means?: Float64Array, token?: number, query?: number, key?: number, layer?: number, head?: number, 
+ *            weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
 /** @type {WeakMap<Edit[], Map<string, Edit[]>>} */
@@ -109,6 +109,7 @@ export function indicesOf(edit, axes) {
  */
 const CHANGES = {
   row: ({ weights }) => weights,
+  set: ({ value }) => value.flat(Infinity),
   add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
 };
 

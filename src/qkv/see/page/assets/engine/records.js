@@ -99,6 +99,10 @@ function rulesFor(edit, T, { sizes: { layers, heads, dim }, tokenizer: { ids } }
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
     output: (value) => (value === "zero" || value === "mean" ? "" : numbers(dim / heads, 'as a head gives, or "mean"')(value)),
+    array: (value) => {
+      const shape = axes.filter(([name]) => !name || edit[name] === undefined).map(([, size]) => size);
+      return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;
+    },
     vector: numbers(dim, "as vectors have"),
     entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
   };
