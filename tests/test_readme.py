@@ -251,7 +251,7 @@ def test_files_that_the_architecture_names_exist() -> None:
         "src/qkv/attend/options.py": ("OPTIONS", "PACKED"),
         "src/qkv/layers/parameters.py": (
             *("checked", "need_shape", "first_parameters"),
-            *("parameter", "vectors_of", "result_type", "working", "project"),
+            *("parameter", "vectors_of", "promoted", "project"),
         ),
         "src/qkv/layers/layer.py": ("Layer", "Feed"),
         "src/qkv/layers/gradient.py": ("project_back",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
 import operator
 import sys
 from collections.abc import Iterable
@@ -140,40 +139,6 @@ def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     dtype('float32')
     """
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
-
-
-def is_frozen(array: Array) -> bool:
-    """Whether nothing can be written to `array`, not through an array that it is a view of either.
-
-    >>> weight = np.ones((2, 3))
-    >>> view = weight.T
-    >>> view.setflags(write=False)
-    >>> is_frozen(view)
-    False
-    >>> weight.setflags(write=False)
-    >>> is_frozen(view)
-    True
-    """
-    while not array.flags.writeable:
-        if array.base is None or isinstance(array.base, bytes | mmap.mmap):
-            return True
-        if not isinstance(array.base, np.ndarray):
-            return False  # the memory of another library
-        array = array.base
-    return False
-
-
-def frozen(array: Array) -> Array:
-    """`array` where it stands, from now on so that nothing can be written to it.
-
-    What comes back is a view, and NumPy lets no view of a frozen array be made writeable. Those
-    that `array` is a view of are frozen too, so they must not be the user's.
-    """
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        owner.setflags(write=False)
-        owner = owner.base
-    return array.view()
 
 
 def check_out(

@@ -75,7 +75,12 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
         z = pattern @ v  # (H, T, d)
         for edit in of("ablate"):
             if edit["layer"] == layer:
-                z[slice(None) if edit.get("head") is None else edit["head"]] = 0
+                which = slice(None) if edit.get("head") is None else edit["head"]
+                output = edit.get("with", 0)
+                if isinstance(output, str):  # "mean", over the tokens of the text as it is
+                    plain = run(model, ids, []).inside[layer]["z"].mean(0)
+                    output = plain.reshape(heads, 1, -1)[which]
+                z[which] = output
         z = z.swapaxes(0, 1).reshape(size, -1)  # (T, D)
         attn_out = changed("attn_out", layer, dense(z, f"{here}.attn.out_proj"))
         middle = norm(x + attn_out, f"{here}.norm1")
@@ -93,8 +98,15 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     return Result(np.array(patterns), np.array(resid), logits, inside)
 
 
+def places(x: np.ndarray, edit: Edit) -> np.ndarray:
+    """Which rows of x an edit is of."""
+    return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
+
+
 # What takes the place of an activation, of which each row is that of a token: by op.
-CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {}
+CHANGES: dict[str, Callable[[np.ndarray, Edit], np.ndarray]] = {
+    "add": lambda x, edit: x + np.outer(places(x, edit), edit["vector"]),
+}
 
 
 def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
@@ -108,6 +120,13 @@ def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
         "scale": {"op": "scale", "value": 0.4},
         "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
         "swap": {"op": "swap", "token": 2, "with": word},
+        "add": {
+            "op": "add",
+            "at": "resid_post",
+            "layer": 0,
+            "token": 1,
+            "vector": [*np.linspace(-1, 1, dim)],
+        },
     }
 
 

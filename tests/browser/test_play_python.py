@@ -62,7 +62,7 @@ def test_the_python_of_each_change_gives_the_numbers_of_the_page(
         own = numbers(had["trace"], had["model"].num_layers)
         agree(result, own, weights=2e-6, others=1e-4)
         np.testing.assert_array_equal(had["pattern"], own.pattern[3, 2], name)
-        assert list(had.get("ids", had["model"].tokenize(TEXT).ids)) == found["ids"], name
+        assert had["trace"].ids == found["ids"], name
         plain = result.logits if plain is None else plain
         assert name == "none" or np.abs(result.logits - plain).max() > 1e-3, name
     hostile = 'He said "no\\n" ${x} \\\' """ \U0001f600 # [MASK]'

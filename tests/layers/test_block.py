@@ -261,7 +261,7 @@ def test_weights_are_not_computed_unless_wanted(monkeypatch: pytest.MonkeyPatch)
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the scores were computed")
 
-    monkeypatch.setattr(module, "trace_call", never)
+    monkeypatch.setattr(module, "scores_and_weights", never)
     block = block_of(False)
     record = Recorder(lambda name: name.endswith("hook_q"))
     block(numbers(3, 8), record=record)

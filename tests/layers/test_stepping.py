@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.arrays import frozen
 from qkv.layers import RMSNorm, Rotary
 from qkv.layers.stepping import steps_for
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
 from qkv.ops.kernel import body, kernel
+from qkv.ops.packing import frozen
 from qkv.ops.threads import get_num_threads, set_num_threads
 
 if kernel is None:

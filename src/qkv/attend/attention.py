@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, check_out
 from qkv.attend.call import Call, check_call, narrow, rounded
-from qkv.attend.formula import formula, weigh, weights_of
+from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import grouped
 from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import answer
@@ -177,6 +177,26 @@ def _real(call: Call) -> Array:
 
 def trace_call(call: Call) -> Trace:
     """The trace of a checked call."""
+    plan, steps = call.plan, _steps(call)
+    kinds = {"out": plan.dtype}
+    return Trace(
+        {
+            name: rounded(plan.ungrouped(array), kinds.get(name, plan.kind))
+            for name, array in steps._asdict().items()
+            if name != "lse"
+        }
+    )
+
+
+def scores_and_weights(call: Call) -> tuple[Array, Array]:
+    """Those of the trace of a checked call, both `(*lead, Hq, L, S)`."""
+    plan, steps = call.plan, _steps(call)
+    scores, weights = plan.ungrouped(steps.scores), plan.ungrouped(steps.pattern)
+    return rounded(scores, plan.kind), rounded(weights, plan.kind)
+
+
+def _steps(call: Call) -> Steps:
+    """What a checked call goes through."""
     plan, wide = call.plan, grouped(call)
     i, j = slice(0, plan.length), slice(0, plan.keys)
     bias = None if wide.bias is None else narrow(wide.bias, plan.kind)
@@ -184,7 +204,7 @@ def trace_call(call: Call) -> Trace:
         distance = wide.visibility.distance((), i, j).astype(plan.kind)
         bias = (0 if bias is None else bias) - wide.slopes * distance
     with one_blas_thread():
-        steps = formula(
+        return formula(
             wide.query,
             wide.key,
             wide.value,
@@ -195,11 +215,3 @@ def trace_call(call: Call) -> Trace:
             visible=wide.visibility.block((), (), i, j),
             sinks=wide.sinks,
         )
-    kinds = {"out": plan.dtype}
-    return Trace(
-        {
-            name: rounded(plan.ungrouped(array), kinds.get(name, plan.kind))
-            for name, array in steps._asdict().items()
-            if name != "lse"
-        }
-    )

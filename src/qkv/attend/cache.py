@@ -67,10 +67,10 @@ class KVCache:
         new.append(as_array(value, call="KVCache.append", name="value"))
         check_types("KVCache.append", {"key": new[0].dtype, "value": new[1].dtype})
         self._check_shapes(*new)
-        real = check_lengths(
-            "KVCache.append", "lengths", lengths, new[0].shape[-2], new[0].shape[:-3]
-        )
-        return self._put(new[0], new[1], real)
+        if lengths is not None:
+            *lead, _, count, _ = new[0].shape
+            lengths = check_lengths("KVCache.append", "lengths", lengths, count, tuple(lead))
+        return self._put(new[0], new[1], lengths)
 
     def _put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
         if not self._arrays:

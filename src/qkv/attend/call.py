@@ -86,6 +86,10 @@ def check_call(
     plan = plan_of(call, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype)
     left, right = check_window(call, window, is_causal)
     needed = left is not None or right is not None or alibi_slopes is not None
+    if query_lengths is not None:
+        query_lengths = check_lengths(call, "query_lengths", query_lengths, plan.length, plan.lead)
+    if key_lengths is not None:
+        key_lengths = check_lengths(call, "key_lengths", key_lengths, plan.keys, plan.lead)
     return Call(
         plan,
         query,
@@ -96,8 +100,8 @@ def check_call(
         None if alibi_slopes is None else _per_head(call, "alibi_slopes", alibi_slopes, plan),
         None if sinks is None else _per_head(call, "sinks", sinks, plan),
         check_offset(call, q_offset, plan.length, plan.keys, plan.lead, needed=needed),
-        check_lengths(call, "query_lengths", query_lengths, plan.length, plan.lead),
-        check_lengths(call, "key_lengths", key_lengths, plan.keys, plan.lead),
+        query_lengths,
+        key_lengths,
         left,
         right,
         check_softcap(call, softcap),

@@ -127,11 +127,12 @@ def _arguments_packed(
     chosen: int, packed: Packed, out: Array, lse: Array | None, *more: Any
 ) -> Any:
     """The same of packed rows."""
-    call = packed.call
+    call, arrays = packed.call, [*map(_readable, packed.rows), out]
+    if is_bfloat16(call.plan.dtype):
+        arrays = [bits(x) for x in arrays]
     return (
         chosen,
-        *(bits(_readable(x)) for x in packed.rows),
-        bits(out),
+        *arrays,
         lse,
         packed.starts,
         packed.key_starts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -73,10 +74,8 @@ def varlen_attention(
         scale=scale,
         call="varlen_attention",
     )
-    out, lse = attend_rows(packed, lse=return_lse)
-    plan = packed.call.plan
-    out = rounded(out, plan.dtype)
-    return out if lse is None else (out, rounded(lse[..., 0], plan.kind))
+    found = answer_packed(packed, lse=return_lse)
+    return found if return_lse else found[0]
 
 
 def check_packed(
@@ -110,6 +109,27 @@ def check_packed(
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
     offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), needed=ranged)
     return Packed(whole, starts, key_starts, offsets)
+
+
+def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
+    """A checked call about texts `(B, ...)`, without mask and bias, as one about packed rows.
+
+    Args:
+        call: it.
+        rows: query, key and value, `(heads, total, size)`, which are known to fit.
+        starts: int64, where each text begins and the last one ends, for all three.
+    """
+    whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
+    offsets = np.full(len(starts) - 1, call.offset, np.int64)
+    return Packed(whole, starts, starts, offsets)
+
+
+def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
+    """The output `(total, Hq, dv)`, and where it is asked for the log-sum-exp `(total, Hq)`."""
+    plan = packed.call.plan
+    out, sums = attend_rows(packed, lse=lse)
+    out = rounded(out, plan.dtype)
+    return (out,) if sums is None else (out, rounded(sums[..., 0], plan.kind))
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:

@@ -153,12 +153,8 @@ def check_offset(
     return found if lead else int(found)
 
 
-def check_lengths(
-    call: str, name: str, lengths: Any, most: int, lead: tuple[int, ...]
-) -> Array | None:
-    """Lengths of the rows `(*lead,)`, each from 0 to `most`; None where none were given."""
-    if lengths is None:
-        return None
+def check_lengths(call: str, name: str, lengths: Any, most: int, lead: tuple[int, ...]) -> Array:
+    """Lengths of the rows `(*lead,)`, each from 0 to `most`."""
     found = check_per_row(call, name, lengths, lead)
     wrong = (found < 0) | (found > most)
     if wrong.any():

@@ -14,6 +14,7 @@ from qkv.circuits.checks import Logit, check_logit, check_words
 from qkv.circuits.lens import handed_on
 from qkv.models.model import Model
 from qkv.trace import Trace
+from qkv.trace.activations import short_name
 
 PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
@@ -202,7 +203,7 @@ def _pair(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: st
     model = check_words(model, call)
     if at not in (*PLACES, *HEADS):
         raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join((*PLACES, *HEADS))}")
-    if any(not any(_is(hook, at) for hook in layer.hooks) for layer in model.layers):
+    if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(f"{call}: at is {at!r}, and a layer of {model.name} has none")
     last = handed_on(model, model.num_layers - 1)[0]
     layers = range(model.num_layers)
@@ -222,10 +223,6 @@ def _pair(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: st
         )
     chosen = metric if callable(metric) else check_logit(metric, model, one, call, "metric")
     return _Pair(model, at, runs[0], runs[1], chosen, call)
-
-
-def _is(hook: str, at: str) -> bool:
-    return hook.rpartition(".")[2] == f"hook_{at}"
 
 
 def _by_place(pair: _Pair, layer: int) -> Array:

@@ -17,10 +17,11 @@ from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.gradient import Gradient, need_single, part_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
-from qkv.layers.packed import inside, keep
+from qkv.layers.packed import of_rows
 from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
 from qkv.layers.scale import LayerScale
 from qkv.trace import Recorder, Trace
+from qkv.trace.recorder import unkept
 
 
 class BlockSaved(NamedTuple):
@@ -252,15 +253,18 @@ class Block:
         given: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
         if "cross_attn" in self._parts:
             given["cross_attn"] = {one: options.get(one) for one in ("cache", "lengths", "top_k")}
+        rows = of_rows(record, cu)
+        keep = rows or unkept
         for name, more in given.items():
-            more["record"] = inside(record, name, cu if name == "mlp" else None)
+            told = rows if name == "mlp" else record  # attention shapes what it records itself
+            more["record"] = told and told.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
             """What the norm of this name gives, if there is one."""
             if name not in self._parts:
                 return array
-            called = inside(record, self._norm_names.get(name, name), cu)
-            array, saved = self._parts[name].run(array, record=called)
+            told = rows and rows.under(f"{self._norm_names.get(name, name)}.")
+            array, saved = self._parts[name].run(array, record=told)
             parts.update({name: saved} if save else {})
             return array
 
@@ -274,14 +278,14 @@ class Block:
                 out, saved = part.run(array, save=save, **more)
                 for one in follows:
                     out = normed(one, out)
-                out = residual + keep(record, hook, out, cu)
+                out = residual + keep(hook, out)
             else:
                 out, saved = part.run(array, residual=residual, save=save, **more)
             parts.update({name: saved} if save else {})
             return out
 
         shape = x.shape
-        x = came = read = keep(record, "hook_resid_pre", x, cu)
+        x = came = read = keep("hook_resid_pre", x)
         for name, (norm, last, hook) in self._added:
             if self.post_norm:
                 read = x
@@ -291,13 +295,13 @@ class Block:
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
-                x = keep(record, hook, x, cu)
+                x = keep(hook, x)
             if self.post_norm:
                 x = normed(norm, x)
         if self.mlp is None:
-            x = keep(record, "hook_resid_post", x, cu)
+            x = keep("hook_resid_post", x)
         elif self.post_norm and not (record and record.again(_AFTER, "ln2.hook_normalized")):
-            x = keep(record, _AFTER, x, cu)
+            x = keep(_AFTER, x)
         return x.astype(dtype, copy=False), BlockSaved(parts, shape, dtype)
 
     @property
@@ -337,19 +341,20 @@ class Block:
         found: dict[str, Array] = {}
         options: dict[str, Array] = {}
         total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
-        cu = saved.parts["attn"].inputs.cu
+        rows = of_rows(record, saved.parts["attn"].inputs.cu)
+        keep = rows or unkept
 
         def through(part: str | None, grad: Array) -> Array:
             """From the gradient of what a part gave to that of what it was given."""
             if part is None or part not in self._parts:
                 return grad
-            called = self._norm_names.get(part, part)
-            inner = inside(record, called, None if part == "attn" else cu)
+            told = record if part == "attn" else rows
+            inner = told and told.under(f"{self._norm_names.get(part, part)}.")
             back = part_back(self._parts[part], grad, saved.parts[part], part, found, inner)
             options.update(back.options)
             return back.x
 
-        keep(record, _AFTER if self.post_norm else "hook_resid_post", total, cu)
+        keep(_AFTER if self.post_norm else "hook_resid_post", total)
         given, shared = total, None
         for name, (norm, last, hook) in reversed(self._added):
             if self.post_norm:
@@ -357,7 +362,7 @@ class Block:
             if not self.parallel:
                 given = total
             for one in [*([hook] if hook else []), f"hook_{name}_out"]:
-                keep(record, one, given, cu)
+                keep(one, given)
             if self.post_norm:
                 total = total + through(name, total)
                 continue
@@ -369,7 +374,7 @@ class Block:
                 shared = read  # of what the attention reads too
                 continue
             total = total + through(norm, read if shared is None else read + shared)
-        keep(record, "hook_resid_pre", total, cu)
+        keep("hook_resid_pre", total)
         return Gradient(total, found, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:

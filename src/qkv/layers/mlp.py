@@ -18,13 +18,13 @@ from qkv.layers.parameters import (
     need_shape,
     parameter,
     project,
+    promoted,
     quiet,
-    result_type,
     shapes_of,
-    working,
 )
 from qkv.ops.activation import activate, activation_grad, check_activation
 from qkv.trace import Recorder, Trace
+from qkv.trace.recorder import unkept
 
 
 class MLPSaved(NamedTuple):
@@ -117,26 +117,23 @@ class MLP(Feed):
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
         """The forward pass, unchecked; with `save` also what the backward pass needs."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
-        x = working(x, dtype)
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         first = "gate_proj" if self.gated else "up_proj"
-        saved = None
+        saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
-            pre = project(x, self.parameters, first)
-            pre = pre if record is None else record("hook_pre", pre)
+            pre = keep("hook_pre", project(x, self.parameters, first))
             gate = up = None
             hidden = activate(pre, self.activation)  # (..., T, F)
             if self.gated:
-                gate, up = hidden, project(x, self.parameters, "up_proj")
-                up = up if record is None else record("hook_pre_linear", up)
+                gate = hidden
+                up = keep("hook_pre_linear", project(x, self.parameters, "up_proj"))
                 hidden = gate * up
             saved = MLPSaved(x, pre, hidden, gate, up) if save else None
         else:
             hidden = project(x, self.parameters, first, activation=self.activation)
             if self.gated:
                 hidden = project(x, self.parameters, "up_proj", gate=hidden)
-        if record is not None:
-            hidden = record("hook_post", hidden)
+        hidden = keep("hook_post", hidden)
         out = project(hidden, self.parameters, "down_proj", residual=residual)
         return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
 
@@ -163,16 +160,16 @@ class MLP(Feed):
         x, pre, hidden, gate, up = saved
         grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
         change = project_back(hidden, self.parameters, "down_proj", grad, found)
-        record = record or Recorder(lambda _: False)
-        record("hook_post", change)
+        keep = record or unkept
+        keep("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
             first, linear = "gate_proj", change * gate
-            record("hook_pre_linear", linear)
+            keep("hook_pre_linear", linear)
             grad_x = project_back(x, self.parameters, "up_proj", linear, found)
             change = change * up
         change = activation_grad(pre, change, self.activation)
-        record("hook_pre", change)
+        keep("hook_pre", change)
         more = project_back(x, self.parameters, first, change, found)
         return Gradient(more if grad_x is None else more + grad_x, found)
 

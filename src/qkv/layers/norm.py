@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, compute_type, float_type, whole_number
 from qkv.layers.gradient import Gradient, upstream
 from qkv.layers.layer import Layer
-from qkv.layers.parameters import checked, need_shape, quiet, result_type, working
+from qkv.layers.parameters import checked, need_shape, promoted, quiet
 from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 
@@ -53,9 +53,8 @@ class _Norm(Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
         """The forward pass, unchecked, and what the backward pass needs, with or without `save`."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
-        x = working(x, dtype)
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out = out.astype(dtype, copy=False)
         if record is not None:

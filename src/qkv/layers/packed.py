@@ -9,7 +9,6 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace import Recorder
-from qkv.trace.recorder import Change
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
@@ -58,27 +57,26 @@ def _alike(cu: Array) -> bool:
     return len(lengths) > 0 and lengths.min() == lengths.max() > 0
 
 
-def inside(record: Recorder | None, part: str, cu: Array | None) -> Recorder | None:
-    """What a part records to, under its name; of packed rows as `(B, T, ...)`."""
+def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
+    """What is given packed rows `(total, ...)` and keeps them as `(B, T, ...)`."""
+    if record is None or cu is None:
+        return record
+    return record.under("", partial(padded, cu=cu), partial(unpadded, cu=cu))
+
+
+def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
+    """What is given heads `(..., H, T, d)`, packed `(H, total, d)`, and keeps `(..., T, H, d)`."""
     if record is None:
         return None
-    return record.under(f"{part}.") if cu is None else record.under(f"{part}.", *_ways(cu))
+    if cu is None:
+        return record.under("", _heads_last, _heads_last)
+    return record.under(
+        "",
+        lambda heads: padded(_heads_last(heads), cu),
+        lambda whole: _heads_last(unpadded(whole, cu)),
+    )
 
 
-def keep(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
-    """Record an array, of packed rows as `(B, T, ...)`: gives what the run goes on with."""
-    if record is None:
-        return array
-    return record(name, array) if cu is None else record(name, array, *_ways(cu))
-
-
-def keep_heads(record: Recorder | None, name: str, array: Array, cu: Array | None) -> Array:
-    """The same of heads `(..., H, T, d)`, which are recorded as `(B, T, H, d)`."""
-    if record is None or not record.wants(name):
-        return array
-    return np.swapaxes(keep(record, name, np.swapaxes(array, -3, -2), cu), -3, -2)
-
-
-def _ways(cu: Array) -> tuple[Change, Change]:
-    """From packed rows to `(B, T, ...)`, and back."""
-    return partial(padded, cu=cu), partial(unpadded, cu=cu)
+def _heads_last(heads: Array) -> Array:
+    """`(..., H, T, d)` as `(..., T, H, d)`, and back."""
+    return np.swapaxes(heads, -3, -2)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, native
-from qkv.ops.layout import narrowed, stays_bfloat16
+from qkv.ops.layout import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import linear
 
 # What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
@@ -105,6 +105,14 @@ def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, cal
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
 
+def promoted(
+    x: Array, parameters: Mapping[str, Array], *, call: str
+) -> tuple[Array, np.dtype[Any]]:
+    """`x` in the type that a layer works in, and the type of what the layer returns."""
+    dtype = result_type([x], parameters, call=call)
+    return working(x, dtype), dtype
+
+
 def project(
     x: Array,
     parameters: Mapping[str, Array],
@@ -126,9 +134,9 @@ def project(
 
 def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
     """`x` in bfloat16 where all the parameters of a part are, else as it is."""
-    arrays = list(parameters.values())
-    alike = all(array.dtype == arrays[0].dtype for array in arrays)
-    return narrowed(x, arrays[0]) if alike else x
+    first, *others = parameters.values()
+    alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
+    return narrowed(x, first) if alike else x
 
 
 def is_wide(residual: Array | None) -> bool:

@@ -13,7 +13,7 @@ from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.layers.gradient import Gradient, project_back, upstream
 from qkv.layers.layer import Feed
-from qkv.layers.parameters import is_wide, project, quiet, result_type, working
+from qkv.layers.parameters import is_wide, project, promoted, quiet
 from qkv.trace import Recorder
 
 
@@ -72,8 +72,8 @@ class Routed(Feed, ABC):
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
         """The forward pass, unchecked, and what the backward pass needs."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
-        rows = working(x, dtype).reshape(-1, self.dim)  # (rows, D)
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        rows = x.reshape(-1, self.dim)  # (rows, D)
         chosen, weights, chances = self._route(rows)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, float_type, whole_number
 from qkv.layers.gradient import Gradient, upstream
 from qkv.layers.layer import Layer
-from qkv.layers.parameters import checked, parameter, quiet, result_type, working
+from qkv.layers.parameters import checked, parameter, promoted, quiet
 from qkv.trace import Recorder
 
 
@@ -62,8 +62,7 @@ class LayerScale(Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
         """The forward pass, unchecked, and what the backward pass needs, with or without `save`."""
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
-        x = working(x, dtype)
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)
 

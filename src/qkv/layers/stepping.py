@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type, is_frozen
+from qkv.arrays import Array, compute_type
 from qkv.attend import native
 from qkv.attend.cache import KVCache, put
 from qkv.attend.plan import takes
@@ -23,6 +23,7 @@ from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.layers.parameters import quiet
 from qkv.ops.kernel import body
 from qkv.ops.layout import stays_bfloat16
+from qkv.ops.packing import is_frozen
 from qkv.ops.prepared import Prepared
 from qkv.ops.threads import get_num_threads
 

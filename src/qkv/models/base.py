@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, frozen, whole_number
+from qkv.arrays import Array, whole_number
 from qkv.edits import Edits
 from qkv.layers import Block
 from qkv.models.elsewhere import ELSEWHERE
@@ -32,6 +32,7 @@ from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
 from qkv.models.tasks.layout import Layout
 from qkv.models.tasks.streams import parts
 from qkv.models.tasks.truncation import MOST, Truncator
+from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts

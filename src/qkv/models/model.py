@@ -236,7 +236,7 @@ class Model(ComparingModel):
         [40, 40, 20]
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
-        self._keeping("trace_stream", **kept)
+        self._keeping("trace_stream", self._body.hook_names, **kept)
         edits = edits_of(edit, ablate, hide, call="trace_stream")
         check(edits, self._body)
         absent = {hide_value(one) for one in edits.records if one.source == "hide"}
@@ -259,14 +259,16 @@ class Model(ComparingModel):
 
         return traces()
 
-    def _keeping(self, call: str, logits: bool = False, **kept: Any) -> Callable[[str], bool]:
-        """Says of each name whether a trace keeps it, once it is known that it may."""
+    def _keeping(
+        self, call: str, known: Sequence[str], logits: bool = False, **kept: Any
+    ) -> Callable[[str], bool]:
+        """Says of each known name whether a trace keeps it, once it is known that it may."""
         if logits:
             self._need_words(call)
             if not self.continues:
                 wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
                 raise ValueError(f"{call}: {self.name} gives logits where it writes: {wanted}")
-        return names_to_keep(self._body.hook_names, call=call, **kept)
+        return names_to_keep(known, call=call, **kept)
 
     def _trace(
         self,
@@ -279,11 +281,11 @@ class Model(ComparingModel):
         absent: set[Any] | None = None,
     ) -> Trace:
         """The trace of texts, which errors count from `first`; `absent` is as for `fit`."""
-        call = edits.call
-        keep = self._keeping(call, **kept)
+        call, known = edits.call, self._body.hook_names
+        keep = self._keeping(call, known, **kept)
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
-        stop = None if kept["logits"] else layers_to_run(self._body.hook_names, keep)
+        stop = None if kept["logits"] else layers_to_run(known, keep)
         single, batch = self._texts(texts, call, first)
         batch = self._swapped(edits, batch, first)
         edited = self._fit_with_means(

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, frozen, is_float
+from qkv.arrays import Array, as_array, is_float
+from qkv.ops.packing import frozen
 
 
 class Parameters(MutableMapping[str, Array]):

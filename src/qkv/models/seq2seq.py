@@ -24,7 +24,7 @@ from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation
-from qkv.trace.names import parse
+from qkv.trace.names import parse, side_of
 from qkv.trace.recorder import kept_unasked
 
 
@@ -204,9 +204,9 @@ class Seq2SeqModel(Model):
         real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
         layout, longest = layout_of(range(len(batch)), batch), max(map(len, batch))
         names = self._body.pair_hook_names
-        write_to = None if logits else layers_to_run(names, keep, "decoder.")
+        write_to = None if logits else layers_to_run(names, keep, "decoder")
         # a layer of the decoder looks at all that the encoder gives
-        read_to = layers_to_run(names, keep, "encoder.") if write_to == 0 else None
+        read_to = layers_to_run(names, keep, "encoder") if write_to == 0 else None
         edited = edited.averaged(
             sum(map(len, batch)), lambda make: self._run(batch, record=make(layout))
         )
@@ -234,7 +234,7 @@ class Seq2SeqModel(Model):
             is_own = "token" in one.axes and not (at.crosses and one.of_keys)
             if at.side == "decoder" and is_own:
                 array[~real] = 0  # computed on the way, and nobody's
-            parts["cross" if at.crosses else at.side][name.removeprefix(f"{at.side}.")] = array
+            parts["cross" if at.crosses else at.side][side_of(name)[1]] = array
         asked, body = edited.asked, self._body
         across = {} if visible is None else {"attn_mask": visible}
         return Seq2SeqTrace(

@@ -67,16 +67,17 @@ def check_activation(name: str, *, call: str) -> None:
         )
 
 
-def activation_code(name: str | None) -> int:
-    """The number that the kernel knows an activation by; 0 for none."""
-    return 0 if name is None else ACTIVATIONS[name].code
+def activation_code(name: str, *, call: str) -> int:
+    """The number that the kernel knows an activation by; 0 is that of none."""
+    check_activation(name, call=call)
+    return ACTIVATIONS[name].code
 
 
 def _map(here: int, name: str, x: Array, grad: Array | None) -> Array:
     """The activation of `x` in the kernel, or with `grad` its gradient."""
     x = contiguous(x)
     y, grad = np.empty_like(x), None if grad is None else contiguous(grad)
-    kernel.map(here, activation_code(name), x, grad, y, get_num_threads())
+    kernel.map(here, ACTIVATIONS[name].code, x, grad, y, get_num_threads())
     return y
 
 

@@ -74,6 +74,12 @@ def bits(array: Array) -> Array:
 
 
 @functools.cache
+def bits_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that the kernel knows numbers of `dtype` by."""
+    return np.dtype(np.uint16) if is_bfloat16(dtype) else dtype
+
+
+@functools.cache
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Whether it is bfloat16, in any byte order."""
     return dtype.name == "bfloat16"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, is_float, native
-from qkv.ops.activation import activate_in_numpy, activation_code, check_activation
+from qkv.ops.activation import activate_in_numpy, activation_code
 from qkv.ops.kernel import body, kernel
-from qkv.ops.layout import FLOAT32, as_rows, bits, body_for, working
+from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, working
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import get_num_threads, run_all
 
@@ -47,22 +47,21 @@ def linear(
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
     """
-    if activation is not None:
-        check_activation(activation, call="linear")
+    code = 0 if activation is None else activation_code(activation, call="linear")
     here, kind = body(), _product_type(x.dtype, weight.dtype)
     fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy has an error for it
     if here is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
         threads, result = get_num_threads(), FLOAT32 if wide else kind
-        y = np.empty((rows, width), result)
-        added = None if bias is None else as_rows(bias, 1, width)
+        y = np.empty((rows, width), bits_type(result))
+        added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
         kernel.linear(
             here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), added,
-            activation_code(activation), _rows_of_result(gate, shape, result),
-            _rows_of_result(residual, shape, result), bits(y), threads,
+            code, _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
+            y, threads,
         )  # fmt: skip
-        return y.reshape(shape)
+        return y.view(result).reshape(shape)
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)

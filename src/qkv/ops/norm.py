@@ -8,7 +8,15 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.ops.kernel import body, kernel
-from qkv.ops.layout import FLOAT32, as_rows, bits, body_for, contiguous, stays_bfloat16, working
+from qkv.ops.layout import (
+    FLOAT32,
+    as_rows,
+    bits_type,
+    body_for,
+    contiguous,
+    stays_bfloat16,
+    working,
+)
 from qkv.ops.threads import get_num_threads
 
 
@@ -33,13 +41,13 @@ def normalize(
     here, kind = body(), x.dtype
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     if here is not None and (kind == FLOAT32 or stays_bfloat16(kind)) and size:
-        y, scale = np.empty((rows, size), kind), np.empty(rows, np.float32)
+        y, scale = np.empty((rows, size), bits_type(kind)), np.empty(rows, np.float32)
         if bias is not None:
-            bias = as_rows(bias, 1, size)
-        weight = as_rows(weight, 1, size)
+            bias = np.require(bias, FLOAT32, ["C", "A"])
+        weight = np.require(weight, FLOAT32, ["C", "A"])
         x, shape = as_rows(x, rows, size, kind), x.shape
-        kernel.norm(here, x, weight, bias, eps, centred, bits(y), scale, get_num_threads())
-        return y.reshape(shape), scale.reshape(*shape[:-1], 1)
+        kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
+        return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
         # The variance is that of what is centred: the mean of the squares less the square of
         # the mean would lose every digit where the mean is large.

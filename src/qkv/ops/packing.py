@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, is_frozen
+from qkv.arrays import Array
 from qkv.ops.kernel import kernel
 from qkv.ops.layout import bits
 from qkv.ops.threads import lock
 
 # Packed weights by identity, body and type, each for as long as the weight itself lives.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
+
+
+def is_frozen(array: Array) -> bool:
+    """Whether nothing can be written to `array`, not through an array that it is a view of either.
+
+    >>> weight = np.ones((2, 3))
+    >>> view = weight.T
+    >>> view.setflags(write=False)
+    >>> is_frozen(view)
+    False
+    >>> weight.setflags(write=False)
+    >>> is_frozen(view)
+    True
+    """
+    while not array.flags.writeable:
+        if array.base is None or isinstance(array.base, bytes | mmap.mmap):
+            return True
+        if not isinstance(array.base, np.ndarray):
+            return False  # the memory of another library
+        array = array.base
+    return False
+
+
+def frozen(array: Array) -> Array:
+    """`array` where it stands, from now on so that nothing can be written to it.
+
+    What comes back is a view, and NumPy lets no view of a frozen array be made writeable. Those
+    that `array` is a view of are frozen too, so they must not be the user's.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner.setflags(write=False)
+        owner = owner.base
+    return array.view()
 
 
 def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:

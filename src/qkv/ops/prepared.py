@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.ops.activation import activation_code
 from qkv.ops.kernel import kernel
-from qkv.ops.layout import FLOAT32, as_rows, is_bfloat16
+from qkv.ops.layout import FLOAT32, bits_type
 from qkv.ops.packing import packed, packed_size, packed_together
 
 
@@ -28,7 +28,7 @@ class Prepared:
 
     def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
         self.body, self.kind, self.threads = body, kind, threads
-        self.bits = np.dtype(np.uint16) if is_bfloat16(kind) else FLOAT32
+        self.bits = bits_type(kind)
 
     def handed(self, x: Array) -> Array:
         """Numbers as products take them."""
@@ -54,8 +54,9 @@ class Prepared:
     def _product(
         self, weights: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
-        bits, threads, here, code = self.bits, self.threads, self.body, activation_code(activation)
-        addend = None if bias is None else as_rows(bias, 1, width)
+        bits, threads, here = self.bits, self.threads, self.body
+        code = 0 if activation is None else activation_code(activation, call="linear")
+        addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
@@ -68,9 +69,9 @@ class Prepared:
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
         """`normalize` by this weight; the result has the type of its input."""
-        threads, here, size = self.threads, self.body, len(weight)
-        factor = as_rows(weight, 1, size)
-        addend = None if bias is None else as_rows(bias, 1, size)
+        threads, here = self.threads, self.body
+        factor = np.require(weight, FLOAT32, ["C", "A"])
+        addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array) -> Array:
             y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank and before
@@ -27,9 +28,9 @@ class Masked:
     starts: list[int]
     mask: str
 
-    def given(self, start: int, end: int) -> tuple[int, int]:
-        """Which characters of the given text `text[start:end]` stands for."""
-        return self._given(start, 0), self._given(end, 1)
+    def given(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Which characters of the given text each `text[start:end]` stands for."""
+        return [(self._given(start, 0), self._given(end, 1)) for start, end in spans]
 
     def _given(self, place: int, side: int) -> int:
         """A place of `text` in the given text; inside a mask token the start or end of its gap."""
@@ -46,8 +47,8 @@ def masked(text: str, mask: str | None) -> Masked:
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'
     >>> found = masked("snake_case ___ [mask]", "<mask>")
-    >>> found.text, found.given(11, 17)
-    ('snake_case <mask> <mask>', (11, 14))
+    >>> found.text, found.given([(11, 17)])
+    ('snake_case <mask> <mask>', [(11, 14)])
     """
     if mask is None:
         return Masked(text, [], [], "")

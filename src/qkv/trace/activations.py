@@ -65,6 +65,7 @@ TABLE = {
     "logits": Activation(("text", "token", "V")),
 }
 ALIASES = {alias: name for name, one in TABLE.items() for alias in one.aliases}
+WEIGHTS = SCORES, PATTERN = tuple(f"hook_{name}" for name, one in TABLE.items() if one.is_weights)
 SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
 
 

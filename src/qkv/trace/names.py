@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from qkv.arrays import is_whole_number
-from qkv.trace.activations import ALIASES, activation
+from qkv.trace.activations import ALIASES, activation, short_name
 
 # The parts of a block as TransformerLens also calls them.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
@@ -32,6 +32,11 @@ class Parsed(NamedTuple):
     def crosses(self) -> bool:
         """Whether it is of attention that looks at the other text."""
         return self.local.startswith("cross_attn.")
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is of the final norm, which follows the last layer."""
+        return self.local.startswith("ln_final.")
 
 
 def meant(name: object, num_layers: int) -> list[str]:
@@ -94,6 +99,36 @@ def parse(full: str) -> Parsed:
         return Parsed("", None, full)
     side, layer, local = found.groups()
     return Parsed(side or "", None if layer is None else int(layer), local)
+
+
+def of_side(side: str, full: str) -> str:
+    """What a trace of an encoder and a decoder calls what one of them calls `full`.
+
+    >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
+    ('encoder.0.attn.hook_q', 'decoder.hook_embed')
+    """
+    return f"{side}.{full.removeprefix('blocks.')}"
+
+
+def side_of(name: str) -> tuple[str, str]:
+    """What such a name begins with, and what that side calls it.
+
+    >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
+    (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
+    """
+    side, _, rest = name.partition(".")
+    return side, re.sub(r"^(?=\d+\.)", "blocks.", rest)
+
+
+def spellings(full: str) -> set[str]:
+    """The strings by which an array may be asked for, as a trace takes them.
+
+    >>> sorted(spellings("blocks.0.attn.hook_q"))
+    ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
+    """
+    side, _, local = parse(full)
+    found = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
+    return found | {of_side(*side_of(full)), f"{side}.{local}"} if side else found
 
 
 def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:

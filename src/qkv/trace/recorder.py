@@ -12,6 +12,11 @@ from qkv.trace.activations import activation
 Change = Callable[[Array], Array]
 
 
+def unkept(name: str, array: Array) -> Array:
+    """The array that a run goes on with where nobody records: this one."""
+    return array
+
+
 def kept_unasked(name: str) -> bool:
     """Whether an array is kept where nobody has said by name what is kept.
 
@@ -30,7 +35,7 @@ class Recorder:
             place. The run goes on with that, and that is kept.
         use: gets the name and the array of what is wanted, as it comes, and it is not kept.
 
-    >>> record = Recorder(lambda name: name.endswith("hook_z"))
+    >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
     >>> list(record.arrays), record.wants("hook_q")
     (['blocks.0.attn.hook_z'], False)
@@ -63,36 +68,30 @@ class Recorder:
         """Whether another array takes the place of any of these."""
         return any(self._prefix + name in self._changes for name in names)
 
-    def __call__(
-        self, name: str, array: Array, shaped: Change | None = None, back: Change | None = None
-    ) -> Array:
-        """The array that the run goes on with: this one, or what takes its place; and keep it.
-
-        Args:
-            name: what it is called; nothing is done where it is neither kept nor changed.
-            array: it.
-            shaped: what is done to this array before it is kept, as `under` has it for many.
-            back: the other way round.
-        """
-        full = self._prefix + name
-        wanted = self._wanted(full)
-        if not wanted and full not in self._changes:
-            return array
-        shaped, back = shaped or self._shaped, back or self._back
-        array = self._change(full, array, shaped, back)
-        if wanted:
-            self._keep(full, array, shaped)
+    def __call__(self, name: str, array: Array) -> Array:
+        """The array that the run goes on with: this one, or what takes its place; and keep it."""
+        array = self.change(name, array)
+        self.keep(name, array)
         return array
 
     def change(self, name: str, array: Array) -> Array:
         """What takes the place of `array`; itself, the same object, if nothing does."""
-        return self._change(self._prefix + name, array, self._shaped, self._back)
+        change = self._changes.get(self._prefix + name)
+        if change is None:
+            return array
+        found = change(self._as_kept(array))
+        found = found if self._back is None else self._back(found)
+        return found.astype(array.dtype, copy=False)
 
     def keep(self, name: str, array: Array) -> None:
         """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
         full = self._prefix + name
-        if self._wanted(full):
-            self._keep(full, array, self._shaped)
+        if not self._wanted(full):
+            return
+        if self._use is not None:
+            self._use(full, self._as_kept(array))
+        else:
+            self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
         """Keep the array that is kept as `other` as `name` too; whether that is all of it."""
@@ -119,21 +118,6 @@ class Recorder:
         inner._shaped, inner._back = shaped or self._shaped, back or self._back
         return inner
 
-    def _change(self, full: str, array: Array, shaped: Change | None, back: Change | None) -> Array:
-        change = self._changes.get(full)
-        if change is None:
-            return array
-        found = change(_as_kept(array, shaped))
-        found = found if back is None else back(found)
-        return found.astype(array.dtype, copy=False)
-
-    def _keep(self, full: str, array: Array, shaped: Change | None) -> None:
-        if self._use is not None:
-            self._use(full, _as_kept(array, shaped))
-        else:
-            self.arrays[full] = _as_kept(array, shaped)
-
-
-def _as_kept(array: Array, shaped: Change | None) -> Array:
-    array = array if shaped is None else shaped(array)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    def _as_kept(self, array: Array) -> Array:
+        array = array if self._shaped is None else self._shaped(array)
+        return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import ItemsView, KeysView, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.trace import tables
 from qkv.trace.file import read_trace, write_trace
-from qkv.trace.names import counted, is_tuple_name, meant, numbers_of
+from qkv.trace.names import counted, is_tuple_name, meant, numbers_of, of_side, side_of
 from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
@@ -92,13 +91,11 @@ class Seq2SeqTrace:
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
         if isinstance(name, tuple):
-            crossing = str(name[0]).startswith("cross_attn.") or name[2:] == ("cross_attn",)
-            for full in meant(name, self.num_layers) if crossing else ():
+            for full in meant(name, self.num_layers):
                 if full in self._cross:
                     return self._cross[full]
         elif isinstance(name, str):
-            side, _, rest = name.partition(".")
-            inner = re.sub(r"^(?=\d+\.)", "blocks.", rest)
+            side, inner = side_of(name)
             if side == "decoder" and inner in self._cross:
                 return self._cross[inner]
             if side in SIDES and inner in getattr(self, side):
@@ -116,8 +113,8 @@ class Seq2SeqTrace:
         if not is_tuple_name(name):
             return []
         named = self._named()
-        ways = [full.removeprefix("blocks.") for full in meant(name, self.num_layers)]
-        return [f"{side}.{way}" for side in SIDES for way in ways if f"{side}.{way}" in named]
+        ways = meant(name, self.num_layers)
+        return [way for side in SIDES for full in ways if (way := of_side(side, full)) in named]
 
     def names(self) -> list[str]:
         """The names of all arrays."""
@@ -133,11 +130,7 @@ class Seq2SeqTrace:
 
     def _named(self) -> dict[str, Array]:
         own = {"encoder": dict(self.encoder), "decoder": dict(self.decoder) | self._cross}
-        return {
-            f"{side}.{name.removeprefix('blocks.')}": array
-            for side in SIDES
-            for name, array in own[side].items()
-        }
+        return {of_side(side, name): array for side in SIDES for name, array in own[side].items()}
 
     @property
     def num_layers(self) -> int:

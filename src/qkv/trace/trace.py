@@ -471,10 +471,9 @@ class Trace:
         index %= len(self)
         length, longest = len(self._tokens[index]), int(self.lengths.max())
         rows = slice(index, index + 1)
-        whole = tuple(f"blocks.{layer}." for layer in self._others)
         arrays = {
             name: array[rows]
-            if name.startswith(whole) or length == longest
+            if parse(name).layer in self._others or length == longest
             else cut(name, array[rows], length, length)
             for name, array in self._arrays.items()
         }

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from qkv.arrays import is_frozen
 from qkv.models import ModelError, load
 from qkv.models.files.read import plain, read_json
 from qkv.models.files.tensors import Tensors
+from qkv.ops.packing import is_frozen
 
 from ..support import CONFIG, bert_tensors
 

@@ -84,7 +84,8 @@ def test_records_and_arguments_say_the_same(model: Model) -> None:
 
 
 def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> None:
-    trace = model.trace(TEXT, edit=[*RECORDS.values()])
+    names = ("hide", "mask", "causal", "ablate", "scale", "row", "swap")
+    trace = model.trace(TEXT, edit=[RECORDS[name] for name in names])
     assert trace.changed == {
         "edit": [
             "blocks.1.attn.hook_pattern",

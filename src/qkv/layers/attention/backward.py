@@ -13,8 +13,9 @@ from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.layers.gradient import Gradient, part_back, project_back, upstream
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, padded_heads, unpadded_heads
+from qkv.layers.packed import of_heads, padded_heads, unpadded_heads
 from qkv.trace import Recorder
+from qkv.trace.recorder import unkept
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 
@@ -31,18 +32,14 @@ def attention_backward(
         grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
     z = split_heads(grad, layer.num_heads)
     moved = bool(saved.norms or saved.positions)
-
-    def kept(name: str, part: Array) -> None:
-        """Record a gradient of heads (..., H, T, d) as a trace has them, (..., T, H, d)."""
-        keep(record, name, np.swapaxes(part, -3, -2), inputs.cu)
-
-    kept("hook_z", z)
+    keep = of_heads(record, inputs.cu) or unkept
+    keep("hook_z", z)
     heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
         """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
         if moved and name != "v":
-            kept(f"hook_rot_{name}", part)
+            keep(f"hook_rot_{name}", part)
         if name in saved.positions:
             assert layer.rotary is not None
             part = layer.rotary.rotate_back(part, *saved.positions[name])
@@ -53,7 +50,7 @@ def attention_backward(
             given = join_heads(part) if whole else part
             given = part_back(norm, given, saved.norms[name], f"{name}_norm", found).x
             part = split_heads(given, part.shape[-3]) if whole else given
-        kept(f"hook_{name}", part)
+        keep(f"hook_{name}", part)
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 
     query = to_words("q", heads.query, inputs.words)

@@ -9,27 +9,26 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import varlen_attention
-from qkv.attend.attention import softmax_of, trace_call, weighed, without_padding
+from qkv.attend.attention import scores_and_weights, softmax_of, weighed, without_padding
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call, check_call
 from qkv.attend.heads import join_heads, split_heads
-from qkv.attend.options import PACKED, RETURNS
+from qkv.attend.options import RETURNS
 from qkv.attend.solve import answer
 from qkv.attend.summary import summarize_call
+from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.options import PADDED
-from qkv.layers.packed import keep, keep_heads, padded_heads, places, unpadded, unpadded_heads
+from qkv.layers.packed import of_heads, of_rows, padded_heads, places, unpadded, unpadded_heads
 from qkv.layers.parameters import is_wide, project, working, working_type
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
-from qkv.trace.activations import SUMMARY
+from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
+from qkv.trace.recorder import unkept
 
 Norm = LayerNorm | RMSNorm
-
-_WEIGHTS = ("hook_attn_scores", "hook_pattern")
 
 
 class Parts(Protocol):
@@ -120,12 +119,12 @@ def attention_forward(
 ) -> Result:
     """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
     inputs, cu = _in_working_type(inputs), inputs.cu
-    names = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    parts = {}
-    for name, heads in names.items():
+    heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
+    keep, parts = of_heads(record, cu) or unkept, {}
+    for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
-        part = split_heads(project(x, layer.parameters, f"{name}_proj"), heads)
-        parts[name] = keep_heads(record, f"hook_{name}", part, cu)
+        part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
+        parts[name] = keep(f"hook_{name}", part)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
     for name, norm in (("q", layer.q_norm), ("k", layer.k_norm)):
@@ -140,7 +139,7 @@ def attention_forward(
             parts[name] = layer.rotary.rotate(parts[name], *stand)
     if norms or positions:
         for name in ("q", "k"):
-            parts[name] = keep_heads(record, f"hook_rot_{name}", parts[name], cu)
+            parts[name] = keep(f"hook_rot_{name}", parts[name])
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
     z, extra = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
@@ -151,7 +150,7 @@ def attention_forward(
             inputs, shapes, norms, positions, parts["q"], parts["k"], parts["v"], z, lse
         )
         extra = [*extra, lse] if inputs.options.get("return_lse") else extra
-    z = keep_heads(record, "hook_z", z, cu)
+    z = keep("hook_z", z)
     out = attention_out(z, layer.parameters, residual, record, cu)
     return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
 
@@ -167,7 +166,6 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
         lengths = np.diff(inputs.cu)
         lead = other_lead = [len(lengths)]
         length = keys = int(lengths.max(initial=0))
-        options |= {"query_lengths": lengths, "key_lengths": lengths}
     elif layer.rotary is not None and length != keys and "q_offset" not in options:
         raise ValueError(
             f"{inputs.call}: x has {length} rows and context has {keys}, so rotary positions need "
@@ -181,7 +179,10 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     )
     kind = working_type(inputs.dtype)
     stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
-    return check_call(*stand_ins, **options, call=inputs.call)
+    found = check_call(*stand_ins, **options, call=inputs.call)
+    if inputs.cu is None:
+        return found
+    return found._replace(query_lengths=lengths, key_lengths=lengths)  # which fit, being those
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,10 +277,10 @@ def _attend(
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
     is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
-    seen = record is not None and record.wants(*_WEIGHTS, *SUMMARY)
+    seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
+    plan = plan or attention_plan(layer, inputs)
     if cu is None or is_padded or seen:
-        call = plan or attention_plan(layer, inputs)
-        call = call.of(*(parts if cu is None else padded_heads(parts, cu)))
+        call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
         out = None if record is None else record_weights(call, record, top_k)
         if out is not None or cu is None or is_padded:
             extra: list[Array] = []
@@ -289,10 +290,7 @@ def _attend(
                 return out, extra
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
             return unpadded_heads(out, cu), rows
-    rules = {n: v for n, v in formula_options(options).items() if n in PACKED}
-    query, key, value = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
-    found = varlen_attention(query, key, value, cu, cu, **rules, return_lse=lse)
-    out, *extra = found if lse else (found,)
+    out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), extra
 
 
@@ -303,28 +301,27 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
         What the heads give, (*lead, Hq, L, dv), where scores or weights were changed, or where it
         came with the weights.
     """
-    changed = record.changes(*_WEIGHTS)
+    changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
         summary = summarize_call(call, top_k)
         for name in SUMMARY:
             record.keep(name, getattr(summary, name))
-    if not changed and (top_k is not None or not record.wants(*_WEIGHTS)):
+    if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
-    if not changed and not record.keeps and not record.wants("hook_attn_scores"):
+    if not changed and not record.keeps and not record.wants(SCORES):
         # twice as fast; a trace has the formula's weights, the same whatever else it keeps
         out, pattern = answer(call, weights=True)
-        record.keep("hook_pattern", pattern)
+        record.keep(PATTERN, pattern)
         return out
-    trace = trace_call(call)
-    given, pattern = trace["scores"], trace["pattern"]
-    scores = record.change("hook_attn_scores", given)
+    given, pattern = scores_and_weights(call)
+    scores = record.change(SCORES, given)
     if scores is not given:
         scores = without_padding(call, scores, -np.inf)
         pattern = softmax_of(call, scores)
-    record.keep("hook_attn_scores", scores)
-    found = record.change("hook_pattern", pattern)
+    record.keep(SCORES, scores)
+    found = record.change(PATTERN, pattern)
     pattern = pattern if found is pattern else without_padding(call, found, 0)
-    record.keep("hook_pattern", pattern)
+    record.keep(PATTERN, pattern)
     return weighed(call, pattern) if changed else None
 
 
@@ -348,7 +345,8 @@ def attention_out(
         each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
         added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
         given = np.stack(added, axis=-2)
-        result = keep(record, "hook_result", given, cu)
+        keep = of_rows(record, cu) or unkept
+        result = keep("hook_result", given)
         if result is not given:
             bias = parameters.get("out_proj.bias")
             total: Array = result.sum(-2)

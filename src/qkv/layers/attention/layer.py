@@ -26,10 +26,11 @@ from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import SHORT, Weights
 from qkv.layers.gradient import Gradient, need_single
 from qkv.layers.options import check_options
-from qkv.layers.packed import keep
+from qkv.layers.packed import of_rows
 from qkv.layers.parameters import checked, first_parameters, quiet, result_type, word_vectors
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import SUMMARY
+from qkv.trace.recorder import unkept
 
 Layout = Literal["in_out", "out_in"]
 
@@ -437,7 +438,8 @@ class MultiHeadAttention:
         cu = None
         if cu_lengths is not None:
             cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(out))
-        keep(record, "hook_attn_out", out, cu)
+        keep = of_rows(record, cu) or unkept
+        keep("hook_attn_out", out)
         return Trace(record.arrays)
 
     def _vectors(self, x: Any, name: str, size: int) -> Array:

@@ -14,12 +14,13 @@ from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import Gradient
-from qkv.layers.packed import inside, keep
+from qkv.layers.packed import of_rows
 from qkv.models.files.config import Config
 from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
+from qkv.trace.recorder import unkept
 
 MAX_LENGTH = 512
 
@@ -40,10 +41,11 @@ class AttentionOnly(Block):
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """From rows (total, D), or with a cache from (B, T, D), to the same."""
-        x = keep(record, "hook_resid_pre", x, cu)
-        out, saved = self.attn.run(x, cu=cu, record=inside(record, "attn", None), **options)
-        out = keep(record, "hook_attn_out", out, cu)
-        out = keep(record, "hook_resid_post", out, cu)
+        keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
+        x = keep("hook_resid_pre", x)
+        out, saved = self.attn.run(x, cu=cu, record=inner, **options)
+        out = keep("hook_attn_out", out)
+        out = keep("hook_resid_post", out)
         return out, BlockSaved({"attn": saved}, x.shape, x.dtype)
 
     def backward(
@@ -51,10 +53,12 @@ class AttentionOnly(Block):
     ) -> Gradient:
         """The backward pass of its attention."""
         attn = saved.parts["attn"]
+        keep = of_rows(record, attn.inputs.cu) or unkept
+        inner = record and record.under("attn.")
         for name in ("hook_resid_post", "hook_attn_out"):
-            keep(record, name, np.asarray(grad), attn.inputs.cu)
-        back = self.attn.backward(grad, attn, record=inside(record, "attn", None))
-        keep(record, "hook_resid_pre", back.x, attn.inputs.cu)
+            keep(name, np.asarray(grad))
+        back = self.attn.backward(grad, attn, record=inner)
+        keep("hook_resid_pre", back.x)
         named = {f"attn.{name}": array for name, array in back.parameters.items()}
         return replace(back, parameters=named)
 

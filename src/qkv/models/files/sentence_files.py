@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, frozen
+from qkv.arrays import Array
 from qkv.models.files.config import Config
 from qkv.models.files.modules import STEPS, Module
 from qkv.models.files.read import (
@@ -32,6 +32,7 @@ from qkv.models.files.sentence import (
 from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.finishing import Dense, LengthOne, Norm, Step
 from qkv.models.network.pooling import POOLING
+from qkv.ops.packing import frozen
 
 _KEYS = {
     "pooling_mode_cls_token": "cls",

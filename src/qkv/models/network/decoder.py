@@ -14,11 +14,12 @@ from qkv.attend.heads import split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights
-from qkv.layers.packed import inside, keep_heads, padded, starts_of
+from qkv.layers.packed import of_heads, padded, starts_of
 from qkv.layers.parameters import narrowed_to, project, quiet
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
+from qkv.trace.recorder import unkept
 
 
 class DecoderCache(KVCache):
@@ -113,19 +114,21 @@ class CrossAttention:
         """
         assert not save
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
-        query = keep_heads(record, "hook_q", query, None)
+        heads = of_heads(record, None)
+        keep = heads or unkept
+        query = keep("hook_q", query)
         parts = (query, cache.key, cache.value)
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
         options["attn_mask"] = cache.visible
         call = check_call(*parts, **options, call="CrossAttention")
         z = None
-        if record is not None:
-            for name, part in zip(("hook_k", "hook_v"), parts[1:], strict=True):
-                record.keep(name, np.swapaxes(part, -3, -2))  # (B, T, H, d)
+        if record is not None and heads is not None:
+            heads.keep("hook_k", cache.key)
+            heads.keep("hook_v", cache.value)
             z = record_weights(call, record, top_k)
         if z is None:
             (z,) = answer(call)
-        z = keep_heads(record, "hook_z", z, None)
+        z = keep("hook_z", z)
         return attention_out(z, self.parameters, residual, record, None), None
 
 
@@ -234,7 +237,7 @@ class EncoderDecoder(Transformer):
                 cu_lengths,
                 options.get("window"),
                 visible=visible,
-                record=inside(record, f"blocks.{number}.cross_attn", None),
+                record=record and record.under(f"blocks.{number}.cross_attn."),
             )
             for number, (attn, options) in enumerate(
                 zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)

@@ -12,11 +12,12 @@ from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.gradient import part_back, project_back
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import keep
+from qkv.layers.packed import of_rows
 from qkv.models.network.interpolation import for_grid, for_grid_back
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
+from qkv.trace.recorder import unkept
 
 _PROJECTION = "embed_proj"
 
@@ -103,27 +104,28 @@ class Embedding:
         They are float32 where the table is in half precision. `segments` (...) are rows of
         `token_types`, which nothing is made of where there are none.
         """
+        keep = of_rows(record, cu_lengths) or unkept
         x, rows = self._rows(ids)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
             x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
-        x = keep(record, "hook_embed", x, cu_lengths)
+        x = keep("hook_embed", x)
         narrow = None
         if self.projects_first:
             narrow, x = x, self._projected(x)
         if self.token_types is not None:
             chosen = self.token_types[0 if segments is None else segments]
             kinds = np.broadcast_to(chosen, x.shape)
-            x = x + keep(record, "hook_token_type_embed", kinds, cu_lengths)
+            x = x + keep("hook_token_type_embed", kinds)
         if self.positions is not None:
             where = self._positions_of(rows)[places + self.first_position]
-            x = x + keep(record, "hook_pos_embed", where, cu_lengths)
+            x = x + keep("hook_pos_embed", where)
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
         if self.projection and not self.projects_first:
             narrow, x = x, self._projected(x)
-        x = keep(record, "hook_full_embed", x, cu_lengths)
+        x = keep("hook_full_embed", x)
         return x, EmbeddingSaved(rows, places, norm, segments, narrow)
 
     def backward(
@@ -140,13 +142,14 @@ class Embedding:
         `record` collects the gradients of what a trace has, of packed rows as (B, T, D).
         """
         found: dict[str, Array] = {}
-        keep(record, "hook_full_embed", grad, cu_lengths)
+        keep = of_rows(record, cu_lengths) or unkept
+        keep("hook_full_embed", grad)
         if saved.narrow is not None and not self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
         if self.norm is not None:
             grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
         for hook in self.hooks[1:-1]:  # what is added up
-            keep(record, hook, grad, cu_lengths)
+            keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
@@ -161,7 +164,7 @@ class Embedding:
             found["token_type_embed.weight"] = kinds
         if saved.narrow is not None and self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
-        keep(record, "hook_embed", grad, cu_lengths)
+        keep("hook_embed", grad)
         return found | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
 
     def _projected(self, x: Array) -> Array:

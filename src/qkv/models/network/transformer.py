@@ -16,7 +16,7 @@ from qkv.layers.attention.forward import Positions
 from qkv.layers.block import BlockSaved
 from qkv.layers.gradient import need_single, part_back
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import inside, padded, places, starts_of
+from qkv.layers.packed import of_rows, padded, places, starts_of
 from qkv.layers.parameters import quiet
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
@@ -276,7 +276,7 @@ class Transformer:
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
             options = {**found[number], "top_k": top_k, "positions": positions}
-            options["record"] = inside(record, f"blocks.{number}", None)
+            options["record"] = record and record.under(f"blocks.{number}.")
             x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
             saved += [kept] if save else []
         return x, saved
@@ -300,11 +300,12 @@ class Transformer:
         cu = saved.cu_lengths
         longest = int(np.diff(cu).max(initial=0))
         if self.final_norm is not None:
-            last = inside(record, _LAST, cu)
+            rows = of_rows(record, cu)
+            last = rows and rows.under(f"{_LAST}.")
             grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found, last).x
         for number in reversed(range(len(self.layers))):
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
-            inner = inside(record, f"blocks.{number}", None)
+            inner = record and record.under(f"blocks.{number}.")
             own: dict[str, Array] = {}
             back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # and free it
             grad = back.x
@@ -391,7 +392,7 @@ class Transformer:
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
             options = {**self.options[number], **more, "top_k": top_k}
-            options["record"] = inside(record, f"blocks.{number}", None)
+            options["record"] = record and record.under(f"blocks.{number}.")
             if masks and number in masks:
                 options["attn_mask"] = masks[number]
             x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
@@ -423,7 +424,8 @@ class Transformer:
         """The final norm, if there is one."""
         if self.final_norm is None:
             return x, None
-        return self.final_norm.run(x, record=inside(record, _LAST, cu_lengths))
+        rows = of_rows(record, cu_lengths)
+        return self.final_norm.run(x, record=rows and rows.under(f"{_LAST}."))
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:

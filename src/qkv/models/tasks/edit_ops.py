@@ -102,12 +102,27 @@ def row(plan: Plan, record: Record) -> None:
     plan.change("pattern", fields["layer"], put)
 
 
+def add(plan: Plan, record: Record) -> None:
+    """A vector is added to what passes between the parts of a layer."""
+    fields, dim = record.fields, plan.body.dim
+    if not are_numbers(fields["vector"], (dim,)):
+        raise wrong(plan.call, record, "vector", f"{dim} finite numbers, as vectors have")
+    vector, token = np.asarray(fields["vector"]), fields.get("token")
+
+    def steer(array: Array, at: At) -> Array:  # (B, T, D)
+        array[at.positions >= 0 if token is None else at.positions == token] += vector
+        return array
+
+    plan.change(fields["at"], fields["layer"], steer)
+
+
 OPS: dict[str, Callable[[Plan, Record], None]] = {
     "hide": hide,
     "mask": mask,
     "causal": causal,
     "ablate": ablate,
     "row": row,
+    "add": add,
     "scale": scale,
 }
 

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from qkv.arrays import is_whole_number, shown
-from qkv.trace.activations import activation, short_name
-from qkv.trace.names import is_tuple_name, meant, parse
+from qkv.trace.activations import activation
+from qkv.trace.names import is_tuple_name, meant, parse, spellings
 
 # An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
 Name = str | tuple[Any, ...]
@@ -68,21 +68,16 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     Args:
         known: every name that a trace of the model may hold.
         keep: says of each whether it is kept.
-        side: what names begin with that count, "encoder." or "decoder." of a model that has both.
+        side: whose names count, "encoder" or "decoder"; those of all unless given.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
     [0, 1, 2, None]
     """
-    kept = [parse(full) for full in known if full.startswith(side) and keep(full)]
-    if any(_is_last(local) for _, _, local in kept):
+    kept = [at for at in map(parse, filter(keep, known)) if side in ("", at.side)]
+    if any(at.layer is None and at.is_last for at in kept):
         return None
-    return max((layer + 1 for _, layer, _ in kept if layer is not None), default=0)
-
-
-def _is_last(local: str) -> bool:
-    """Whether an activation is of the final norm, which follows the last layer."""
-    return local.startswith("ln_final.")
+    return max((at.layer + 1 for at in kept if at.layer is not None), default=0)
 
 
 def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
@@ -90,15 +85,15 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
     given: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(given, Iterable):
         raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
-    spellings = {full: _spellings(full) for full in known}
-    ways = set().union(*spellings.values())
+    called = {full: spellings(full) for full in known}
+    ways = set().union(*called.values())
     kept: set[str] = set()
     alone: set[str] = set()
     for name in given:
         if not isinstance(name, str | tuple):
             raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
         if isinstance(name, str):
-            found = {full for full, own in spellings.items() if name in own}
+            found = {full for full, own in called.items() if name in own}
         else:
             found = _meant(known, name)
         if not found:
@@ -152,15 +147,8 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             )
     wanted, found = {int(number) for number in numbers}, set()
     for full in known:
-        side, layer, local = parse(full)
-        layer = counts[side] - 1 if _is_last(local) else layer
-        if layer is None or {layer, layer - counts[side]} & wanted:
+        at = parse(full)
+        layer = counts[at.side] - 1 if at.is_last else at.layer
+        if layer is None or {layer, layer - counts[at.side]} & wanted:
             found.add(full)
     return found
-
-
-def _spellings(full: str) -> set[str]:
-    """The names by which an array may be asked for, as a `Trace` takes them."""
-    side, _, local = parse(full)
-    found = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
-    return found | {full.replace("blocks.", "", 1), f"{side}.{local}"} if side else found

@@ -165,13 +165,9 @@ def _traced(
 ) -> Trace:
     """A layer's trace, by the names that it has in a model of one layer."""
     found = layer.trace(*inputs, **options)
-    # an attention layer leaves names without a block's, and not its input
-    arrays = {
-        name
-        if name.startswith("blocks.")
-        else f"blocks.0.{'' if name == 'hook_attn_out' else 'attn.'}{name}": found[name]
-        for name in found.names()
-    }
+    arrays = dict(found)
+    if isinstance(layer, MultiHeadAttention):  # its names have no block, and there is no input
+        arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
     return Trace(arrays, tokens=[numbers], settings=settings, model=type(layer).__name__)

@@ -1,75 +1,13 @@
 // What a reader may change in a run of the model: which tokens see which, what heads bring, the temperature,
-// a row of weights, a word. The door (door.js) takes edits as objects {op: ...}, their places being tokens'.
+// a row of weights, a word. Edits are objects {op: ...} as schema.json describes them; records.js checks them.
 
-/** @typedef {import("./engine.js").Model} Model */
 /** @typedef {import("./engine.js").Sizes} Sizes */
-/** @typedef {import("./wordpiece.js").Token} Token */
-/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
 
 /**
- * @typedef {{op: string, token?: number, query?: number, key?: number, layer?: number, head?: number, value?: number,
- *            weights?: number[], with?: string}} Edit
+ * `means`, what "mean" stands for (D), is not written by anybody: see `withMeans` in engine.js.
+ * @typedef {{op: string, means?: Float64Array, token?: number, query?: number, key?: number, layer?: number, head?: number, value?: number,
+ *            weights?: number[], with?: any, at?: string, vector?: number[]}} Edit
  */
-
-// What each takes: `!` what it needs, `?` what it may have.
-/** @type {Record<string, Record<string, string>>} */
-const TAKES = {
-  hide: { token: "!" },
-  mask: { query: "!", key: "!", layer: "?", head: "?" },
-  causal: {},
-  ablate: { layer: "!", head: "?" },
-  scale: { value: "!" },
-  row: { layer: "!", head: "!", query: "!", weights: "!" },
-  swap: { token: "!", with: "!" },
-};
-
-/**
- * Edits as they were asked for, with nothing else in them; an error says which is wrong and what would be right.
- * @param {any} edits
- * @param {number} T
- * @param {Model} model
- * @returns {Edit[]}
- */
-export function checkedEdits(edits, T, { sizes: { layers, heads }, tokenizer: { ids } }) {
-  if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
-  /** @type {(count: number, what: string) => (value: any) => string} */
-  const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
-  /** @type {(value: any) => boolean} */
-  const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-  const token = below(T, "as the text has tokens");
-  /** @type {Record<string, (value: any) => string>} */
-  const rules = {
-    token,
-    query: token,
-    key: token,
-    layer: below(layers, "as the model has layers"),
-    head: below(heads, "as a layer has heads"),
-    value: (value) => (isNumber(value) ? "" : "a finite number"),
-    weights: (value) => (value?.length === T && Array.from(value).every(isNumber) ? "" : `${T} finite numbers, one for each token`),
-    with: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
-  };
-  return edits.map((edit, place) => {
-    const takes = Object.hasOwn(TAKES, edit?.op ?? "") ? TAKES[edit.op] : null;
-    if (!takes) throw new TypeError(`run: edits[${place}] has op ${shown(edit?.op)}: it must be one of ${Object.keys(TAKES).join(", ")}`);
-    /** @type {Record<string, any> & Edit} */
-    const found = { op: edit.op };
-    for (const [name, need] of Object.entries(takes)) {
-      const value = edit[name] ?? undefined;
-      if (value === undefined && need === "?") continue;
-      const right = rules[name](value);
-      if (right) throw new RangeError(`run: edits[${place}] (${edit.op}) has ${name} ${shown(value)}: give ${right}`);
-      found[name] = name === "weights" ? Array.from(value) : value;
-    }
-    if (edit.op === "mask" && found.layer === undefined && found.head !== undefined)
-      throw new RangeError(`run: edits[${place}] (mask) has head ${found.head} and no layer: give the layer too`);
-    return found;
-  });
-}
-
-/** @param {any} value */
-export function shown(value) {
-  return (JSON.stringify(value) ?? "undefined").slice(0, 60);
-}
 
 /** @type {WeakMap<Edit[], Map<string, Edit[]>>} */
 const BY_OP = new WeakMap();
@@ -93,20 +31,13 @@ export function editsOf(edits, op) {
 }
 
 /**
- * Which tokens the model reads, (T), once words are swapped; and their names.
- * @param {Token[]} tokens
- * @param {Edit[]} edits
- * @param {Tokenizer} tokenizer
+ * Which part of a layer an edit changes first: its projections, its heads, or what follows them.
+ * @param {Edit} edit
+ * @returns {"projections" | "heads" | "rest"}
  */
-export function swapped(tokens, edits, { ids }) {
-  const found = tokens.map(({ id, token }) => ({ id, token }));
-  for (const edit of editsOf(edits, "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
-  return found;
-}
-
-/** @param {Edit} edit */
-export function isAblation({ op }) {
-  return op === "ablate";
+export function stageOf({ op, at }) {
+  if (at === "resid_pre") return "projections";
+  return op === "ablate" || at !== undefined ? "rest" : "heads";
 }
 
 /**
@@ -157,7 +88,29 @@ export function withRows(edits, l, h, pattern) {
 }
 
 /**
- * What all heads of a layer bring together, z (T, H * d), with 0 from those that are ablated.
+ * What edits put in the place of a number of an activation: by op, from the number and where it stands in a row.
+ * @type {Record<string, (number: number, column: number, edit: Edit) => number>}
+ */
+const CHANGES = { add: (number, column, { vector }) => number + vector[column] };
+
+/**
+ * An activation (T, D) of a layer, with what the edits of it put in its place.
+ * @param {Edit[]} edits
+ * @param {string} at
+ * @param {Float64Array} x
+ * @param {number} D
+ */
+export function changed(edits, at, x, D) {
+  for (const edit of edits.filter((one) => one.at === at)) {
+    x = x.slice();
+    const rows = edit.token === undefined ? [0, x.length] : [edit.token * D, (edit.token + 1) * D];
+    for (let i = rows[0]; i < rows[1]; i++) x[i] = CHANGES[edit.op](x[i], i % D, edit);
+  }
+  return x;
+}
+
+/**
+ * What all heads of a layer bring together, z (T, H * d), with 0 from those that are ablated, or what an edit says.
  * @param {Edit[]} ablations
  * @param {Float64Array} z
  * @param {Sizes} sizes
@@ -165,7 +118,10 @@ export function withRows(edits, l, h, pattern) {
 export function without(ablations, z, { heads: H, dim: D }) {
   const d = D / H;
   const kept = z.slice();
-  for (const { head } of ablations)
-    for (let row = 0; row < z.length; row += D) kept.fill(0, row + (head ?? 0) * d, row + ((head ?? H - 1) + 1) * d);
+  for (const { head, with: given = "zero", means } of ablations)
+    for (let h = head ?? 0; h <= (head ?? H - 1); h++) {
+      const output = given === "mean" ? means.slice(h * d, (h + 1) * d) : given === "zero" ? new Float64Array(d) : given;
+      for (let first = h * d; first < z.length; first += D) kept.set(output, first);
+    }
   return kept;
 }

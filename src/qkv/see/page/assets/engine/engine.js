@@ -5,7 +5,7 @@
 // size of the MLP, V the vocabulary. All is computed in float64, as JavaScript's numbers are: what comes out is
 // the model's own, but for the last rounding.
 
-import { hiddenBy, isAblation, scaleOf, without, withRows } from "./edits.js";
+import { changed, editsOf, hiddenBy, scaleOf, stageOf, without, withRows } from "./edits.js";
 import { readTokenizer } from "./wordpiece.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
@@ -301,17 +301,20 @@ function attention({ sizes: { heads: H, dim: D } }, l, { q, k, v }, edits) {
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Float64Array} z
+ * @param {Float64Array} found  z, (T, H * d)
+ * @param {Edit[]} edits
  * @returns {Step}
  */
-function rest(model, l, x, z) {
-  const attn_out = project(model, `blocks.${l}.attn.out_proj`, z); // (T, H * d) -> (T, D)
+function rest(model, l, x, found, edits) {
+  const D = model.sizes.dim;
+  const z = without(editsOf(edits, "ablate"), found, model.sizes);
+  const attn_out = changed(edits, "attn_out", project(model, `blocks.${l}.attn.out_proj`, z), D); // (T, H * d) -> (T, D)
   const resid_mid = add(x, attn_out);
   const normed = norm(model, `blocks.${l}.norm1`, resid_mid);
   const pre = project(model, `blocks.${l}.mlp.up_proj`, normed); // (T, D) -> (T, F)
   const post = gelu(pre);
-  const mlp_out = project(model, `blocks.${l}.mlp.down_proj`, post); // (T, F) -> (T, D)
-  const resid_post = add(normed, mlp_out);
+  const mlp_out = changed(edits, "mlp_out", project(model, `blocks.${l}.mlp.down_proj`, post), D); // (T, F) -> (T, D)
+  const resid_post = changed(edits, "resid_post", add(normed, mlp_out), D);
   const normalized_resid_post = norm(model, `blocks.${l}.norm2`, resid_post);
   return { z, attn_out, resid_mid, "ln1.normalized": normed, pre, post, mlp_out, resid_post, normalized_resid_post };
 }
@@ -331,15 +334,42 @@ export function* forward(model, memory, ids, edits) {
   for (let l = 0; l < model.sizes.layers; l++) {
     yield;
     const own = edits.filter(({ layer }) => layer === undefined || layer === l);
-    const [ablated, others] = [own.filter(isAblation), own.filter((edit) => !isAblation(edit))];
-    const qkv = memory.keep(`qkv ${last.key}`, () => projections(model, l, x));
-    const heads = memory.keep(`heads ${qkv.key} ${JSON.stringify(others)}`, () => attention(model, l, qkv, others));
-    const z = without(ablated, heads.z, model.sizes);
-    last = memory.keep(`rest ${heads.key} ${JSON.stringify(ablated)}`, () => rest(model, l, x, z));
+    /** @type {(stage: string) => [Edit[], string]} */
+    const of = (stage) => {
+      const some = own.filter((edit) => stageOf(edit) === stage);
+      return [some, JSON.stringify(some)];
+    };
+    const [[first, one], [middle, two], [behind, three]] = ["projections", "heads", "rest"].map(of);
+    const before = changed(first, "resid_pre", x, model.sizes.dim);
+    const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before));
+    const heads = memory.keep(`heads ${qkv.key} ${two}`, () => attention(model, l, qkv, middle));
+    last = memory.keep(`rest ${heads.key} ${three}`, () => rest(model, l, before, heads.z, behind));
     steps.push({ ...qkv, ...heads, ...last });
     x = last.normalized_resid_post; // (T, D)
   }
   return steps;
+}
+
+/**
+ * Edits with what they need of the text as it is: the mean output of heads.
+ * @param {Model} model
+ * @param {Memory} memory
+ * @param {number[]} ids  (T)
+ * @param {Edit[]} edits
+ * @returns {Generator<void, Edit[]>}
+ */
+export function* withMeans(model, memory, ids, edits) {
+  if (!edits.some((edit) => edit.op === "ablate" && edit.with === "mean")) return edits;
+  const steps = yield* forward(model, memory, ids, []);
+  const D = model.sizes.dim;
+  return edits.map((edit) => {
+    if (edit.op !== "ablate" || edit.with !== "mean") return edit;
+    const means = new Float64Array(D);
+    /** @type {Float64Array} */
+    const z = steps[edit.layer + 1].z;
+    z.forEach((value, i) => (means[i % D] += value / ids.length));
+    return Object.defineProperty({ ...edit }, "means", { value: means }); // it is no part of what names a step
+  });
 }
 
 /**

@@ -1,0 +1,112 @@
+// The edits that somebody asks for, held against the schema of the package and against a text: what each must have
+// and may have is read from schema.json, as Python reads it.
+
+import schema from "../../../../edits/schema.json";
+
+/** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./engine.js").Model} Model */
+/** @typedef {import("./wordpiece.js").Token} Token */
+/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
+
+/** @type {Record<string, any>} */
+const DEFINED = schema.$defs;
+/** @type {(reference: {$ref: string}) => string} */
+const nameOf = ({ $ref }) => $ref.split("/").at(-1);
+const OPS = schema.items.oneOf.map(nameOf);
+
+/**
+ * Edits as they were asked for; an error says which is wrong and what would be right.
+ * @param {any} edits
+ * @param {number} T
+ * @param {Model} model
+ * @returns {Edit[]}
+ */
+export function checkedEdits(edits, T, model) {
+  if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
+  return edits.map((edit, place) => checked(edit, `run: edits[${place}]`, T, model));
+}
+
+/**
+ * @param {any} edit
+ * @param {string} source  what an error calls it
+ * @param {number} T
+ * @param {Model} model
+ * @returns {Edit}
+ */
+function checked(edit, source, T, model) {
+  if (!OPS.includes(edit?.op)) throw new TypeError(`${source} has op ${shown(edit?.op)}: it must be one of ${OPS.join(", ")}`);
+  const where = `${source} (${edit.op})`;
+  const { properties, required, dependentRequired = {} } = DEFINED[edit.op];
+  const names = Object.keys(properties).filter((name) => name !== "op");
+  /** @type {Record<string, any>} */
+  const given = Object.fromEntries(Object.entries(edit).filter(([, value]) => value !== undefined && value !== null));
+  const missing = names.find((name) => required.includes(name) && !(name in given));
+  const unknown = Object.keys(given).find((name) => !(name in properties));
+  if (missing || unknown) throw new RangeError(`${where} has ${missing ? `no ${missing}` : shown(unknown)}: ${taken(names, required)}`);
+  const right = rulesFor(T, model);
+  for (const name of names.filter((one) => one in given)) {
+    const way = right(nameOf(properties[name]), given[name]);
+    if (way) throw new RangeError(`${where} has ${name} ${shown(given[name])}: give ${way}`);
+    for (const other of dependentRequired[name] ?? [])
+      if (!(other in given)) throw new RangeError(`${where} has ${name} ${shown(given[name])} and no ${other}: give the ${other} too`);
+  }
+  return /** @type {Edit} */ (given);
+}
+
+/**
+ * What an edit has, in words.
+ * @param {string[]} names
+ * @param {string[]} required
+ */
+function taken(names, required) {
+  const others = names.filter((name) => !required.includes(name));
+  const needed = names.filter((name) => required.includes(name));
+  const parts = [needed.length && `needs ${needed.join(", ")}`, others.length && `may have ${others.join(", ")}`].filter(Boolean);
+  return `it ${parts.join(" and ") || "has nothing but op"}`;
+}
+
+/**
+ * What would be right in place of a value of a kind; empty where it is right.
+ * @param {number} T
+ * @param {Model} model
+ * @returns {(kind: string, value: any) => string}
+ */
+function rulesFor(T, { sizes: { layers, heads, dim }, tokenizer: { ids } }) {
+  /** @type {(count: number, what: string) => (value: any) => string} */
+  const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
+  /** @type {(count: number, what: string) => (value: any) => string} */
+  const numbers = (count, what) => (value) => value?.length === count && Array.from(value).every(Number.isFinite) ? "" : `${count} finite numbers, ${what}`;
+  /** @type {Record<string, (value: any) => string>} */
+  const rules = {
+    token: below(T, "as the text has tokens"),
+    layer: below(layers, "as the model has layers"),
+    head: below(heads, "as a layer has heads"),
+    number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
+    weights: numbers(T, "one for each token of the text"),
+    output: (value) => (value === "zero" || value === "mean" ? "" : numbers(dim / heads, 'as a head gives, or "mean"')(value)),
+    vector: numbers(dim, "as vectors have"),
+    entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
+  };
+  return (kind, value) => {
+    const choices = DEFINED[kind].enum;
+    if (choices) return choices.includes(value) ? "" : `one of ${choices.join(", ")}`;
+    return rules[kind](value);
+  };
+}
+
+/** @param {any} value */
+export function shown(value) {
+  return (JSON.stringify(value) ?? "undefined").slice(0, 60);
+}
+
+/**
+ * Which tokens the model reads, (T), once words are swapped; and their names.
+ * @param {Token[]} tokens
+ * @param {Edit[]} edits
+ * @param {Tokenizer} tokenizer
+ */
+export function swapped(tokens, edits, { ids }) {
+  const found = tokens.map(({ id, token }) => ({ id, token }));
+  for (const edit of edits.filter(({ op }) => op === "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
+  return found;
+}
