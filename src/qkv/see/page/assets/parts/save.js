@@ -53,7 +53,10 @@ export function csvOf({ columns, rows }) {
 export function matricesIn(node) {
   const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
   return found.map((block) => {
-    /** @type {{label: string, rows: string[], columns: string[], value: (i: number, j: number) => any, entries: (i: number) => [number, any][]}} */
+    /**
+     * @type {{label: string, rows: string[], columns: string[], value: (i: number, j: number) => any,
+     *         entries: (i: number) => [number, any][]}}
+     */
     const { label, rows, columns, value, entries } = MATRICES.get(block);
     /** @type {(i: number) => (j: number) => any} */
     const at = entries ? (i) => ((known) => (j) => known.get(j))(new Map(entries(i))) : (i) => (j) => value(i, j);
