@@ -7,9 +7,11 @@ esbuild makes one file of it, and one of its style sheets, in src/qkv/see/page/b
 puts into pages.
 """
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/qkv/see/page"
@@ -32,7 +34,7 @@ def bundle(*modules: str, folder: Path, code: str = "") -> None:
         command, cwd=ASSETS, input=code, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(done.stderr or done.stdout)
+        sys.exit(done.stderr.partition("\nnode:")[0])  # behind it is where esbuild's starter was
 
 
 def bundle_all(folder: Path) -> None:
@@ -42,6 +44,10 @@ def bundle_all(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for old in BUNDLES.glob("*"):
-        old.unlink()
-    bundle_all(BUNDLES)
+    with TemporaryDirectory() as made:
+        bundle_all(Path(made))  # a module that is wrong leaves the bundles as they are
+        BUNDLES.mkdir(exist_ok=True)
+        for old in BUNDLES.iterdir():
+            old.unlink()
+        for new in Path(made).iterdir():
+            shutil.copy(new, BUNDLES)

@@ -20,7 +20,7 @@ PLACE = 7  # of [MASK]
 STORIES = json.loads(files("qkv").joinpath("data/wordnet/stories.json").read_text("utf-8"))
 CAUSES = {
     "hide": "Without bank",
-    "mask": "With The hidden from river",
+    "mask": "With The hidden from the",
     "causal": "With nothing seen of what follows a word",
     "ablate": "Without head 1.3",
     "scale": "At attention temperature 0.44",

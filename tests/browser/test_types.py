@@ -13,8 +13,8 @@ CONFIG = bundles.ASSETS / "tsconfig.json"
 LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
-        "pages": "compare play replay shift show walk",
-        "parts": "block cards cell flow head layer lines map motion paint pair picture plane save "
+        "pages": "compare play replay shift walk",
+        "parts": "block cell flow head layer lines map motion paint pair picture plane "
         "second sentence sight steps sums weight",
     }.items()
     for name in names.split()

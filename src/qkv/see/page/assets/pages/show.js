@@ -9,6 +9,10 @@ import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
 import { receivedPart } from "../parts/received.js";
 import { viewBarPart } from "../parts/view_bar.js";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/store.js").Now} Now */
+
+/** @param {any} box @param {any} data @param {Ui} ui */
 function show(box, data, ui) {
   const store = recordedStore(data, update);
   const [bar, head, received, map] = [viewBarPart(ui, store), headPart(ui, store), receivedPart(ui), mapPart(ui, store)];
@@ -21,6 +25,7 @@ function show(box, data, ui) {
     el("section", { class: "panel" }, map.node));
   let opened = "";
 
+  /** @param {Now} now */
   function update(now) {
     for (const part of [bar, head, received, map]) part.update(now);
     const { layer, head: h, text } = now.state;

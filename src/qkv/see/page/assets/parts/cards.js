@@ -41,6 +41,7 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
 async function probedBy(engine, { before, probes }) {
   const { words } = await engine.model;
   const runs = new Map();
+  /** @param {Edit[]} edits */
   const run = (edits) => {
     const key = JSON.stringify(edits);
     if (!runs.has(key)) runs.set(key, engine.run(before.text, edits, { at: [before.place] }));
@@ -78,7 +79,12 @@ function rightOf({ right }, values) {
   return Math.abs(by) < AS_MUCH ? 1 : by < 0 ? 0 : 2;
 }
 
-/** A text of a card as nodes. */
+/**
+ * A text of a card as nodes.
+ * @param {string} text
+ * @param {any} card
+ * @param {any} values
+ */
 function cardWords(text, card, values) {
   return text.split(/(\*[^*]+\*|\{\d+\})/).map((part) => {
     if (part.startsWith("*")) return word(part.slice(1, -1));
@@ -86,17 +92,22 @@ function cardWords(text, card, values) {
   });
 }
 
+/** @param {any} given @param {any} values @param {number} i */
 function probeNumber({ probes }, values, i) {
   return probes[i].of === "weight" ? fixed(values[i], 2) : chance(values[i]);
 }
 
-/** Begins the lesson; null where the model has none. */
+/**
+ * Begins the lesson; null where the model has none.
+ * @param {any} store
+ */
 export function lessonButton(store) {
   const { cards = [] } = store.data;
   const open = () => openCard(store, 0);
   return cards.length ? el("button", { type: "button", class: "lesson in-whole", onclick: open }, `A lesson: ${cards.length} cards`) : null;
 }
 
+/** @param {any} store @param {number} k */
 function openCard(store, k) {
   store.set({ ...store.data.cards[k].before, beside: false, second: null, card: k, guess: null });
 }
@@ -120,12 +131,14 @@ export function cardsPart(ui, store) {
   const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // by card
+  /** @type {[number | null, any, any]} */
   let [at, drawn, kept] = [null, null, null]; // kept: what the reader had before the lesson
 
   function close() {
     store.set({ ...kept, card: null, guess: null });
   }
 
+  /** @param {number} i */
   function guess(i) {
     if (store.state.guess !== null) return;
     store.set({ ...cards[at].after, guess: i });
@@ -146,7 +159,10 @@ export function cardsPart(ui, store) {
     drawn = at;
   }
 
-  /** What the reader guessed, and what is so. */
+  /**
+   * What the reader guessed, and what is so.
+   * @param {any} own
+   */
   function mark(own) {
     const [card, values] = [cards[at], measured.get(at)];
     const best = rightOf(card, values);
@@ -172,6 +188,7 @@ export function cardsPart(ui, store) {
     const mine = at;
     if (!measured.has(mine)) {
       measured.set(mine, null);
+      /** @param {any} values */
       const heard = (values) => {
         measured.set(mine, values);
         update({ state: store.state, run });

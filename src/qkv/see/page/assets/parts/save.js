@@ -7,6 +7,8 @@ import { cut } from "../base/text.js";
 import { pictureOf, pngOf, svgText } from "./picture.js";
 import "./save.css";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
+
 /**
  * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
  * @typedef {[string, string, () => Table]} Sheet  what a reader calls them, what their file is called, the table
@@ -26,7 +28,10 @@ function exactly(x) {
   return String(Number(x.toPrecision(digits)));
 }
 
-/** A cell. A text that a spreadsheet would compute has a ' before it. */
+/**
+ * A cell. A text that a spreadsheet would compute has a ' before it.
+ * @param {any} value
+ */
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return exactly(value);
@@ -48,7 +53,12 @@ export function csvOf({ columns, rows }) {
 export function matricesIn(node) {
   const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
   return found.map((block) => {
+    /**
+     * @type {{label: string, rows: string[], columns: string[], value: (i: number, j: number) => any,
+     *         entries: (i: number) => [number, any][]}}
+     */
     const { label, rows, columns, value, entries } = MATRICES.get(block);
+    /** @type {(i: number) => (j: number) => any} */
     const at = entries ? (i) => ((known) => (j) => known.get(j))(new Map(entries(i))) : (i) => (j) => value(i, j);
     const table = () => ({
       columns: ["place", "row", ...columns.map((name, j) => `${j} ${name}`)],
@@ -71,7 +81,9 @@ export function saveMenu(ui, around, about) {
   const done = el("span", { class: "note" });
   const bar = el("div", { class: "bar" });
   const box = el("details", { class: "save", ontoggle: () => list() }, el("summary", {}, "Save"), bar);
+  /** @type {[{node: HTMLElement, show: (name: string, value: any, note?: string) => Promise<void>} | null, any]} */
   let [paper, later] = [null, 0]; // paper: for a text to copy
+  /** @param {string} label @param {any} make */
   const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
   const picture = () => pictureOf(ui, around, about().caption);
 
@@ -83,7 +95,10 @@ export function saveMenu(ui, around, about) {
     fill(bar, button("SVG", svgFile), button("PNG", pngFile), sheets, done);
   }
 
-  /** The numbers as they are now: another step may have been chosen since the buttons were made. */
+  /**
+   * The numbers as they are now: another step may have been chosen since the buttons were made.
+   * @param {number} k
+   */
   function csvFile(k) {
     const [, name, table] = about().numbers[k];
     return { name, kind: "csv", text: csvOf(table()) };
@@ -97,12 +112,13 @@ export function saveMenu(ui, around, about) {
     return { name: about().name, kind: "png", blob: await pngOf(picture()) };
   }
 
+  /** @param {any} make */
   async function save(make) {
     try {
       const { name, kind, text, blob } = await make();
       const called = `${fileName(name, about().text)}.${kind}`;
       const free = letsFilesOut();
-      handOver(called, blob ?? new Blob([text], { type: { svg: "image/svg+xml", csv: "text/csv" }[kind] }));
+      handOver(called, blob ?? new Blob([text], { type: kind === "svg" ? "image/svg+xml" : "text/csv" }));
       fill(done, free ? `Saved: ${called}` : `The frame around this page may forbid to save ${called}.${text ? " Here it is to copy." : " Open the page in a window of its own for that."}`);
       if (!free && text) {
         paper ??= toTakeAway(ui);
@@ -122,13 +138,22 @@ export function saveMenu(ui, around, about) {
   return { node: box, update };
 }
 
-/** A name that every system takes: what it is, and the first words of what it is of. */
+/**
+ * A name that every system takes: what it is, and the first words of what it is of.
+ * @param {string} name
+ * @param {string} text
+ */
 function fileName(name, text) {
+  /** @param {string} x */
   const plain = (x) => x.replace(/[^\p{L}\p{N}.]+/gu, "-").replace(/^[-.]+|[-.]+$/g, "");
   return [plain(name), plain(cut(text, 40).replace("[MASK]", "mask"))].filter(Boolean).join("_");
 }
 
-/** Gives the reader a file. */
+/**
+ * Gives the reader a file.
+ * @param {string} name
+ * @param {Blob} blob
+ */
 function handOver(name, blob) {
   const href = URL.createObjectURL(blob);
   el("a", { href, download: name }).click();
@@ -149,7 +174,10 @@ function letsFilesOut() {
 
 // ---- text to be copied
 
-/** A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked. */
+/**
+ * A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked.
+ * @param {Ui} ui
+ */
 export function toTakeAway(ui) {
   const id = ui.id("take");
   const label = el("label", { for: id });
@@ -170,6 +198,7 @@ export function toTakeAway(ui) {
     }
   }
 
+  /** @param {string} name @param {any} value */
   function show(name, value, note = "") {
     fill(label, name);
     fill(told, note);
