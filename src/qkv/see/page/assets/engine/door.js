@@ -17,7 +17,7 @@
  * @property {boolean} [causal]  whether the model lets no token see what follows it
  * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
  * @property {[number, number, string][]} [words]  [first, last + 1, word]: its tokens as words of the text, once a page has them
- * @property {any} [source]  of a recorded run: how its numbers are read, see `reader` in recorded.js
+ * @property {import("./recorded.js").Source} [source]  of a recorded run: how its numbers are read
  */
 
 /**

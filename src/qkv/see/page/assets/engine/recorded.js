@@ -6,6 +6,44 @@ import { unpack } from "../base/values.js";
 /** @typedef {import("./edits.js").Edit} Edit */
 
 /**
+ * A text as its numbers are read: TEXT of payload.py, but flags for the places of special tokens.
+ * @typedef {object} Text
+ * @property {string} name
+ * @property {string[]} tokens
+ * @property {string[] | null} keys  null: the tokens
+ * @property {number[]} special  1 or 0 for each token
+ * @property {number[] | null} [key_special]
+ * @property {[number, number, string][] | null} words  [first, last + 1, word]; null where no token is a piece
+ * @property {[number, number, string][] | null} [key_words]
+ * @property {number | null} [split]  where a second sentence begins
+ * @property {number[]} layers  their numbers
+ * @property {number} heads
+ * @property {number} length
+ * @property {number} key_length
+ * @property {any} hidden  whether masks hide anything, and where
+ * @property {(number | null)[]} scale  by layer: what its scores were multiplied by
+ * @property {any} summary  of a long text: its largest weights
+ * @property {any} [norms]
+ * @property {Record<string, number[][] | null>} [measures]  by name, layer and head
+ * @property {string[]} left_out
+ */
+
+/**
+ * How the numbers of a text are read; l and h count from 0 within what is held, i and j are a query and a key.
+ * @typedef {object} Source
+ * @property {Text} text
+ * @property {string[]} keys
+ * @property {number[]} keySpecial
+ * @property {[number, number, string][] | null} keyWords
+ * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row  gives each weight of a query that is held
+ * @property {(l: number, h: number, i: number, j: number) => boolean} hidden
+ * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether it is a reader's changes that hide it
+ * @property {(l: number, h: number, j: number) => number | null} norm
+ * @property {(l: number, h: number, j: number) => number} received
+ * @property {(l: number, h: number, i: number, j: number) => number | null} score  scaled; -Infinity where hidden, null where there is none
+ */
+
+/**
  * A text of the payload as a run. A long one holds the largest of its weights, and has no pattern.
  * @param {any} written  TEXT of payload.py
  * @returns {Run}
@@ -64,6 +102,7 @@ export function openRecorded(data) {
 /**
  * What a text's packed numbers say; l and h count from 0 within what is held.
  * @param {any} text
+ * @returns {Source}
  */
 function reader(text) {
   const { heads: H, length: L, key_length: S, summary } = text;
@@ -86,13 +125,6 @@ function reader(text) {
     keys: text.keys || text.tokens,
     keySpecial: text.key_special || text.special,
     keyWords: text.key_words || (text.keys ? null : text.words),
-    /**
-     * Calls give(j, weight) for each weight of a query that the page holds.
-     * @param {number} l
-     * @param {number} h
-     * @param {number} i
-     * @param {(key: number, weight: number) => void} give
-     */
     row(l, h, i, give) {
       const base = (l * H + h) * L + i;
       if (summary) {
@@ -106,19 +138,9 @@ function reader(text) {
       const weights = once("weights", text.weights);
       for (let j = 0; j < S; j++) give(j, weights[base * S + j]);
     },
-    /** @param {number} l @param {number} h @param {number} i @param {number} j */
     hidden: (l, h, i, j) => bit("hidden", l, h, i, j),
-    /** @param {number} l @param {number} h @param {number} j */
     norm: (l, h, j) => ofKey("norms", text.norms, l, h, j),
-    /** @param {number} l @param {number} h @param {number} j */
     received: (l, h, j) => ofKey("received", summary.received, l, h, j),
-    /**
-     * The scaled score; -Infinity where hidden, null where the page has none.
-     * @param {number} l
-     * @param {number} h
-     * @param {number} i
-     * @param {number} j
-     */
     score(l, h, i, j) {
       const packed = text.scores;
       const k = packed ? packed.layers.indexOf(text.layers[l]) : -1;

@@ -5,10 +5,26 @@ import { roving } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
 import { count, number, visible } from "../base/text.js";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./sight.js").Head} Head */
+
+/**
+ * @typedef {{head: Head, active: number[], held: boolean, high: number}} Shown  `active`: the rows in view; `held`: whether
+ *     they are; `high`: the end of the scale
+ * @typedef {{c?: number, name: string, kind: string, values: number[], hidden?: boolean, mine?: boolean}} Key  one in the
+ *     list, or several together, which have no column; `values`: of each row in view
+ */
+
 export const ROW = 26; // height of one token, in CSS pixels
 export const LISTED = 40; // up to so many keys are all listed
 
-/** The rows of a head in view: those of the tokens held, else the one under pointer or focus, else that of the token at rest. */
+/**
+ * The rows of a head in view: those of the tokens held, else the one under pointer or focus, else that of the token at rest.
+ * @param {Head} head
+ * @param {number[]} held
+ * @param {number | null} hover
+ * @param {number} token
+ */
 export function rowsInView(head, held, hover, token) {
   const rows = held.map(head.rowAt).filter((r) => r >= 0);
   if (rows.length) return [...new Set(rows)];
@@ -16,7 +32,13 @@ export function rowsInView(head, held, hover, token) {
   return head.rows.length ? [Math.max(0, head.rowAt(token))] : [];
 }
 
-/** The tokens held once a row was picked, alone or `add`ed to the others; it is let go where it was held. */
+/**
+ * The tokens held once a row was picked, alone or `add`ed to the others; it is let go where it was held.
+ * @param {Head} head
+ * @param {number[]} held
+ * @param {number} r
+ * @param {boolean} add
+ */
 export function heldWith(head, held, r, add) {
   const others = held.filter((token) => head.rowAt(token) !== r);
   const on = others.length < held.length;
@@ -26,6 +48,8 @@ export function heldWith(head, held, r, add) {
 /**
  * Queries on the left, keys on the right, lines between. Of many keys those are listed that the
  * queries in view look at most, with their places; of many queries only a window is in the page.
+ * @param {Ui} ui
+ * @param {{onhover: (r: number | null, aloud: boolean) => void, onpick: (r: number, add: boolean) => void, onfree: () => void}} heard
  */
 export function lines(ui, { onhover, onpick, onfree }) {
   const tokens = el("div", { class: "tokens" });
@@ -45,9 +69,13 @@ export function lines(ui, { onhover, onpick, onfree }) {
     art,
     keys,
   );
-  let now = null; // {head, active: rows in view, held: whether they are, high: end of the scale}
-  let listed = []; // {values: one for each row in view} of each key in the list
+  /** @type {Shown | null} */
+  let now = null;
+  /** @type {Key[]} */
+  let listed = [];
+  /** @param {number} k */
   const colour = (k) => `var(--line-${k % LINES})`;
+  /** @param {any} event */
   const item = (event) => event.target.closest("[data-i]");
   const move = roving(list, {
     count: () => now.head.rows.length,
@@ -63,18 +91,21 @@ export function lines(ui, { onhover, onpick, onfree }) {
     drawTokens();
     drawLinks();
   };
-  list.addEventListener("pointerover", (event) => {
+  list.addEventListener("pointerover", (/** @type {PointerEvent} */ event) => {
     if (item(event) && event.pointerType !== "touch") onhover(Number(item(event).dataset.i), false);
   });
   list.addEventListener(
     "focusin",
-    (event) => item(event).matches(":focus-visible") && onhover(Number(item(event).dataset.i), true),
+    (/** @type {FocusEvent} */ event) => item(event).matches(":focus-visible") && onhover(Number(item(event).dataset.i), true),
   );
   for (const left of ["pointerleave", "focusout"]) list.addEventListener(left, () => onhover(null, false));
   list.addEventListener("scroll", () => requestAnimationFrame(again), { passive: true });
   ui.redraw(() => again());
 
-  /** Scrolls to a row; to the middle if it is far away. */
+  /**
+   * Scrolls to a row; to the middle if it is far away.
+   * @param {number} i
+   */
   function reveal(i) {
     const room = list.clientHeight;
     const middle = (i + 0.5) * ROW - room / 2;
@@ -88,7 +119,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
     const all = head.rows.length;
     const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 6);
     const last = Math.min(all, first + Math.ceil((list.clientHeight || 400) / ROW) + 12);
-    const old = new Map([...tokens.children].map((node_) => [Number(node_.dataset.i), node_]));
+    const old = new Map([...tokens.children].map(/** @returns {[number, HTMLElement]} */ (node_) => [Number(node_.dataset.i), node_]));
     for (const [i, node_] of old) {
       if ((i < first || i >= last) && i !== move.at && node_ !== ui.focused()) node_.remove();
     }
@@ -96,6 +127,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
     if (all && (move.at < first || move.at >= last)) draw(move.at); // the one tab stop
     move.refresh();
 
+    /** @param {number} i */
     function draw(i) {
       let token = old.get(i);
       if (!token) {
@@ -113,7 +145,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
           all > LISTED ? el("span", { class: "place" }, count(place)) : null,
           el("bdi", {}, visible(name)),
         );
-        tokens.insertBefore(token, [...tokens.children].find((other) => other.dataset.i > i) || null);
+        tokens.insertBefore(token, [...tokens.children].find((/** @type {any} */ other) => other.dataset.i > i) || null);
       }
       const k = active.indexOf(i);
       token.setAttribute("aria-selected", String(held && k >= 0));
@@ -139,6 +171,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
       mine: active.every((r) => head.changed(r, c)),
     }));
     if (many) {
+      /** @param {number} r */
       const sum = (r) =>
         head.known(r).reduce((total, [c, value]) => total + (shown.includes(c) ? 0 : value), head.rest(r));
       listed.push({
@@ -206,7 +239,11 @@ export function lines(ui, { onhover, onpick, onfree }) {
     );
   }
 
-  /** Shows what `next` says; `fresh`: other tokens than before, so that the first one in view is sought. */
+  /**
+   * Shows what `next` says; `fresh`: other tokens than before, so that the first one in view is sought.
+   * @param {Shown} next
+   * @param {boolean} fresh
+   */
   function set(next, fresh) {
     now = next;
     const all = now.head.rows.length;

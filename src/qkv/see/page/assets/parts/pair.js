@@ -13,13 +13,27 @@ import "./pair.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/alongside.js").Both} Both */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("./sight.js").At} At */
+/** @typedef {import("./sight.js").Head} Head */
+/** @typedef {{places: Both[], names: string[], at: (k: number, place: number) => number | undefined}} Axis */
+/** @typedef {ReturnType<typeof sideOf>} Side */
+/** @typedef {{rows: Axis, columns: Axis, names: string[]}} Shown  both axes, and the names of the texts */
 
 const AWAY = "out of sight";
 const CELLS = 40; // up to so many columns each has cells of its own, beyond them the three stand side by side as pictures
 
-/** An axis of both texts with its names: a token of both, else "one / other". */
+/**
+ * An axis of both texts with its names: a token of both, else "one / other".
+ * @param {string[]} one
+ * @param {string[]} other
+ * @returns {Axis}
+ */
 function axisOf(one, other) {
   const places = alongside(one, other);
+  /** @param {Both} both */
   const nameOf = ([a, b]) => (a === null ? other[b] : b === null || one[a] === other[b] ? one[a] : `${visible(one[a])} / ${visible(other[b])}`);
   const inverse = [0, 1].map((k) => new Map(places.map((both, i) => [both[k], i])));
   return { places, names: places.map(nameOf), at: (k, place) => inverse[k].get(place) };
@@ -27,9 +41,15 @@ function axisOf(one, other) {
 
 // ---- one of the two
 
-/** What tokens of one text look at: a sentence and lines. `heard()` is told when other rows are in view. */
+/**
+ * What tokens of one text look at: a sentence and lines. `heard()` is told when other rows are in view.
+ * @param {Ui} ui
+ * @param {{heard: () => void, onpick: (token: number) => void}} options
+ */
 function sideOf(ui, { heard, onpick }) {
+  /** @type {{head: Head | null, held: number[], cursor: number, at: At | null, high: number}} */
   const self = { head: null, held: [], cursor: 0, at: null, high: 1 };
+  /** @type {number | null} */
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});
   const sentence = el("p", { class: "sentence" });
@@ -37,6 +57,7 @@ function sideOf(ui, { heard, onpick }) {
 
   const active = () => rowsInView(self.head, self.held, hover, self.cursor);
 
+  /** @param {number | null} r */
   function preview(r, aloud = false) {
     if (r === hover) return;
     hover = r;
@@ -44,6 +65,7 @@ function sideOf(ui, { heard, onpick }) {
     refresh(aloud);
   }
 
+  /** @param {number} r */
   function pick(r, add = false) {
     self.held = heldWith(self.head, self.held, r, add);
     self.cursor = self.head.rows[r].first;
@@ -56,7 +78,10 @@ function sideOf(ui, { heard, onpick }) {
     refresh(true);
   }
 
-  /** After looking, holding or letting go; `fresh`: other tokens than before. */
+  /**
+   * After looking, holding or letting go; `fresh`: other tokens than before.
+   * @param {boolean} aloud
+   */
   function refresh(aloud, fresh = false) {
     if (fresh) hover = null;
     const rows = active();
@@ -74,7 +99,7 @@ function sideOf(ui, { heard, onpick }) {
 /**
  * What the two are to show, both of one head; lists have the first text's before the second's.
  * @typedef {object} Paired
- * @property {any} state  that of the page: layer, head, and what is in sight
+ * @property {PlayState} state  that of the page: layer, head, and what is in sight
  * @property {Run[]} runs
  * @property {Edit[][]} edits  with which they were run
  * @property {string[]} names  of the texts
@@ -84,16 +109,16 @@ function sideOf(ui, { heard, onpick }) {
 
 /**
  * Two texts beside each other; `onpick(which, token)` hears of the choice of a token.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {{onpick?: (which: number, token: number) => void}} options
  */
 export function pairPart(ui, { onpick = () => {} } = {}) {
   const sides = [0, 1].map((k) => sideOf(ui, { heard: () => mark(), onpick: (token) => onpick(k, token) }));
   const maps = [0, 1, 2].map((which) =>
     heatmap(ui, {
-      describe: (i, j) => numbersOf(which, i, j),
-      onpoint: (i, j = null) => look(which, i, j),
-      onpick: (i, _, event) => choose(i, event.shiftKey),
+      describe: (/** @type {number} */ i, /** @type {number} */ j) => numbersOf(which, i, j),
+      onpoint: (/** @type {number | null} */ i, /** @type {number | null} */ j = null) => look(which, i, j),
+      onpick: (/** @type {number} */ i, /** @type {number} */ _, /** @type {MouseEvent | KeyboardEvent} */ event) => choose(i, event.shiftKey),
       onfree: () => sides.forEach((side) => side.free()),
       cell: { min: 12, max: 26 },
     }),
@@ -102,12 +127,16 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   const table = foldedTable("The chosen row as a table", "table of both");
   const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
-  /** @type {{rows: any, columns: any, names: string[]}} */
+  /** @type {Shown | null} */
   let now = null;
   let [pointing, quiet] = [false, false]; // quiet: several things change, and are drawn once
   let shown = ""; // which heads the heat maps show
 
-  /** Changes what is in view of both texts, then draws the heat maps once, with what else they are to know. */
+  /**
+   * Changes what is in view of both texts, then draws the heat maps once, with what else they are to know.
+   * @param {() => void} change
+   * @param {Record<string, any>[]} next  of each
+   */
   function once(change, next = []) {
     quiet = true;
     change();
@@ -115,11 +144,17 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     mark(next);
   }
 
-  /** One cell is pointed at in all three, and its row in both texts. */
+  /**
+   * One cell is pointed at in all three, and its row in both texts.
+   * @param {number} which
+   * @param {number | null} i
+   * @param {number | null} j
+   */
   function look(which, i, j) {
     if (pointing || !now) return;
     pointing = true;
     maps.forEach((map, k) => k !== which && map.point(i, j));
+    /** @param {Side} side @param {number} k */
     const show = (side, k) => {
       const r = i === null ? null : now.rows.places[i][k];
       side.preview(r);
@@ -129,11 +164,15 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     pointing = false;
   }
 
+  /** @param {number} i @param {boolean} add */
   function choose(i, add) {
     sides.forEach((side, k) => now.rows.places[i][k] !== null && side.pick(now.rows.places[i][k], add));
   }
 
-  /** The rows in view are outlined: those of its text in each map, those of both in the difference. */
+  /**
+   * The rows in view are outlined: those of its text in each map, those of both in the difference.
+   * @param {Record<string, any>[]} next
+   */
   function mark(next = []) {
     if (quiet || !now) return;
     const rows = sides.map((side, k) => side.active().map((r) => now.rows.at(k, r)));
@@ -142,23 +181,37 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     table.set(() => pairTold(now, sides, rows));
   }
 
-  /** A weight of one text; null where the text has no such cell. */
+  /**
+   * A weight of one text; null where the text has no such cell.
+   * @param {number} k
+   * @param {number} i
+   * @param {number} j
+   * @returns {number | null | undefined}
+   */
   function weightAt(k, i, j) {
     const [r, c] = cellAt(k, i, j);
     if (r === null || c === null) return null;
     return c === undefined ? sides[k].head.gone(r) : sides[k].head.at(r, c);
   }
 
-  /** Row and column of a cell in one text; behind the last column there is what is out of sight. */
+  /**
+   * Row and column of a cell in one text; behind the last column there is what is out of sight.
+   * @param {number} k
+   * @param {number} i
+   * @param {number} j
+   * @returns {[number | null, number | null | undefined]}
+   */
   function cellAt(k, i, j) {
     return [now.rows.places[i][k], now.columns.places[j]?.[k]];
   }
 
+  /** @param {number} i @param {number} j */
   function difference(i, j) {
     const [one, other] = [weightAt(0, i, j), weightAt(1, i, j)];
     return one === null || other === null ? null : (other || 0) - (one || 0);
   }
 
+  /** @param {number} which @param {number} i @param {number} j */
   function numbersOf(which, i, j) {
     const here = [0, 1].map((k) => weightAt(k, i, j));
     const title = `${visible(now.rows.names[i])} → ${j in now.columns.names ? visible(now.columns.names[j]) : AWAY}`;
@@ -187,14 +240,20 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
       fill(side.heading, visible(above[k]));
     });
     if (!known) {
-      const [rows, columns] = ["rows", "columns"].map((which) => axisOf(...heads.map((head) => head[which].map(({ name }) => name))));
+      const [rows, columns] = /** @type {("rows" | "columns")[]} */ (["rows", "columns"]).map((which) =>
+        axisOf(.../** @type {[string[], string[]]} */ (heads.map((head) => head[which].map(({ name }) => name)))));
       now = { rows, columns, names };
       [...above, "The difference"].forEach((title, k) => fill(titles[k], visible(title)));
     }
     once(() => sides.forEach((side, k) => side.refresh(false, fresh[k])), known ? [] : mapsOf(heads, at, high));
   }
 
-  /** What the three heat maps show; each has the room that its cells need, or its picture where there are too many. */
+  /**
+   * What the three heat maps show; each has the room that its cells need, or its picture where there are too many.
+   * @param {Head[]} heads
+   * @param {At} at
+   * @param {number} high
+   */
   function mapsOf(heads, at, high) {
     const { rows, columns, names } = now;
     const size = columns.names.length;
@@ -203,10 +262,12 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     const away = heads.some((head) => head.away);
     const lacks = [0, 1].map((k) => [...rows.places, ...columns.places].some((both) => both[k] === null));
     const axes = { rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
-    const extra = (value) => (away ? { name: AWAY, value: (i) => value(i, size) } : null);
+    /** @param {(i: number, j: number) => number | null | undefined} value */
+    const extra = (value) => (away ? { name: AWAY, value: (/** @type {number} */ i) => value(i, size) } : null);
     const own = [0, 1].map((k) => {
+      /** @param {number} i @param {number} j */
       const value = (i, j) => weightAt(k, i, j);
-      const entries = heads[k].sparse ? (i) => knownOf(k, i) : null;
+      const entries = heads[k].sparse ? (/** @type {number} */ i) => knownOf(k, i) : null;
       return { ...axes, absent: lacks[k] && `no such token in ${names[k]}`, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
     });
     const entries = heads.some(({ sparse }) => sparse) ? differencesOf : null;
@@ -214,19 +275,28 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     return [...own, { ...axes, label: words[0], value: difference, low: -high, entries, extra: extra(difference), bar: words[1] }];
   }
 
-  /** The cell that is described at rest: what the row in view of a text looks at most. */
+  /**
+   * The cell that is described at rest: what the row in view of a text looks at most.
+   * @param {number} k
+   */
   function homeOf(k) {
     const [row] = sides[k].active();
     const best = row === undefined ? null : sides[k].head.known(row)[0];
     return best ? [now.rows.at(k, row), now.columns.at(k, best[0])] : null;
   }
 
-  /** Of a long text: the weights of a row that the page holds. */
+  /**
+   * Of a long text: the weights of a row that the page holds.
+   * @param {number} k
+   * @param {number} i
+   * @returns {[number, number][]}  a place on the common axis, and the weight
+   */
   function knownOf(k, i) {
     const r = now.rows.places[i][k];
     return r === null ? [] : sides[k].head.known(r).map(([c, value]) => [now.columns.at(k, c), value]);
   }
 
+  /** @param {number} i */
   function differencesOf(i) {
     const [one, other] = [0, 1].map((k) => new Map(knownOf(k, i)));
     if (now.rows.places[i].includes(null)) return [];
@@ -236,9 +306,15 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   return { node, set, sides };
 }
 
-/** What the chosen row looks at in both, as a table has it. */
+/**
+ * What the chosen row looks at in both, as a table has it.
+ * @param {Shown} now
+ * @param {Side[]} sides
+ * @param {number[][]} rows
+ */
 function pairTold(now, sides, rows) {
   const values = sides.map((side, k) => (rows[k].length ? side.head.values(now.rows.places[rows[k][0]][k]) : new Map()));
+  /** @param {Both} both @param {number} j */
   const line = (both, j) => {
     const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));
     const all = [...here, here.includes(null) ? null : here[1] - here[0]];

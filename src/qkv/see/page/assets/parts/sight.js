@@ -9,18 +9,36 @@ import { SIGHT } from "../store/state.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/recorded.js").Source} Source */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../store/state.js").Sight} Sight */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+
+/**
+ * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, `last` left out
+ * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: what is not held
+ * @typedef {{l: number, h: number}} Place  a head: its layer and its number, from 0 within what is held
+ * @typedef {PlayState & Place} At  what the page shows, and the head
+ * @typedef {ReturnType<typeof sight>} Seen
+ * @typedef {ReturnType<typeof arrange>} Head  as it is to be seen
+ * @typedef {{rows: Span[], columns: Span[], made: (l: number, h: number) => Pick<Row, "values">[]}} Drawable
+ * @typedef {{title: string, fields: string[][]}} Told  a cell in words: names and values
+ */
 
 // ---- one head of one text
 
 /**
  * What is in sight of a text: subwords merged or not, special tokens left out or not, weights or
  * contributions. Nothing is renormalised: `gone` is what went out of sight.
+ * @param {Source} source
+ * @param {Sight} state
  */
 function sight(source, state) {
   const { text, keys, keySpecial, keyWords } = source;
   const { part } = state;
+  /** @type {(names: string[], words: [number, number, string][] | null, special: number[], wanted: string) => Span[]} */
   const spans = (names, words, special, wanted) =>
-    (state.merge && words ? words : names.map((name, i) => [i, i + 1, name]))
+    (state.merge && words ? words : names.map(/** @returns {[number, number, string]} */ (name, i) => [i, i + 1, name]))
       .filter(
         ([first]) =>
           !(state.skip && special[first]) && (part === "all" || first < text.split === (wanted === "A")),
@@ -28,6 +46,7 @@ function sight(source, state) {
       .map(([first, last, name]) => ({ first, last, name }));
   const rows = spans(text.tokens, text.words, text.special, part[0]);
   const columns = spans(keys, keyWords, keySpecial, part[1]);
+  /** @param {Span[]} parts @param {number} length */
   const inverse = (parts, length) => {
     const at = new Int32Array(length).fill(-1);
     parts.forEach(({ first, last }, k) => at.fill(k, first, last));
@@ -35,7 +54,12 @@ function sight(source, state) {
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
   const long = state.mode === "length";
-  /** All rows of a head: column -> value of what the page holds, and what it does not show. */
+  /**
+   * All rows of a head: column -> value of what the page holds, and what it does not show.
+   * @param {number} l
+   * @param {number} h
+   * @returns {Row[]}
+   */
   function made(l, h) {
     const norms = long ? keys.map((_, j) => source.norm(l, h, j)) : null;
     return rows.map(({ first, last }) => {
@@ -52,11 +76,13 @@ function sight(source, state) {
       return { values, gone, rest: text.summary && !norms ? Math.max(0, 1 - held) : 0 };
     });
   }
+  /** @type {number | null} */
   let highest = null;
   return {
     source,
     rows,
     columns,
+    /** @param {number} i */
     rowAt: (i) => rowAt[i],
     away: columnAt.includes(-1),
     made,
@@ -70,17 +96,25 @@ function sight(source, state) {
   };
 }
 
-/** The largest value among the rows of a head. */
+/**
+ * The largest value among the rows of a head.
+ * @param {Pick<Row, "values">[]} made
+ */
 function largest(made) {
   let most = 0;
   for (const { values } of made) for (const value of values.values()) if (value > most) most = value;
   return most;
 }
 
-/** A head as it is to be seen; `seen` is what sight() gives. */
+/**
+ * A head as it is to be seen; `seen` is what sight() gives.
+ * @param {Seen} seen
+ * @param {Place} head
+ */
 export function arrange(seen, { l, h }) {
   const { source, rows, columns } = seen;
   const { text } = source;
+  /** @type {(r: number, c: number, test: Source["hidden"]) => boolean} */
   const everywhere = (r, c, test) => {
     for (let i = rows[r].first; i < rows[r].last; i++)
       for (let j = columns[c].first; j < columns[c].last; j++) if (!test(l, h, i, j)) return false;
@@ -93,16 +127,30 @@ export function arrange(seen, { l, h }) {
   return {
     ...seen,
     sparse: Boolean(text.summary),
+    /** @param {number} r */
     known: (r) => made[r].known, // [[column, value], ...], largest first
+    /** @param {number} r */
     values: (r) => made[r].values,
+    /** @param {number} r */
     gone: (r) => made[r].gone,
+    /** @param {number} r */
     rest: (r) => made[r].rest, // of a summary: what the page does not hold
-    /** A cell; NaN where hidden, undefined where the page does not hold it. */
+    /**
+     * A cell; NaN where hidden, undefined where the page does not hold it.
+     * @param {number} r
+     * @param {number} c
+     * @returns {number | undefined}
+     */
     at(r, c) {
       return this.hidden(r, c) ? NaN : made[r].values.get(c);
     },
+    /** @param {number} r @param {number} c */
     hidden: (r, c) => Boolean(text.hidden) && everywhere(r, c, source.hidden),
-    /** Whether it is a reader's changes that hide it. */
+    /**
+     * Whether it is a reader's changes that hide it.
+     * @param {number} r
+     * @param {number} c
+     */
     changed: (r, c) => Boolean(text.hidden && source.changed) && everywhere(r, c, source.changed),
   };
 }
@@ -115,6 +163,7 @@ const IN_SIGHT = new WeakMap(); // run -> {source, what is in sight of it by way
  * What `reader` makes of a text in a payload; of a run of the model the same is made here.
  * @param {Run} run
  * @param {Edit[]} edits  with which it was run
+ * @returns {Source}
  */
 function sourceOf(run, edits) {
   if (run.source) return run.source;
@@ -122,15 +171,20 @@ function sourceOf(run, edits) {
   const words = spansOf(run);
   const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
   const masks = new Map(); // by head, where edits say
+  /** @param {number} l @param {number} h */
   const maskOf = (l, h) => {
     const key = l * heads + h;
     if (!masks.has(key)) masks.set(key, hiddenBy(edits, l, h, T));
     return masks.get(key);
   };
+  /** @type {Source["score"]} */
   const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
   // a row that is set by hand may have a weight where a mask is: this one is seen
+  /** @type {Source["hidden"]} */
   const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
+  /** @param {number} i @param {number} j */
   const ahead = (i, j) => (causal && j > i ? -Infinity : 0);
+  /** @type {Source["hidden"]} */
   const own = (l, h, i, j) => !pattern[l][h][i * T + j] && (score(l, h, i, j) ?? ahead(i, j)) === -Infinity; // the model's mask
   const flags = special.map(Number);
   return {
@@ -164,10 +218,15 @@ function sourceOf(run, edits) {
   };
 }
 
-/** All tokens of a run as words, [first, last + 1, name]; null where each is one. */
+/**
+ * All tokens of a run as words, [first, last + 1, name]; null where each is one.
+ * @param {Run} run
+ * @returns {[number, number, string][] | null}
+ */
 function spansOf({ tokens, words = [] }) {
   if (words.every(([first, last]) => last - first === 1)) return null;
   const many = new Map(words.filter(([first, last]) => last - first > 1).map((span) => [span[0], span]));
+  /** @type {[number, number, string][]} */
   const found = [];
   for (let t = 0; t < tokens.length; t = found.at(-1)[1]) found.push(many.get(t) ?? [t, t + 1, tokens[t]]);
   return found;
@@ -177,12 +236,13 @@ function spansOf({ tokens, words = [] }) {
  * What is in sight of a run, kept as long as the run.
  * @param {Run} run
  * @param {Edit[]} edits  with which it was run
- * @param {any} state  that of the page: what it has of SIGHT
+ * @param {Partial<Sight>} state  that of the page: what it has of SIGHT
+ * @returns {Seen}
  */
 export function seenIn(run, edits, state = SIGHT) {
   if (!IN_SIGHT.has(run)) IN_SIGHT.set(run, { source: sourceOf(run, edits), ways: new Map() });
   const { source, ways } = IN_SIGHT.get(run);
-  const asked = pick({ ...SIGHT, ...state }, Object.keys(SIGHT));
+  const asked = /** @type {Sight} */ (pick({ ...SIGHT, ...state }, Object.keys(SIGHT)));
   const way = JSON.stringify(asked);
   if (!ways.has(way)) ways.set(way, sight(source, asked));
   return ways.get(way);
@@ -190,8 +250,8 @@ export function seenIn(run, edits, state = SIGHT) {
 
 /**
  * Where the scale of a head ends: at 1, at the largest length of all heads, or at its own largest.
- * @param {any} seen  what is in sight
- * @param {any} state  that of the page
+ * @param {Seen} seen  what is in sight
+ * @param {Pick<PlayState, "stretch" | "mode" | "layer" | "head">} state  that of the page
  */
 export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
@@ -200,28 +260,51 @@ export function endOfScale(seen, { stretch, mode, layer, head }) {
 const NUMBERS = new WeakMap(); // runs, and what is in sight of them, in their order
 let numbered = 0;
 
-/** Which one it is, for what is drawn once for each. */
+/**
+ * Which one it is, for what is drawn once for each.
+ * @param {object} one
+ */
 export function numberOf(one) {
   if (!NUMBERS.has(one)) NUMBERS.set(one, (numbered += 1));
   return NUMBERS.get(one);
 }
 
-/** The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second. */
+/**
+ * The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second.
+ * @param {Seen} seen
+ * @param {Seen} other
+ * @returns {Drawable}
+ */
 export function differenceOf(seen, other) {
+  /** @param {number} l @param {number} h */
   const made = (l, h) => {
     const before = other.made(l, h);
+    /** @param {Row} row @param {number} r */
     const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - before[r].values.get(c)])) });
     return seen.made(l, h).map(minus);
   };
   return { rows: seen.rows, columns: seen.columns, made };
 }
 
-/** The weights of a head minus those in the original; NaN where both hide the key. */
+/**
+ * The weights of a head minus those in the original; NaN where both hide the key.
+ * @param {Head} original
+ * @param {Head} head
+ * @returns {(r: number, c: number) => number}
+ */
 export function differenceFrom(original, head) {
   return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : head.values(r).get(c) - original.values(r).get(c));
 }
 
-/** A cell's numbers where cells show the difference from the original: both weights, and the difference. */
+/**
+ * A cell's numbers where cells show the difference from the original: both weights, and the difference.
+ * @param {Told} said
+ * @param {Head} head
+ * @param {Head | null} original
+ * @param {number} r
+ * @param {number} c
+ * @returns {Told}
+ */
 export function withDifference(said, head, original, r, c) {
   if (!original) return said;
   const [now, before] = [head, original].map((one) => one.values(r).get(c) ?? 0);
@@ -233,12 +316,22 @@ export function withDifference(said, head, original, r, c) {
 
 // ---- a head in words and numbers
 
-/** Which one it is, where a token occurs more than once. */
+/**
+ * Which one it is, where a token occurs more than once.
+ * @param {Span[]} spans
+ * @param {number} k
+ */
 function which(spans, k) {
   return spans.filter(({ name }) => name === spans[k].name).length > 1 ? ` (${spans[k].first})` : "";
 }
 
-/** What a query does, in words and tokens: `where` names the head, `long` says that values are lengths. */
+/**
+ * What a query does, in words and tokens: `where` names the head, `long` says that values are lengths.
+ * @param {Head} head
+ * @param {number} r
+ * @param {string} where
+ * @param {boolean} long
+ */
 function lookWords(head, r, where, long) {
   const { rows, columns, known, gone, source } = head;
   const said = [word(rows[r].name), which(rows, r)];
@@ -255,7 +348,12 @@ function lookWords(head, r, where, long) {
   return [...said, "."];
 }
 
-/** What the rows in view do, in words: of three, and how many more there are. */
+/**
+ * What the rows in view do, in words: of three, and how many more there are.
+ * @param {Head} head
+ * @param {number[]} rows
+ * @param {At} at
+ */
 export function wordsOfRows(head, rows, at) {
   const { text } = head.source;
   if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
@@ -264,12 +362,22 @@ export function wordsOfRows(head, rows, at) {
   return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
 }
 
-/** A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it. */
+/**
+ * A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it.
+ * @param {Head} head
+ * @param {At} state
+ * @param {number} r
+ * @param {number} c
+ * @returns {Told}
+ */
 export function cellNumbers(head, state, r, c) {
   const { source, rows, columns } = head;
   const { text, row, score, norm } = source;
   const long = state.mode === "length";
-  /** A weight with as many digits as the page knows: of a long text it holds fewer. */
+  /**
+   * A weight with as many digits as the page knows: of a long text it holds fewer.
+   * @param {number} x
+   */
   const exact = (x) => {
     if (!text.summary) return number(x, 5);
     const digits = state.merge ? 3 : 4;
@@ -318,7 +426,13 @@ export function cellNumbers(head, state, r, c) {
 
 // ---- its small picture
 
-/** One head, as the map shows it, as a picture of at most so many pixels a side. */
+/**
+ * One head, as the map shows it, as a picture of at most so many pixels a side.
+ * @param {Ui} ui
+ * @param {{seen: Drawable, high: number}} drawn
+ * @param {Place} head
+ * @param {number} pixels
+ */
 export function thumbnail(ui, { seen, high }, { l, h }, pixels) {
   const [down, across] = [seen.rows.length, seen.columns.length];
   const [wide, tall] = [across, down].map((length) => Math.max(1, Math.min(length, pixels)));

@@ -15,6 +15,7 @@ export function recordedStore(data, heard) {
   const first = data.texts[start.text || 0];
   const place = { text: first.name, layer: Math.max(0, first.layers.indexOf(start.layer)), head: start.head || 0 };
   const looks = { colouring: "pattern", inside: true, ...SIGHT, merge: start.merge, stretch: data.stretch };
+  /** @type {any} */
   let state = Object.freeze({ ...place, query: start.query || 0, place: null, edits: [], ...looks });
   const held = () => data.texts.findIndex((/** @type {any} */ { name }) => name === state.text);
 
@@ -22,6 +23,7 @@ export function recordedStore(data, heard) {
     data,
     engine,
     recorded: true,
+    /** @returns {import("./state.js").PlayState} */
     get state() {
       return state;
     },

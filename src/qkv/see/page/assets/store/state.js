@@ -22,9 +22,18 @@ import { pick } from "../base/values.js";
  * @property {boolean} merge  whether the pieces of a word are one
  * @property {string[] | null} only  the regions that are on the page, where that is not all of it
  * @property {"light" | "dark" | null} theme  that of a page that frames this one
+ * @property {boolean} [skip]  whether special tokens are left out: this and what follows where texts were run before
+ * @property {"weight" | "length"} [mode]  whether weights are shown, or the lengths of contributions
+ * @property {string} [part]  of two sentences those in sight: "all", or as "AB" that of the queries and that of the keys
+ * @property {boolean} [stretch]  whether scales end at the largest
  */
 
-/** What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights. */
+/** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  what is in sight of a text */
+
+/**
+ * What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights.
+ * @type {Sight}
+ */
 export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
 
 /** @type {Record<string, any>} */

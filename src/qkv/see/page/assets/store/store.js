@@ -30,6 +30,21 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  */
 
 /**
+ * What parts read a page's state in and change it through: that of a live page, or of texts that were run before.
+ * @typedef {object} Store
+ * @property {any} data  the payload
+ * @property {Partial<Door> & {name?: string}} engine
+ * @property {PlayState} state
+ * @property {(patch: Partial<PlayState>, options?: {undo?: boolean}) => void} set
+ * @property {boolean} [recorded]  whether the texts were run before; the live page has the others:
+ * @property {() => void} [undo]
+ * @property {boolean} [canUndo]
+ * @property {(patch?: Partial<PlayState>) => string} [address]
+ * @property {boolean} [picked]  whether the reader chose the head
+ * @property {() => void} [byRule]
+ */
+
+/**
  * What was computed of a state, and how a text is cut into tokens.
  * @typedef {{state: PlayState, run: Run, original: Run, second: Second | null, sentence: string}} Shown
  * @typedef {{text: string, run: Run}} Read
