@@ -14,8 +14,8 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "block cell flow head layer map motion paint picture plane second "
-        "sentence steps sums weight",
+        "parts": "block cell flow head layer map motion paint picture sentence steps sums "
+        "weight",
     }.items()
     for name in names.split()
 }

@@ -4,12 +4,31 @@ import { LINES } from "../base/colours.js";
 import { el, fill, svg } from "../base/elements.js";
 import { cut, number, visible } from "../base/text.js";
 
-/** The colour of the k-th of several things. */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+
+/**
+ * What page/shift.py has written: words as arrows, each before and at each stage.
+ * @typedef {[number, number]} Point
+ * @typedef {{name: string, points: Point[], moved: number[], held: number, cosine: number[]}} Stage
+ * @typedef {{sentences: string[], tokens: string[], of: number[], before: Point[], explained: [number, number], stages: Stage[],
+ *            labelled: number[], pairs: {word: string, a: number, b: number, cosine: number[]}[]}} Shift
+ * @typedef {{width: number, height: number, size: number, ends: [number, number][], x: (p: Point) => number,
+ *            y: (p: Point) => number}} Scale  how the plane lies in the picture
+ */
+
+/**
+ * The colour of the k-th of several things.
+ * @param {number} k
+ */
 export function lineColour(k) {
   return `var(--line-${k % LINES})`;
 }
 
-/** Round numbers along an axis. */
+/**
+ * Round numbers along an axis.
+ * @param {number} low
+ * @param {number} high
+ */
 function ticks(low, high) {
   const rough = (high - low) / 7 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -19,7 +38,16 @@ function ticks(low, high) {
   return found;
 }
 
-/** The nearest free box [left, top, right, bottom] round a point; null where none is near. */
+/**
+ * The nearest free box [left, top, right, bottom] round a point; null where none is near.
+ * @param {number} x
+ * @param {number} y
+ * @param {number} wide
+ * @param {number} tall
+ * @param {number[][]} boxes
+ * @param {Point[]} dots
+ * @param {number[]} area
+ */
 function freeBox(x, y, wide, tall, boxes, dots, area) {
   const near = [0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13]; // sixteenths of a turn
   const all = Array.from({ length: 128 }, (_, k) => k / 8);
@@ -42,23 +70,28 @@ function freeBox(x, y, wide, tall, boxes, dots, area) {
 /**
  * The plane. `draw(k)` shows the arrows to stage k, `press(i)` marks the arrow of a word, or takes the mark away, and
  * says whether it is marked.
- * @param {any} ui
- * @param {any} shift  as page/shift.py has it
+ * @param {Ui} ui
+ * @param {Shift} shift
  * @param {(i: number) => string} named  what stands beside an arrow's end
  */
 export function planePart(ui, shift, named) {
   const { stages, tokens, of, before, labelled, explained } = shift;
   const picture = svg("svg", { class: "shift-plane", role: "img" });
   const node = el("div", {}, picture);
+  /** @type {Set<number>} */
   const picked = new Set();
   let at = stages.length - 1;
   ui.redraw(() => draw(at));
 
-  /** How the plane lies in the picture: the same at every layer, and as wide as it is tall a unit. */
+  /**
+   * How the plane lies in the picture: the same at every layer, and as wide as it is tall a unit.
+   * @returns {Scale}
+   */
   function scale() {
     const width = node.clientWidth;
     const height = Math.round(Math.min(620, Math.max(320, width * 0.62)));
     const points = [before, ...stages.map((stage) => stage.points)].flat();
+    /** @type {[number, number][]} */
     const ends = [0, 1].map((axis) => [Math.min(...points.map((p) => p[axis])), Math.max(...points.map((p) => p[axis]))]);
     const room = [width - 160, height - 90];
     const unit = Math.min(...ends.map(([low, high], axis) => (high > low ? room[axis] / (high - low) : Infinity)));
@@ -67,8 +100,10 @@ export function planePart(ui, shift, named) {
     return { width, height, size, ends, x: (p) => width / 2 + 20 + (p[0] - cx) * size, y: (p) => height / 2 - 14 - (p[1] - cy) * size };
   }
 
+  /** @param {Scale} scale */
   function axes({ width, height, size, ends, x, y }) {
     const floor = height - 34;
+    /** @param {string} text @param {number} px @param {number} py @param {object} more */
     const label = (text, px, py, more) => svg("text", { x: px, y: py, class: "shift-axis", ...more }, text);
     return [
       svg("rect", { x: 50, y: 4, width: width - 54, height: floor - 4, class: "shift-frame" }),
@@ -81,7 +116,14 @@ export function planePart(ui, shift, named) {
     ];
   }
 
-  /** The arrow of a word; `dots` gets what labels keep off. */
+  /**
+   * The arrow of a word; `dots` gets what labels keep off.
+   * @param {number} i
+   * @param {Stage} stage
+   * @param {Scale} scale
+   * @param {boolean} faint
+   * @param {Point[]} dots
+   */
   function arrow(i, stage, { x, y }, faint, dots) {
     const [a, b] = [before[i], stage.points[i]].map((p) => [x(p), y(p)]);
     for (let k = 0; k <= 20; k++) dots.push([a[0] + ((b[0] - a[0]) * k) / 20, a[1] + ((b[1] - a[1]) * k) / 20]);
@@ -99,8 +141,15 @@ export function planePart(ui, shift, named) {
     );
   }
 
-  /** Names of words at both ends of their arrows; where they begin at one spot, once. */
+  /**
+   * Names of words at both ends of their arrows; where they begin at one spot, once.
+   * @param {Set<number>} shown_
+   * @param {Stage} stage
+   * @param {Scale} scale
+   * @param {Point[]} dots
+   */
   function labels(shown_, stage, { width, height, x, y }, dots) {
+    /** @type {[number, Point, string][]} */
     const texts = [...shown_].map((i) => [i, stage.points[i], named(i)]);
     const spots = new Set();
     for (const i of shown_) {
@@ -110,6 +159,7 @@ export function planePart(ui, shift, named) {
     }
     const pen = el("canvas").getContext("2d");
     pen.font = `600 12px ${ui.color("--font")}`;
+    /** @type {number[][]} */
     const boxes = [];
     return texts.map(([i, p, text], k) => {
       const wide = pen.measureText(text).width + 6;
@@ -125,10 +175,12 @@ export function planePart(ui, shift, named) {
     });
   }
 
+  /** @param {number} k */
   function draw(k) {
     at = k;
     const place = scale();
     if (!place.width) return;
+    /** @type {[Stage, Point[]]} */
     const [stage, dots] = [stages[k], []];
     const shown_ = new Set([...labelled, ...picked]);
     const arrows = tokens.map((_, i) => arrow(i, stage, place, !shown_.has(i), dots));
@@ -139,6 +191,7 @@ export function planePart(ui, shift, named) {
     fill(picture, axes(place), arrows, labels(shown_, stage, place, dots));
   }
 
+  /** @param {number} i */
   function press(i) {
     if (!picked.delete(i)) picked.add(i);
     draw(at);

@@ -14,12 +14,16 @@ import "./second.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/second.js").Second} Second */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const FEWEST = 0.005; // a smaller difference of a row of weights is none
 
 // ---- the part
 
-/** @returns {Part} */
+/** @param {Ui} ui @param {Store} store @returns {Part} */
 export function secondPart(ui, store) {
   const id = ui.id("second");
   const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
@@ -31,7 +35,9 @@ export function secondPart(ui, store) {
   const more = el("div", { class: "outcome second-more" }, alike, words);
   const node = el("div", { class: "second", "data-part": "second" },
     el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
+  /** @type {[number, number | null, number | null, string, (() => void) | null]} */
   let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
+  /** @type {Now | null} */
   let last = null;
 
   for (const part of [fit, pair.node, more]) part.hidden = true; // until there is a second text
@@ -39,10 +45,14 @@ export function secondPart(ui, store) {
     store.set({ second: field.value.toWellFormed() || null }, { undo: performance.now() - typed > 1000 });
     typed = performance.now();
   });
-  field.addEventListener("keydown", (event) => event.key === "Enter" && event.preventDefault());
+  field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && event.preventDefault());
   ui.redraw(() => chart?.());
 
-  /** A token of one text is chosen: the other text stays where it is. */
+  /**
+   * A token of one text is chosen: the other text stays where it is.
+   * @param {number} which
+   * @param {number} token
+   */
   function picked(which, token) {
     own = pair.sides[1].cursor;
     chosen = which ? store.state.query : token;
@@ -88,7 +98,13 @@ export function secondPart(ui, store) {
   return { node, update };
 }
 
-/** How alike the chosen tokens are, and the heads in which they look at different words; gives what draws the chart. */
+/**
+ * How alike the chosen tokens are, and the heads in which they look at different words; gives what draws the chart.
+ * @param {Now} now
+ * @param {HTMLElement} box
+ * @param {number} other
+ * @param {Store} store
+ */
 function drawAlike({ state, run, second }, box, other, store) {
   const own = state.query ?? 0;
   const alike = run.resid.map((one, l) => cosineAt(vectorAt(one, own, run), vectorAt(second.run.resid[l], other, second.run), 0, 1));
@@ -105,25 +121,42 @@ function drawAlike({ state, run, second }, box, other, store) {
   return paint;
 }
 
+/**
+ * @param {Float32Array} resid  (T, D)
+ * @param {number} token
+ * @param {Run} run
+ */
 function vectorAt(resid, token, { tokens }) {
   const D = resid.length / tokens.length;
   return resid.subarray(token * D, (token + 1) * D);
 }
 
-/** The heads whose weights from two tokens differ most on the common axis, the most different first. */
+/**
+ * The heads whose weights from two tokens differ most on the common axis, the most different first.
+ * @param {Run} run
+ * @param {Second} second
+ * @param {number} own
+ * @param {number} other
+ */
 function apart(run, second, own, other) {
   const [T, S] = [run.tokens.length, second.run.tokens.length];
+  /** @type {((weights: Float32Array, place: number | null) => number)[]} */
   const [before, after] = [(one, a) => (a === null ? 0 : one[own * T + a]), (two, b) => (b === null ? 0 : two[other * S + b])];
+  /** @param {Float32Array} one @param {Float32Array} two */
   const share = (one, two) => second.axis.reduce((total, [a, b]) => total + Math.max(0, before(one, a) - after(two, b)), 0);
   const far = second.run.pattern;
   const all = run.pattern.flatMap((heads, layer) => heads.map((one, head) => ({ layer, head, moved: share(one, far[layer][head]) })));
   return all.filter(({ moved }) => moved >= FEWEST).sort((x, y) => y.moved - x.moved).slice(0, HEADS_LISTED);
 }
 
-/** What the model would put in each; nothing where it has no words or a text has no place for one. */
+/**
+ * What the model would put in each; nothing where it has no words or a text has no place for one.
+ * @param {Now} now
+ */
 function wordsOfBoth({ state, run, second, model }) {
   if (!run.logits.length || !second.run.logits.length || state.place === null || second.place === null) return null;
   const { rows } = outcomeOf(chancesOf(run.logits), chancesOf(second.run.logits), model.words);
+  /** @param {Run} one @param {number} place */
   const named = (one, place) => word(one.tokens[place] === maskOf(model) ? "?" : one.tokens[place]);
   const title = [model.next ? "What follows " : "What the model would put at ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
   return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
