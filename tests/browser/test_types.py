@@ -14,8 +14,7 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "block cell flow head layer map motion paint picture sentence steps sums "
-        "weight",
+        "parts": "flow head map motion paint picture sentence steps sums weight",
     }.items()
     for name in names.split()
 }

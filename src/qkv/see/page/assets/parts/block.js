@@ -8,6 +8,7 @@ import { number } from "../base/text.js";
 import "./block.css";
 
 /** @typedef {import("./sums.js").Numbers} Numbers */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
  * A step of a flow.
@@ -54,7 +55,9 @@ const FAR = 6; // lines, between which a ribbon goes around what it does not bel
 const THIN = 2; // of what is no vector, or one of other numbers than the stream's
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "chances"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
+/** @type {Record<string, string>} */
 const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by what they add
+/** @type {Record<string, string>} */
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
 /**
@@ -69,6 +72,7 @@ function placesInBlock(steps) {
   });
 }
 
+/** @param {string} name */
 function laneOf(name) {
   if (/^Q(_|$)/.test(name)) return 1;
   if (/^K(_|$)/.test(name)) return 2;
@@ -105,6 +109,7 @@ export function streamOf(flow) {
   const { steps } = flow;
   const first = Math.max(0, steps.findIndex(({ name }) => name === "X"));
   const kept = steps.map(({ name }, k) => k >= first && (!laneOf(name) || /^N2?$/.test(name) || Boolean(PARTS[name])));
+  /** @type {(k: number) => string[]} */
   const read = (k) => readIn(steps, k).flatMap((i) => (kept[i] ? [steps[i].name] : read(i)));
   const left = steps.map((step, k) => ({ ...step, reads: [...new Set(read(k))], sign: PARTS[step.name] }));
   return { ...flow, steps: left.filter((_, k) => kept[k]) };
@@ -166,8 +171,17 @@ function streamWords(flow, k, token, before) {
   return `length ${number(length, 1)}: ${part} ${before && was !== long ? `${was} →` : "added"} ${long}`;
 }
 
-/** The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends. */
+/**
+ * The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends.
+ * @param {number} x0
+ * @param {number} y0
+ * @param {number} wide0
+ * @param {number} x1
+ * @param {number} y1
+ * @param {number} wide1
+ */
 function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
+  /** @type {string[][]} */
   const [left, right] = [[], []];
   for (let part = 0; part <= 1; part += 1 / 24) {
     const along = part * part * (3 - 2 * part); // it leaves and arrives upright
@@ -180,20 +194,33 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
   return `M ${[...left, ...right].join(" L ")} Z`;
 }
 
-/** The same around the nodes between, upright at `x` on its way. */
+/**
+ * The same around the nodes between, upright at `x` on its way.
+ * @param {number} x0
+ * @param {number} y0
+ * @param {number} wide0
+ * @param {number} x1
+ * @param {number} y1
+ * @param {number} wide1
+ * @param {number} x
+ */
 function ribbonAround(x0, y0, wide0, x1, y1, wide1, x) {
   const [from, to] = [y0 + 0.7 * LINE, y1 - 1.5 * LINE];
   return [ribbonPath(x0, y0, wide0, x, from, wide0), ribbonPath(x, from, wide0, x, to, wide0), ribbonPath(x, to, wide0, x1, y1, wide1)].join(" ");
 }
 
-/** Whether a ribbon would pass behind the attention: in parallel the MLP reads what the attention reads. */
+/**
+ * Whether a ribbon would pass behind the attention: in parallel the MLP reads what the attention reads.
+ * @param {{lane: number, line: number}} from
+ * @param {{lane: number, line: number}} to
+ */
 function isAround(from, to) {
   return to.lane === 2 && from.lane !== 3 && to.line - from.line > FAR;
 }
 
 /**
  * The block: its nodes are tabs, which show what they name.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {{onshow: (k: number) => void, panel: string}} options  the panel is what the tabs control
  */
 export function blockPart(ui, { onshow, panel }) {
@@ -205,6 +232,7 @@ export function blockPart(ui, { onshow, panel }) {
   const node = el("div", { class: "block" }, words, body);
   /** @type {Flow | null} */
   let flow = null;
+  /** @type {[number, string, Record<string, number> | null]} */
   let [token, made, before] = [0, "", null];
   const tabs = roving(list, {
     count: () => flow.steps.length,
@@ -256,6 +284,7 @@ export function blockPart(ui, { onshow, panel }) {
         const kind = lengths[i] === null ? "numbers" : places[i].lane || places[k].lane ? "branch" : "stream";
         const last = stays && lengths[i] !== null ? wide[i] : wide[k];
         const about = { class: `ribbon ${kind}`, "data-from": steps[i].name, "data-to": step.name, "data-wide": wide[i].toFixed(3) };
+        /** @type {[number, number, number, number, number, number]} */
         const ends = [at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last];
         const around = isAround(places[i], places[k]);
         return svg("path", { ...about, d: around ? ribbonAround(...ends, (3 * stream + 2 * first) / 5) : ribbonPath(...ends) });
@@ -265,7 +294,11 @@ export function blockPart(ui, { onshow, panel }) {
     fill(picture, ribbons, others(at, scale), said);
   }
 
-  /** What the other heads bring to those that are joined. */
+  /**
+   * What the other heads bring to those that are joined.
+   * @param {number[][]} at  of each step
+   * @param {number} scale
+   */
   function others(at, scale) {
     const k = flow.steps.findIndex(({ op }) => op.kind === "joined");
     const joined = k >= 0 && flow.array(flow.steps[k].name);
@@ -283,7 +316,9 @@ export function blockPart(ui, { onshow, panel }) {
 
   return {
     node,
+    /** @param {number} k */
     idOf: (k) => `${id}-${k}`,
+    /** @param {number} k */
     go: (k) => tabs.go(k, false),
     /**
      * Shows a flow, the vectors being those of a token.

@@ -10,6 +10,7 @@ import { inSum, termsOf, total } from "./sums.js";
 import "./cell.css";
 
 /** @typedef {import("./sums.js").Sum} Sum */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const BARS = 96; // how high the bars are together, in pixels
 
@@ -66,6 +67,7 @@ export function productBars(label, sum, left, right) {
  * @returns {Bars}
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {
+  /** @param {number} k */
   const called = (k) => visible(names[k]);
   return {
     label,
@@ -84,7 +86,7 @@ export function shareBars(label, { scores, raised, shares, names, at, of, name }
 
 /**
  * Bars, each of which can be pointed at: by the pointer, by arrow keys, or from elsewhere.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options  hears which bar is
  *   pointed at; whether the sum is written out; what stands behind it
  */
@@ -97,19 +99,22 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const node = el("div", { class: "sum" }, chart, said, written, after, table.node);
   /** @type {Bars | null} */
   let shown = null;
+  /** @type {number | null} */
   let pointed = null; // the bar that is pointed at
   let place = { left: 0, wide: 1 };
 
+  /** @param {MouseEvent} event */
   const under = ({ clientX }) => {
     const k = Math.floor((clientX - canvas.getBoundingClientRect().left - place.left) / place.wide);
     return k >= 0 && k < shown.values.length ? k : null;
   };
-  chart.addEventListener("pointermove", (event) => event.pointerType === "touch" || point(under(event)));
-  chart.addEventListener("click", (event) => point(under(event)));
+  chart.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => event.pointerType === "touch" || point(under(event)));
+  chart.addEventListener("click", (/** @type {MouseEvent} */ event) => point(under(event)));
   chart.addEventListener("pointerleave", () => ui.focused() === chart || point(null));
   chart.addEventListener("blur", () => point(null));
   ui.redraw(draw);
 
+  /** @param {KeyboardEvent} event */
   function step(event) {
     if (event.altKey || event.metaKey || event.ctrlKey) return;
     const last = shown.values.length - 1;
@@ -128,7 +133,10 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     return at ?? values.reduce((best, x, k) => (Math.abs(x) > Math.abs(values[best]) ? k : best), 0);
   }
 
-  /** Points at a bar, or at none. */
+  /**
+   * Points at a bar, or at none.
+   * @param {number | null} k
+   */
   function point(k) {
     if (k === pointed || !shown || (k !== null && !(k < shown.values.length))) return;
     pointed = k;
@@ -152,6 +160,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
 
   function write() {
     const { spelled, whole } = shown;
+    /** @param {[string, number | null]} term @param {number} n */
     const term = ([text, k], n) => [
       n ? " + " : "",
       el("span", { "data-bar": k, onpointerenter: k === null ? null : () => point(k), onpointerleave: () => point(null) }, text),
@@ -190,6 +199,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     pen.strokeRect(left + (mark + 0.5) * wide - room / 2 - 1, 1, room + 1, rows.length * over + 4 + BARS);
   }
 
+  /** @param {CanvasRenderingContext2D} pen @param {{left: number, wide: number, gap: number, size: number, top: number}} place */
   function drawBars(pen, { left, wide, gap, size, top }) {
     const { values, name } = shown;
     const ends = values.filter(Number.isFinite);
@@ -229,6 +239,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
       tell();
       draw();
       const { label, rows, name, values, called } = bars;
+      /** @param {number} x @param {number} k */
       const line = (x, k) => [called(k), ...rows.map(([, numbers]) => inSum(numbers[k])), inSum(x)];
       table.set(() => ({ caption: label, columns: [...rows.map(([what]) => what), name], rows: values.map(line) }));
     },

@@ -11,25 +11,38 @@ import { stepsView } from "./steps.js";
 import "./layer.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./block.js").Flow} Flow */
 
 /**
  * The chosen layer as data flows through it, and the steps of the chosen row as a table.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
+ * @returns {Part}
  */
 export function stepsPart(ui, store) {
   const title = el("h3", {});
+  /** @param {number} by */
   const go = (by) => () => store.set({ layer: Math.max(0, Math.min(now.run.pattern.length - 1, now.state.layer + by)) });
-  const [down, up] = [["‹", "the layer before", -1], ["›", "the next layer", 1]].map(([sign, name, by]) =>
+  const [down, up] = /** @type {[string, string, number][]} */ ([["‹", "the layer before", -1], ["›", "the next layer", 1]]).map(([sign, name, by]) =>
     el("button", { type: "button", "aria-label": name, onclick: go(by) }, sign));
   const view = stepsView(ui, { onpick: (step, row) => step.side === "queries" && store.set({ query: row }) });
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
+  /** @type {Map<string, Record<string, Float32Array> | null>} */
   const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
   const turn = inTurn();
+  /** @type {[boolean, Now | null]} */
   let [first, now] = [true, null];
 
-  /** The parameters of the layer, once they are there; null where they are not to be had, undefined while they come. */
+  /**
+   * The parameters of the layer, once they are there; null where they are not to be had, undefined while they come.
+   * @param {Run} run
+   * @param {number} layer
+   */
   function parametersFor(run, layer) {
     const key = layer ? String(layer) : JSON.stringify(run.ids);
     if (!store.engine.parameters) return null;
@@ -51,6 +64,7 @@ export function stepsPart(ui, store) {
     if (node.hidden || !state.inside || !run.tokens.length) return turn([]);
     const parameters = parametersFor(run, state.layer);
     const alone = state.only?.includes("block") && !state.only.includes("steps"); // the residual stream is looked at
+    /** @type {Flow | null} */
     let flow;
     const make = () => {
       flow = flowOf(run, state, model, parameters);
@@ -70,7 +84,12 @@ export function stepsPart(ui, store) {
   return { node, update };
 }
 
-/** How long the vectors are that the parts of a layer add at a token; null where the run does not know. */
+/**
+ * How long the vectors are that the parts of a layer add at a token; null where the run does not know.
+ * @param {Run} run
+ * @param {number} layer
+ * @param {number} token
+ */
 function addedIn(run, layer, token) {
   const { attn_out: out, mlp_out: mlp } = run.blocks[layer];
   const wide = run.resid[0].length / run.tokens.length;
