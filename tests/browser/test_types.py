@@ -14,7 +14,7 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "flow head map motion paint picture sentence steps sums weight",
+        "parts": "flow map motion paint picture sentence steps sums weight",
     }.items()
     for name in names.split()
 }

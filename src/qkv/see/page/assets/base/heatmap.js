@@ -6,6 +6,7 @@ import { el, fill } from "./elements.js";
 import { count, cut, visible } from "./text.js";
 
 /** @typedef {import("./mount.js").Ui} Ui */
+/** @typedef {ReturnType<typeof heatmap>} HeatMap */
 
 export const MATRICES = new WeakMap(); // the options of each heat map, by its node
 
@@ -329,6 +330,7 @@ export function heatmap(ui, options) {
   /**
    * The cell under the pointer; in the whole picture the largest one near it.
    * @param {any} event
+   * @returns {[number, number] | null}
    */
   function under(event) {
     if (!shape) return null;

@@ -16,7 +16,21 @@ import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifferenc
 import "./head.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./sight.js").At} At */
+/** @typedef {import("./sight.js").Head} Head */
+/** @typedef {import("./sight.js").Span} Span */
+
+/**
+ * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors  number c of a token's vector; the largest of all
+ * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: how many numbers each has
+ * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head as it
+ *     is to be seen: `far`: that it is held against, `high`: the end of the scale
+ * @typedef {{paintBar: typeof import("./paint.js").paintBar, weightHandles: typeof import("./weight.js").weightHandles}} Hands
+ * @typedef {ReturnType<typeof headPart>} HeadPart
+ */
 
 const STRIP = 64; // how long a vector is drawn, in pixels
 
@@ -25,15 +39,20 @@ const STRIP = 64; // how long a vector is drawn, in pixels
  * @param {Run} run
  * @param {number} layer
  * @param {number} head
+ * @returns {HeadVectors | null}
  */
 export function vectorsOf(run, layer, head) {
   const block = run.blocks?.[layer];
   if (!block?.q) return null;
   const [T, heads] = [run.tokens.length, run.pattern[layer].length];
   const d = block.q.length / T / heads;
+  /**
+   * @param {ArrayLike<number>} array  of all tokens and heads
+   */
   const of = (array) => {
     const own = array.length / T / d; // of keys and values there may be fewer heads
     const h = Math.floor((head * own) / heads);
+    /** @param {number} t @param {number} c */
     const at = (t, c) => array[(t * own + h) * d + c];
     let high = 1e-9;
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
@@ -46,9 +65,9 @@ export function vectorsOf(run, layer, head) {
 
 /**
  * One head of the text. A page may put `title`, and `said`, which says what is in view, elsewhere.
- * @param {any} ui
- * @param {any} store
- * @param {any} hands  what changes it: `paintBar` of paint.js and `weightHandles` of weight.js; null where the text was run before
+ * @param {Ui} ui
+ * @param {Store} store
+ * @param {Hands | null} hands  what changes it; null where the text was run before
  */
 export function headPart(ui, store, hands = null) {
   const title = el("h3", {});
@@ -58,13 +77,14 @@ export function headPart(ui, store, hands = null) {
   const paint = holds ? null : hands.paintBar(ui, store, step);
   const list = lines(ui, { onhover: preview, onpick: choose, onfree: free });
   const map = heatmap(ui, {
+    /** @param {number} r @param {number} c */
     describe(r, c) {
       const found = cellNumbers(shown.head, shown.at, r, c);
       return shown.far ? withDifference(found, shown.head, shown.far, r, c) : found;
     },
     changed: paint?.changed,
     onpoint: point,
-    onnumber: (c) => self.onnumber?.(c),
+    onnumber: (/** @type {number | null} */ c) => self.onnumber?.(c),
     onpick: touch,
     onfree: free,
     onlayout: align,
@@ -83,23 +103,39 @@ export function headPart(ui, store, hands = null) {
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
   const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, paint?.node, around, table.node);
   // what others may hear of: the cell that is looked at, (now, shown, query, key) by their tokens; a number of Q or K
-  const self = { node, body, title, said, map, oncell: null, onnumber: null, update };
+  const self = {
+    node, body, title, said, map,
+    oncell: /** @type {((now: Now, shown: Shown, query: number, key: number) => void) | null} */ (null),
+    onnumber: /** @type {((c: number | null) => void) | null} */ (null),
+    update,
+  };
+  /** @type {Now | null} */
   let now = null;
-  let shown = null; // {run, head, far, at, high, vectors}: the head as it is to be seen
+  /** @type {Shown | null} */
+  let shown = null;
+  /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
+  /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, that of the row at rest, those in view together
+  /** @type {[number, number] | null} */
   let cell = null; // that is pointed at
   const turn = inTurn();
+  /** @type {[Record<string, any>, boolean]} */
   let [forMap, anew] = [{}, false]; // what the map and the lines are still to be told
   paint?.over(map);
   paint?.node.append(weights.controls);
   ui.redraw(() => now && refresh(layout()));
 
+  /** @param {number} token */
   const rowOf = (token) => Math.max(0, shown.head.rowAt(Math.min(token, now.run.tokens.length - 1)));
+  /** @param {number} r */
   const tokenOf = (r) => shown.head.rows[r].first;
   const active = () => rowsInView(shown.head, held, hover, Math.min(cursor, now.run.tokens.length - 1));
 
-  /** A row was chosen: it is the query; with Shift it is one more in view. */
+  /**
+   * A row was chosen: it is the query; with Shift it is one more in view.
+   * @param {number} r
+   */
   function choose(r, add = false) {
     const token = tokenOf(r);
     const before = held.length || holds || !add ? held : [cursor];
@@ -114,6 +150,7 @@ export function headPart(ui, store, hands = null) {
     refresh({}, false, holds);
   }
 
+  /** @param {number | null} r @param {boolean} aloud */
   function preview(r, aloud) {
     if (!shown || hover === r) return;
     hover = r;
@@ -121,7 +158,11 @@ export function headPart(ui, store, hands = null) {
     refresh({}, false, holds && aloud);
   }
 
-  /** A cell is looked at: its row is, in the lines too. */
+  /**
+   * A cell is looked at: its row is, in the lines too.
+   * @param {number | null} r
+   * @param {number} c
+   */
   function point(r, c) {
     cell = r === null ? null : [r, c];
     if (hover === r) tellCell();
@@ -134,15 +175,22 @@ export function headPart(ui, store, hands = null) {
     self.oncell?.(now, shown, shown.head.rows[r]?.first, shown.head.columns[c]?.first);
   }
 
-  /** A cell was picked: its link is painted where the mask is, else its query is chosen. */
+  /**
+   * A cell was picked: its link is painted where the mask is, else its query is chosen.
+   * @param {number} r
+   * @param {number} c
+   * @param {MouseEvent | KeyboardEvent} event
+   */
   function touch(r, c, event) {
     key = Math.min(c, shown.head.columns.length - 1);
     if (paint?.takes(r, key)) refresh();
     else choose(r, event.shiftKey);
   }
 
+  /** @param {"query" | "key"} which @param {number} by */
   function step(which, by) {
     const { rows, columns } = shown.head;
+    /** @param {Span[]} all @param {number} x */
     const to = (all, x) => Math.max(0, Math.min(all.length - 1, x + by));
     if (which === "query") store.set({ query: tokenOf(to(rows, rowOf(cursor))) });
     else {
@@ -168,7 +216,10 @@ export function headPart(ui, store, hands = null) {
     return { named: !aligned, cell: aligned ? { min: 12, max: cell, height: ROW } : { min: 12, max: 44 } };
   }
 
-  /** The lines begin where the rows of the heat map do; tests read where cells are. */
+  /**
+   * The lines begin where the rows of the heat map do; tests read where cells are.
+   * @param {{left: number, top: number, cell: number, tall: number}} shape
+   */
   function align({ left, top, cell, tall }) {
     mapBox.dataset.cells = `${left} ${top} ${cell} ${tall}`;
     const header = list.node.querySelector(".from").offsetHeight;
@@ -185,7 +236,12 @@ export function headPart(ui, store, hands = null) {
     operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, what the weights make of them`);
   }
 
-  /** Vectors as rows of colours, as high as the tokens beside them. */
+  /**
+   * Vectors as rows of colours, as high as the tokens beside them.
+   * @param {HTMLCanvasElement} canvas
+   * @param {number} count_
+   * @param {(k: number, c: number) => number} value
+   */
   function strip(canvas, count_, value) {
     const pen = canvas2d(canvas, STRIP, count_ * ROW);
     const wide = STRIP / shown.vectors.d;
@@ -196,7 +252,10 @@ export function headPart(ui, store, hands = null) {
       }
   }
 
-  /** Shows the rows in view. What else the map is to know comes with it; `fresh`: other tokens than before. */
+  /**
+   * Shows the rows in view. What else the map is to know comes with it; `fresh`: other tokens than before.
+   * @param {Record<string, any>} more
+   */
   function refresh(more = {}, fresh = false, aloud = false) {
     const { at, high, run } = shown;
     const head = weights ? weights.over(shown.head, at) : shown.head;
@@ -227,11 +286,16 @@ export function headPart(ui, store, hands = null) {
     ]);
   }
 
+  /** @param {string} name @param {Vectors} vector @param {Span[]} spans */
   function stripOf(name, vector, spans) {
-    return { name, count: shown.vectors.d, value: (k, c) => vector.at(spans[k].first, c), high: vector.high, size: STRIP };
+    return { name, count: shown.vectors.d, value: (/** @type {number} */ k, /** @type {number} */ c) => vector.at(spans[k].first, c), high: vector.high, size: STRIP };
   }
 
-  /** What stands above the head: which one it is, and what of it is known; of a text that was run before, its name. */
+  /**
+   * What stands above the head: which one it is, and what of it is known; of a text that was run before, its name.
+   * @param {Now} now
+   * @param {string} name
+   */
   function titleOf({ state }, name) {
     if (holds) return visible(shown.head.source.text.name || "");
     const role = store.data?.roles?.[name];
@@ -239,7 +303,10 @@ export function headPart(ui, store, hands = null) {
     return [`Head ${name}`, el("span", { class: "dim" }, role ? ` · ${usually(role)}` : ""), removed];
   }
 
-  /** Why it is this head, where that is known of a text. */
+  /**
+   * Why it is this head, where that is known of a text.
+   * @param {Now} now
+   */
   function whyOf_({ state, ruled, model }) {
     if (store.picked) return ["You chose this head. ", byRule];
     if (ruled?.layer !== state.layer || ruled.head !== state.head) return [];
@@ -279,7 +346,10 @@ export function headPart(ui, store, hands = null) {
     return drawn;
   }
 
-  /** What the heat map shows: the head, or how far it is from another. */
+  /**
+   * What the heat map shows: the head, or how far it is from another.
+   * @param {Head | null} far
+   */
   function aboutOf(far) {
     const { head, at, high, vectors } = shown;
     const { layers, name } = head.source.text;
@@ -288,7 +358,7 @@ export function headPart(ui, store, hands = null) {
       label: `${kind}s of layer ${layers[at.l]}, head ${at.h}${name ? `, ${visible(name)}` : ""}`,
       rows: head.rows.map((row) => row.name),
       columns: head.columns.map((column) => column.name),
-      value: far ? differenceFrom(far, head) : paint?.weight ?? ((r, c) => head.at(r, c)),
+      value: far ? differenceFrom(far, head) : paint?.weight ?? ((/** @type {number} */ r, /** @type {number} */ c) => head.at(r, c)),
       entries: head.sparse ? head.known : null,
       extra: head.away ? { name: "out of sight", value: head.gone } : null,
       low: far ? -1 : 0,
@@ -301,8 +371,13 @@ export function headPart(ui, store, hands = null) {
   return self;
 }
 
-/** All weights of a head, as a table has them. */
+/**
+ * All weights of a head, as a table has them.
+ * @param {Head} head
+ * @param {At} at
+ */
 function weightsTold(head, at) {
+  /** @param {number} r @param {number} c */
   const cell = (r, c) => [head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3), head.changed(r, c)];
   return {
     caption: `weights of layer ${at.l}, head ${at.h}: queries down, keys across`,

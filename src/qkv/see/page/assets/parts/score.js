@@ -10,11 +10,15 @@ import "./score.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./head.js").HeadPart} HeadPart */
+/** @typedef {import("./head.js").Shown} Shown */
+/** @typedef {import("./head.js").Vectors} Vectors */
 
 /**
  * The score of the cell that is looked at in a head, under its heat map.
- * @param {any} ui
- * @param {any} head  what headPart gives
+ * @param {Ui} ui
+ * @param {HeadPart} head
  */
 export function scorePart(ui, head) {
   const title = el("h4", {});
@@ -26,7 +30,7 @@ export function scorePart(ui, head) {
   /**
    * Shows a query and a key, both by their tokens.
    * @param {Now} now
-   * @param {{at: {l: number, h: number}, vectors: any}} shown  the head and its vectors
+   * @param {Shown} shown  the head and its vectors
    * @param {number} i
    * @param {number} j
    */
@@ -36,7 +40,7 @@ export function scorePart(ui, head) {
     const { edits } = state;
     const { d, q, k } = vectors;
     const [query, key] = [i, j].map((t) => run.tokens[t]);
-    /** @param {any} vector @param {number} t */
+    /** @param {Vectors} vector @param {number} t */
     const numbers = (vector, t) => Array.from({ length: d }, (_, c) => vector.at(t, c));
     const sum = sumOf(numbers(q, i), numbers(k, j));
     const made = productBars(`score of ${visible(query)} and ${visible(key)}`, sum, `Q ${visible(query)}`, `K ${visible(key)}`);
@@ -51,10 +55,10 @@ export function scorePart(ui, head) {
 
 /**
  * What becomes of a score: scale, mask, weight, in words; orange where the reader has changed it.
- * @param {any} score
+ * @param {number} score
  * @param {Run} run
  * @param {Edit[]} edits
- * @param {any} given
+ * @param {{l: number, h: number, i: number, j: number, d: number}} given
  */
 function becomes(score, run, edits, { l, h, i, j, d }) {
   const T = run.tokens.length;
