@@ -14,7 +14,7 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "flow map motion paint picture sentence steps sums weight",
+        "parts": "flow motion picture sentence steps sums",
     }.items()
     for name in names.split()
 }

@@ -14,6 +14,20 @@ import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.j
 import "./map.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/recorded.js").Text} Text */
+/** @typedef {import("./sight.js").Seen} Seen */
+
+/**
+ * @typedef {[number, number, string]} Placed  layer and head, from 0 within what is held, and the head's figure
+ * @typedef {{moved: number, word: string, from: number, to: number}} Effect  of removing a head: the chance that went to other
+ *     words, the likeliest word, its chance before and after
+ * @typedef {{value: number | null, text: string, said: string}} Value  that a colouring gives a head
+ * @typedef {{layer: number, head: number, name: string, called: string, said: string, figure_: string, thumb: HTMLElement,
+ *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
+ */
 
 const COLOURINGS = [
   ["pattern", "pattern"],
@@ -33,30 +47,48 @@ const MEASURES = [
 /**
  * The heads of a text in the order of a measure, as [layer, head, figure], and how many stand in a row; by their place
  * the last layer comes first.
+ * @param {Text} text
+ * @param {string} order
+ * @returns {{all: Placed[], wide: number}}
  */
 function headsInOrder({ layers, heads, measures }, order) {
-  const all = layers.flatMap((_, l) => Array.from({ length: heads }, (__, h) => [layers.length - 1 - l, h, ""]));
+  const all = layers.flatMap((_, l) => Array.from({ length: heads }, /** @returns {Placed} */ (__, h) => [layers.length - 1 - l, h, ""]));
   const [, sign] = MEASURES.find(([name]) => name === order && measures?.[name]) ?? [];
   if (!sign) return { all, wide: heads };
+  /** @param {Placed} placed */
   const value = ([l, h]) => measures[order][l][h];
+  /** @param {Placed} head */
   const rank = (head) => value(head) ?? 1e9 * sign; // the last, where there is none
+  /** @param {number | null} x */
   const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten is too wide here
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
 
-/** The role of a head in words: what it does on average, over many sentences. */
+/**
+ * The role of a head in words: what it does on average, over many sentences.
+ * @param {[string, number]} role
+ */
 export function usually([role, value]) {
   return `usually ${role} (${number(value)})`;
 }
 
 // ---- a head taken out, and put back
 
+/** @param {Edit[]} edits @param {number} layer @param {number} head */
 export function isRemoved(edits, layer, head) {
   return edits.length > 0 && editsOf(edits, "ablate").some((edit) => edit.layer === layer && (edit.head ?? head) === head);
 }
 
-/** Edits with which a head takes part, or does not. */
+/**
+ * Edits with which a head takes part, or does not.
+ * @param {Edit[]} edits
+ * @param {number} layer
+ * @param {number} head
+ * @param {number} heads
+ * @param {boolean} on
+ * @returns {Edit[]}
+ */
 function withHead(edits, layer, head, heads, on) {
   if (!on) return [...edits, { op: "ablate", layer, head }];
   const others = Array.from({ length: heads }, (_, h) => ({ op: "ablate", layer, head: h })).filter((edit) => edit.head !== head);
@@ -70,10 +102,12 @@ function withHead(edits, layer, head, heads, on) {
 // ---- what removing each head changes
 
 /**
- * Asks the model to remove one head after the other, and hears of each: `heard(effects)`, effects by "layer.head" as
- * {moved, word, from, to}: the chance that went to other words, the likeliest word, its chance before and after.
+ * Asks the model to remove one head after the other, and tells `heard` of each.
+ * @param {Store} store
+ * @param {() => void} heard
  */
 function effects(store, heard) {
+  /** @type {[string, Record<string, Effect>, AbortController | null]} */
   let [key, found, going] = ["", {}, null];
   const stop = () => {
     going?.abort(new Error("superseded"));
@@ -92,6 +126,7 @@ function effects(store, heard) {
     const mine = going;
     const before = chancesOf(run.logits);
     const best = before.indexOf(before.reduce((most, x) => Math.max(most, x), 0));
+    /** @param {{layer: number, head: number, logits: Float32Array}} part */
     const part = ({ layer, head, logits }) => {
       if (mine !== going) return;
       const after = chancesOf(logits);
@@ -104,15 +139,15 @@ function effects(store, heard) {
     };
     store.engine.sweep(state.text, state.edits, part, { at: [state.place], signal: mine.signal }).then(end, end);
   }
-  return { want, stop, of: (name) => found[name], all: () => Object.values(found), busy: () => Boolean(going) };
+  return { want, stop, of: (/** @type {string} */ name) => found[name], all: () => Object.values(found), busy: () => Boolean(going) };
 }
 
 // ---- the part
 
 /**
  * The map of the model.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  */
 export function mapPart(ui, store) {
   const grid = el("div", { class: "model-map scroll", role: "group", "aria-label": "heads of the model, the last layer first" });
@@ -130,8 +165,10 @@ export function mapPart(ui, store) {
     el("div", { class: "bar" }, heading, live ? colouring.node : order.node), measure, grid, key, live ? chosen : null);
   const pictures = inTurn();
   const sweep = live ? effects(store, () => now && show()) : null;
+  /** @type {Record<string, [string, number]>} */
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
+  /** @type {[Now | null, Seen | null, Cell[], string, string, string]} */
   let [now, seen, cells, shape, painted, scale] = [null, null, [], "", "", ""];
   let [sorted, wide, revealed] = ["place", 1, ""];
   const move = roving(grid, {
@@ -150,7 +187,10 @@ export function mapPart(ui, store) {
     cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
   }
 
-  /** The cells of a text: the last layer on top, or in the order of a measure. */
+  /**
+   * The cells of a text: the last layer on top, or in the order of a measure.
+   * @param {Text} text
+   */
   function build(text) {
     const found = headsInOrder(text, sorted);
     const placed = !found.all[0][2];
@@ -159,6 +199,7 @@ export function mapPart(ui, store) {
     grid.classList.toggle("sorted", !placed);
     cells = found.all.map(([layer, head, figure], i) => cellOf(text, layer, head, figure, i));
     const nodes = cells.map((cell) => cell.node);
+    /** @param {number} l */
     const named = (l) => el("span", { class: "layer-name", "aria-hidden": "true" }, el("span", { class: "layer-word" }, "layer "), String(text.layers[l]));
     fill(grid, placed ? text.layers.map((_, r) => [named(text.layers.length - 1 - r), nodes.slice(r * wide, (r + 1) * wide)]) : nodes);
     fill(heading, live ? "The map of the model" : `All heads: ${text.layers.length} × ${text.heads}`);
@@ -168,6 +209,7 @@ export function mapPart(ui, store) {
     move.at = 0;
   }
 
+  /** @param {Text} text @param {number} layer @param {number} head @param {string} figure_ @param {number} i @returns {Cell} */
   function cellOf(text, layer, head, figure_, i) {
     const name = `${text.layers[layer]}.${head}`;
     const thumb = el("span", { class: "thumb" });
@@ -190,17 +232,23 @@ export function mapPart(ui, store) {
     if (place === revealed || !grid.clientHeight) return;
     revealed = place;
     const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = cells.find((cell) => cell.layer === layer && cell.head === head).node;
+    /** @param {number} at @param {number} size @param {number} from @param {number} room */
     const near = (at, size, from, room) => Math.max(at + size - room, Math.min(at, from));
     grid.scrollTop = near(offsetTop - grid.offsetTop - 4, offsetHeight + 8, grid.scrollTop, grid.clientHeight);
     grid.scrollLeft = near(offsetLeft - grid.offsetLeft - 4, offsetWidth + 8, grid.scrollLeft, grid.clientWidth);
   }
 
+  /** @param {number} layer @param {number} head */
   function flip(layer, head) {
     const { state, model } = now;
     store.set({ edits: withHead(state.edits, layer, head, model.heads, isRemoved(state.edits, layer, head)) });
   }
 
-  /** The number that a colouring gives a head, and what is said of it. */
+  /**
+   * The number that a colouring gives a head, and what is said of it.
+   * @param {Cell} cell
+   * @returns {Value}
+   */
   function valueOf(cell) {
     const { state, run, original } = now;
     if (!live) return { value: null, text: cell.figure_, said: "" };
@@ -265,7 +313,11 @@ export function mapPart(ui, store) {
     scale = said;
   }
 
-  /** The small pictures, where they are not those already. */
+  /**
+   * The small pictures, where they are not those already.
+   * @param {Value[]} values
+   * @param {number} high
+   */
   function paint(values, high) {
     const { state, original } = now;
     const size = Math.round((cells[0]?.thumb.clientWidth || 64) * Math.min(2, window.devicePixelRatio || 1));

@@ -9,30 +9,65 @@ import { isFor } from "../engine/edits.js";
 import { oneAtATime } from "./hand.js";
 import { setRow } from "./weight.js";
 
+/** @typedef {import("../base/heatmap.js").HeatMap} HeatMap */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("./sight.js").At} At */
+/** @typedef {import("./sight.js").Head} Head */
+/** @typedef {[number, number]} Pair  a query and a key, or a row and a column */
+/** @typedef {"head" | "layer" | "all"} Scope */
+
 const SCOPES = [
   ["head", "in this head"],
   ["layer", "in all heads of this layer"],
   ["all", "in every head"],
 ];
 
-/** The masks among the edits that hide a key from a query in a head. */
+/**
+ * The masks among the edits that hide a key from a query in a head.
+ * @param {Edit[]} edits
+ * @param {number} query
+ * @param {number} key
+ * @param {number} layer
+ * @param {number} head
+ */
 function masksOf(edits, query, key, layer, head) {
   return edits.filter((edit) => edit.op === "mask" && edit.query === query && edit.key === key && isFor(edit, layer, head));
 }
 
-/** A mask of one link, in one head, in a layer or everywhere. */
+/**
+ * A mask of one link, in one head, in a layer or everywhere.
+ * @param {Scope} scope
+ * @param {number} query
+ * @param {number} key
+ * @param {number} layer
+ * @param {number} head
+ * @returns {Edit}
+ */
 function maskFor(scope, query, key, layer, head) {
   const where = { head: { layer, head }, layer: { layer }, all: {} };
   return { op: "mask", query, key, ...where[scope] };
 }
 
-/** The tokens that a row and a column of what is in sight stand for, in pairs: [[query, key], ...]. */
+/**
+ * The tokens that a row and a column of what is in sight stand for, in pairs: [[query, key], ...].
+ * @param {Head} head
+ * @param {number} r
+ * @param {number} c
+ * @returns {Pair[]}
+ */
 function pairsOf(head, r, c) {
   const [from, to] = [head.rows[r], head.columns[c]];
-  return range(from.first, from.last).flatMap((query) => range(to.first, to.last).map((key) => [query, key]));
+  return range(from.first, from.last).flatMap(/** @returns {Pair[]} */ (query) => range(to.first, to.last).map((key) => [query, key]));
 }
 
-/** The cells on the way from one to another, the last one with them. */
+/**
+ * The cells on the way from one to another, the last one with them.
+ * @param {Pair} from
+ * @param {Pair} to
+ * @returns {Pair[]}
+ */
 function cellsBetween([i, j], [r, c]) {
   const steps = Math.max(Math.abs(r - i), Math.abs(c - j));
   return range(1, steps + 1).map((k) => [Math.round(i + ((r - i) * k) / steps), Math.round(j + ((c - j) * k) / steps)]);
@@ -40,29 +75,38 @@ function cellsBetween([i, j], [r, c]) {
 
 /**
  * What paints the mask of one head.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @param {(which: "query" | "key", by: number) => void} step  goes to another query or key
  */
 export function paintBar(ui, store, step) {
   const on = toggle(ui, "paint: a stroke over cells hides them", false, () => map.node.classList.toggle("painting", on.input.checked));
+  /** @type {Scope} */
   let where = "head";
   const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));
   const button = el("button", { type: "button", class: "hide-link", onclick: () => flip(told.own, told.key) });
   const note = el("span", { class: "note", role: "status" });
+  /** @param {"query" | "key"} name @param {string} label */
   const stepper = (name, label) => {
     const word_ = el("span", { class: "step-word" });
+    /** @param {number} by @param {string} sign */
     const arrow = (by, sign) => el("button", { type: "button", "aria-label": `${by < 0 ? "previous" : "next"} ${name}`, onclick: () => step(name, by) }, sign);
     return { word: word_, node: el("span", { class: "stepper", role: "group", "aria-label": label }, el("span", { class: "dim" }, label), arrow(-1, "‹"), word_, arrow(1, "›")) };
   };
   const [query, key] = [stepper("query", "Query"), stepper("key", "Key")];
   const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
   const hand = oneAtATime(store);
-  let [map, told] = [null, null]; // told: {head, at, own, key}
-  let stroke = null; // {base: the edits before, hides: or opens, cells: by "row column", last: the cell that it is at}
+  /** @type {[HeatMap | null, {head: Head, at: At, own: number, key: number} | null]} */
+  let [map, told] = [null, null];
+  /** @type {{base: Edit[], hides: boolean, cells: Map<string, Pair>, last: Pair | null} | null} */
+  let stroke = null; // base: the edits before; hides: or opens; cells: by "row column"; last: the cell that it is at
   let painted = false; // by the pointer, so that the click after it paints nothing
 
-  /** Why a link cannot be hidden or opened here; "" where it can. */
+  /**
+   * Why a link cannot be hidden or opened here; "" where it can.
+   * @param {number} r
+   * @param {number} c
+   */
   function refused(r, c) {
     const { head, at, own } = told;
     const pairs = pairsOf(head, r, c);
@@ -75,20 +119,31 @@ export function paintBar(ui, store, step) {
     return own === null ? "There are no tokens." : "";
   }
 
-  /** Edits with which links are hidden, or open. */
+  /**
+   * Edits with which links are hidden, or open.
+   * @param {Edit[]} edits
+   * @param {Pair[]} cells
+   * @param {boolean} hides
+   */
   function withLinks(edits, cells, hides) {
     const { head, at } = told;
     const pairs = cells.flatMap(([r, c]) => pairsOf(head, r, c));
+    /** @param {Pair} pair */
     const own = ([query, key]) => masksOf(edits, query, key, at.l, at.h);
     const gone = new Set(pairs.flatMap(own));
     if (!hides) return edits.filter((edit) => !gone.has(edit));
     return [...edits, ...pairs.filter((pair) => !own(pair).length).map(([query, key]) => maskFor(where, query, key, at.l, at.h))];
   }
 
+  /** @param {number} r @param {number} c */
   const isMasked = (r, c) =>
     pairsOf(told.head, r, c).every(([query_, key_]) => masksOf(store.state.edits, query_, key_, told.at.l, told.at.h).length);
 
-  /** Hides a link, or shows it again. */
+  /**
+   * Hides a link, or shows it again.
+   * @param {number} r
+   * @param {number} c
+   */
   function flip(r, c) {
     const why = refused(r, c);
     fill(note, why);
@@ -98,12 +153,16 @@ export function paintBar(ui, store, step) {
     store.set({ edits: withLinks(store.state.edits, [[r, c]], hides) });
   }
 
-  /** The link under the pointer; none in the column of what is out of sight. */
+  /**
+   * The link under the pointer; none in the column of what is out of sight.
+   * @param {PointerEvent} event
+   */
   function cellUnder(event) {
     const cell = map.under(event);
     return cell && cell[1] < told.head.columns.length ? cell : null;
   }
 
+  /** @param {any} event */
   function begin(event) {
     painted = false;
     if (!on.input.checked || !told || event.button) return;
@@ -118,7 +177,10 @@ export function paintBar(ui, store, step) {
     pass(cell);
   }
 
-  /** The stroke goes on to a cell, over those on the way. */
+  /**
+   * The stroke goes on to a cell, over those on the way.
+   * @param {Pair} cell
+   */
   function pass(cell) {
     const first = !stroke.cells.size;
     const fresh = (stroke.last ? cellsBetween(stroke.last, cell) : [cell]).filter((one) => !stroke.cells.has(one.join(" ")) && !refused(...one));
@@ -129,6 +191,7 @@ export function paintBar(ui, store, step) {
     map.draw();
   }
 
+  /** @param {PointerEvent} event */
   function move(event) {
     if (!stroke) return;
     const cell = cellUnder(event);
@@ -143,12 +206,19 @@ export function paintBar(ui, store, step) {
     stroke = null;
   }
 
-  /** Whether a stroke hides this cell, before the model has computed it. */
+  /**
+   * Whether a stroke hides this cell, before the model has computed it.
+   * @param {number} r
+   * @param {number} c
+   */
   const passes = (r, c) => Boolean(stroke?.hides && stroke.cells.has(`${r} ${c}`));
 
   return {
     node,
-    /** The heat map that is painted on. */
+    /**
+     * The heat map that is painted on.
+     * @param {HeatMap} own
+     */
     over(own) {
       map = own;
       const box = map.node.querySelector(".map");
@@ -156,17 +226,26 @@ export function paintBar(ui, store, step) {
       box.addEventListener("pointermove", move);
       for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
     },
-    /** Whether a cell that was picked is to be painted; then it is, if the pointer has not done so. */
+    /**
+     * Whether a cell that was picked is to be painted; then it is, if the pointer has not done so.
+     * @param {number} r
+     * @param {number} c
+     */
     takes(r, c) {
       if (!on.input.checked) return false;
       if (!painted) flip(r, c);
       painted = false;
       return true;
     },
+    /** @param {number} r @param {number} c */
     changed: (r, c) => passes(r, c) || told.head.changed(r, c),
-    /** A weight as it is drawn: what is just being hidden has none. */
+    /**
+     * A weight as it is drawn: what is just being hidden has none.
+     * @param {number} r
+     * @param {number} c
+     */
     weight: (r, c) => (passes(r, c) ? NaN : told.head.at(r, c)),
-    /** @param {{head: any, at: any, own: number, key: number}} next */
+    /** @param {{head: Head, at: At, own: number, key: number}} next */
     set(next) {
       told = next;
       const { head, own, key: to } = next;

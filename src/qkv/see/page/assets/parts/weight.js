@@ -9,15 +9,37 @@ import { ROW } from "./lines.js";
 import "./weight.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("./lines.js").Key} Key */
+/** @typedef {import("./sight.js").At} At */
+/** @typedef {import("./sight.js").Head} Head */
+/** @typedef {import("./sight.js").Place} Place */
+/** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
 
 const FINEST = 0.01; // the smallest step of a weight
 
-/** The row of weights that somebody has set for a query of a head, as an edit; undefined where there is none. */
+/**
+ * The row of weights that somebody has set for a query of a head, as an edit; undefined where there is none.
+ * @param {Edit[]} edits
+ * @param {number} layer
+ * @param {number} head
+ * @param {number} query
+ */
 export function setRow(edits, layer, head, query) {
   return edits.findLast((edit) => edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query);
 }
 
-/** Edits with such a row in the place of the one before; without it where `weights` is null. */
+/**
+ * Edits with such a row in the place of the one before; without it where `weights` is null.
+ * @param {Edit[]} edits
+ * @param {number} layer
+ * @param {number} head
+ * @param {number} query
+ * @param {number[] | null} weights
+ */
 function withRow(edits, layer, head, query, weights) {
   const others = edits.filter((edit) => !(edit.op === "row" && edit.layer === layer && edit.head === head && edit.query === query));
   return weights ? [...others, { op: "row", layer, head, query, weights }] : others;
@@ -37,7 +59,9 @@ function rescaled(row, key, weight, open) {
   const others = all.filter((_, j) => j !== key && open(j)).length;
   if (!rest && !others) return all.map((_, j) => Number(j === key)); // nobody else to give it to
   const left = 1 - weight;
+  /** @param {number} one @param {number} j */
   const share = (one, j) => (rest ? (one / rest) * left : open(j) ? left / others : 0);
+  /** @param {number} x */
   const digits = (x) => Number(x.toFixed(7));
   const found = all.map((one, j) => digits(j === key ? weight : share(one, j)));
   const most = found.reduce((best, one, j) => (j !== key && (best < 0 || one > found[best]) ? j : best), -1);
@@ -47,14 +71,15 @@ function rescaled(row, key, weight, open) {
 
 /**
  * Handles over the bars of a list of keys, and a stepper for one weight.
- * @param {any} ui
- * @param {any} store
- * @param {any} list  what lines() gives
+ * @param {Ui} ui
+ * @param {Store} store
+ * @param {ReturnType<typeof import("./lines.js").lines>} list
  * @param {{onkey: (c: number) => void, redraw: () => void}} heard
  */
 export function weightHandles(ui, store, list, { onkey, redraw }) {
   const box = el("div", { class: "weights", role: "group", "aria-label": "weights of the chosen query: left and right change one, up and down go to the next key" });
   const input = el("input", { type: "number", min: 0, max: 1, step: FINEST, onchange: () => typed() });
+  /** @param {number} by @param {string} name @param {string} sign */
   const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);
   const [less, more] = [arrow(-FINEST, "less weight", "−"), arrow(FINEST, "more weight", "+")];
   const back = el("button", { type: "button", class: "give-back", onclick: () => giveBack() }, "Give the row back");
@@ -62,11 +87,16 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, more),
     el("span", { class: "dim" }, "or drag the end of a bar"), back);
   const hand = oneAtATime(store);
-  let told = null; // {head, at, run, own, key, held}
+  /** @type {Chosen | null} */
+  let told = null;
   let drawn = ""; // which keys have handles
-  let sliders = []; // {c, place, node, grip}
-  let drag = null; // {place, row: before, grab: where the handle was taken, value}
-  let draft = null; // {at, query, row}: what is set and not yet computed
+  /** @type {{c: number, place: number, node: HTMLElement, grip: HTMLElement}[]} */
+  let sliders = [];
+  /** @type {{place: number, row: number[], grab: number, value: number, sent: boolean} | null} */
+  let drag = null; // row: before; grab: where the handle was taken
+  /** @type {{at: At, query: number, row: number[]} | null} */
+  let draft = null; // what is set and not yet computed
+  /** @type {{place: number, when: number, row: number[]}} */
   let series = { place: -1, when: -Infinity, row: [] }; // what keys do in one go is one change, from this row
   const move = roving(box, { count: () => sliders.length, onpick: (i) => pick(i), onmove: (i) => pick(i) });
   list.node.append(box);
@@ -77,8 +107,11 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
 
   const queryPlace = () => told.head.rows[told.own].first;
   const chosen = () => told.head.columns[told.key].first;
+  /** @param {Head} head */
   const isWhole = ({ rows, columns }) => [...rows, ...columns].every(({ first, last }) => last === first + 1); // no pieces are merged
+  /** @param {Place} at @param {number} query */
   const isDraft = (at, query) => draft && draft.at.l === at.l && draft.at.h === at.h && draft.query === query;
+  /** @param {number} place */
   const isOpen = (place) => !told.head.source.hidden(told.at.l, told.at.h, queryPlace(), place);
 
   /** The row of weights as it is now, of all tokens. */
@@ -88,6 +121,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     return isDraft(at, query) ? draft.row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
   }
 
+  /** @param {number} place @param {number} weight @param {number[]} row @param {boolean} undo */
   function give(place, weight, row, undo) {
     const { at } = told;
     const query = queryPlace();
@@ -102,7 +136,11 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     if (hand.idle() && !drag) draft = null;
   }
 
-  /** Sets a weight by a key or a button; what follows at once belongs to the same change. */
+  /**
+   * Sets a weight by a key or a button; what follows at once belongs to the same change.
+   * @param {number} place
+   * @param {number} weight
+   */
   function put(place, weight) {
     const [row, now] = [rowNow(), performance.now()];
     const goesOn = series.place === place && now - series.when < 1000;
@@ -110,7 +148,11 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     give(place, Math.max(0, Math.min(1, weight)), series.row, !goesOn);
   }
 
-  /** On to the next whole step. */
+  /**
+   * On to the next whole step.
+   * @param {number} place
+   * @param {number} by
+   */
   function step(place, by) {
     put(place, Math.round((rowNow()[place] + by) / FINEST) * FINEST);
   }
@@ -127,11 +169,13 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     hand.send({ edits: withRow(store.state.edits, told.at.l, told.at.h, queryPlace(), null) }, true);
   }
 
+  /** @param {number} i */
   function pick(i) {
     onkey(sliders[i].c);
     redraw();
   }
 
+  /** @param {KeyboardEvent} event */
   function pressed(event) {
     const slider = sliders.find(({ node }) => node === event.target);
     if (!slider || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -144,6 +188,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     event.stopPropagation();
   }
 
+  /** @param {PointerEvent} event */
   function begin(event) {
     const slider = sliders.find(({ grip }) => grip === event.target);
     if (!slider || event.button) return;
@@ -157,6 +202,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     event.preventDefault();
   }
 
+  /** @param {PointerEvent} event */
   function drags(event) {
     if (!drag) return;
     const { left, width } = box.getBoundingClientRect();
@@ -175,7 +221,10 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     settle();
   }
 
-  /** One slider for each key in the list that the query sees. */
+  /**
+   * One slider for each key in the list that the query sees.
+   * @param {(Key & {k: number})[]} keys
+   */
   function build(keys) {
     sliders = keys.map(({ c, k, name }, i) => {
       const grip = el("span", { class: "grip" });
@@ -188,7 +237,12 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
 
   return {
     controls,
-    /** A head as it is once what is drafted is computed. */
+    /**
+     * A head as it is once what is drafted is computed.
+     * @param {Head} head
+     * @param {Place} at
+     * @returns {Head}
+     */
     over(head, at) {
       const r = draft && isWhole(head) ? head.rows.findIndex(({ first }) => isDraft(at, first)) : -1;
       if (r < 0) return head;
@@ -196,12 +250,16 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       const known = [...values].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
       return {
         ...head,
-        values: (q) => (q === r ? values : head.values(q)),
-        known: (q) => (q === r ? known : head.known(q)),
-        at: (q, c) => (q === r && !head.hidden(q, c) ? values.get(c) : head.at(q, c)),
+        values: (/** @type {number} */ q) => (q === r ? values : head.values(q)),
+        known: (/** @type {number} */ q) => (q === r ? known : head.known(q)),
+        at: (/** @type {number} */ q, /** @type {number} */ c) => (q === r && !head.hidden(q, c) ? values.get(c) : head.at(q, c)),
       };
     },
-    /** `held`: whether the row in sight is the chosen query's. */
+    /**
+     * `next.held`: whether the row in sight is the chosen query's.
+     * @param {Chosen} next
+     * @param {boolean} inside
+     */
     set(next, inside) {
       told = next;
       const { head, at, own, key, high, held } = next;
