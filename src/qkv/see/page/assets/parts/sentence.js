@@ -18,7 +18,16 @@ import "./sentence.css";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+
+/**
+ * @typedef {{token: number, tokens: [number, number], word: string, guessed: boolean, chosen: boolean, kinds: string[],
+ *            pieces: string[], said: string}} Chip  a word; `tokens`: the first and the last + 1, `guessed`: it is missing
+ * @typedef {{text: string, hide?: number[], ablate?: [number, number][], change: string, why: string}} Story  STORY of page/play.py
+ */
 
 /**
  * What the reader may change first, as the orange button says it.
@@ -27,7 +36,7 @@ import "./sentence.css";
 
 const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
 
-/** @returns {Part} */
+/** @param {Ui} ui @param {Store} store @returns {Part} */
 export function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
@@ -40,13 +49,14 @@ export function sentencePart(ui, store) {
   const share = el("button", { type: "button", class: "in-whole", onclick: () => giveAddress() }, "Share");
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
   const notes = el("div", { class: "unread" });
+  /** @type {[Now | null, number, Offer | null]} */
   let [last, typed, pending] = [null, -Infinity, null];
 
   field.addEventListener("input", () => {
     store.set({ text: field.value.toWellFormed() }, { undo: performance.now() - typed > 1000 });
     typed = performance.now();
   });
-  field.addEventListener("keydown", (event) => {
+  field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.isComposing) return;
     event.preventDefault(); // the model reads one line, as it is typed
     chips.focus();
@@ -118,16 +128,23 @@ export function unreadOf(text, { tokens, offsets, cut }, model) {
 
 // ---- chips
 
-/** The words of the text, one to be chosen; what the tokenizer put in stands around them. */
+/**
+ * The words of the text, one to be chosen; what the tokenizer put in stands around them.
+ * @param {Ui} ui
+ * @param {Store} store
+ */
 function chipRow(ui, store) {
   const node = el("div", { class: "chips", role: "listbox", "aria-label": "words of the sentence" });
+  /** @type {Chip[]} */
   let spans = [];
+  /** @param {number} i */
   const choose = (i) => {
     const { token, guessed } = spans[i];
     store.set(guessed ? { query: token, place: token } : { query: token });
   };
   const move = roving(node, { count: () => spans.length, onmove: choose, onpick: choose });
 
+  /** @param {Now} now */
   function update(now) {
     spans = chipsOf(now);
     const focused = node.contains(ui.focused());
@@ -148,17 +165,24 @@ function chipRow(ui, store) {
   return { node, update, focus: () => node.children[move.at]?.focus() };
 }
 
-/** What each chip shows: a word of the text, or a token that the tokenizer put in. */
+/**
+ * What each chip shows: a word of the text, or a token that the tokenizer put in.
+ * @param {Now} now
+ * @returns {Chip[]}
+ */
 function chipsOf({ state, run, original, words, model }) {
   const at = new Map(words.map((span) => [span[0], span]));
   const hidden = hiddenTokens(state.edits);
   const swaps = new Map(editsOf(state.edits, "swap").map((edit) => [edit.token, edit]));
+  /** @type {Chip[]} */
   const found = [];
   for (let t = 0; t < run.tokens.length; ) {
     const [first, last, word] = at.get(t) ?? [t, t + 1, run.tokens[t]];
     const tokens = run.tokens.slice(first, last);
     const mask = tokens[0] === maskOf(model);
+    /** @param {number | null} place */
     const here = (place) => place !== null && place >= first && place < last;
+    /** @type {Record<string, boolean>} */
     const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), place: here(state.place) };
     const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(word)];
     const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.place && "its guesses are shown"];
@@ -177,18 +201,28 @@ function chipsOf({ state, run, original, words, model }) {
   return found;
 }
 
+/** @param {Edit[]} edits */
 function hiddenTokens(edits) {
   return new Set(editsOf(edits, "hide").map(({ token }) => token));
 }
 
-/** The edits with these tokens hidden, or seen again where all were. */
+/**
+ * The edits with these tokens hidden, or seen again where all were.
+ * @param {Edit[]} edits
+ * @param {number[]} tokens
+ */
 function hiding(edits, tokens) {
   const hidden = hiddenTokens(edits);
   if (tokens.every((token) => hidden.has(token))) return edits.filter(({ op, token }) => !(op === "hide" && tokens.includes(token)));
   return [...edits, ...tokens.filter((token) => !hidden.has(token)).map((token) => ({ op: "hide", token }))];
 }
 
-/** The edits with this one in the place of the swap that the token had; without one where there is none. */
+/**
+ * The edits with this one in the place of the swap that the token had; without one where there is none.
+ * @param {Edit[]} edits
+ * @param {number} token
+ * @param {string | null} put
+ */
 function swapping(edits, token, put) {
   const others = edits.filter((edit) => !(edit.op === "swap" && edit.token === token));
   return put === null ? others : [...others, { op: "swap", token, with: put }];
@@ -196,8 +230,10 @@ function swapping(edits, token, put) {
 
 // ---- what can be done with the chosen word
 
+/** @param {Store} store */
 function chosenWord(store) {
   const name = el("span", { class: "which" });
+  /** @param {string} label @param {() => void} act */
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
   const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, places()) }));
   const mask = button("", maskIt);
@@ -205,10 +241,11 @@ function chosenWord(store) {
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
+  /** @type {[Now | null, Chip | null, Set<string> | null]} */
   let [now, span, known] = [null, null, null];
   const places = () => range(span.tokens[0], span.tokens[1]);
 
-  form.addEventListener("submit", (event) => {
+  form.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
     const put = swap.value.trim().toWellFormed();
     if (!put) return;
@@ -224,6 +261,7 @@ function chosenWord(store) {
     else writeInstead(maskOf(now.model));
   }
 
+  /** @param {string} put */
   function swapFor(put) {
     if (gapsOf(` ${put} .`)[0]?.end === put.length + 1 && known.has(maskOf(now.model))) put = maskOf(now.model);
     const entry = [put, put.toLowerCase()].find((one) => known.has(one));
@@ -231,7 +269,10 @@ function chosenWord(store) {
     else writeInstead(put);
   }
 
-  /** The text with something else in the place of the chosen word. */
+  /**
+   * The text with something else in the place of the chosen word.
+   * @param {string} put
+   */
   function writeInstead(put) {
     const { offsets } = now.run;
     const [first, last] = span.tokens;
@@ -239,12 +280,14 @@ function chosenWord(store) {
     store.set({ text: text.slice(0, offsets[first][0]) + put + text.slice(offsets[last - 1][1]) });
   }
 
+  /** @param {Now} next @param {Offer | null} offer */
   function update(next, offer) {
     now = next;
     known ??= now.model && new Set(now.model.words);
     span = chipsOf(now).find(({ chosen }) => chosen) ?? null;
     node.hidden = !span || span.kinds.includes("special");
     if (node.hidden) return;
+    /** @param {string} kind */
     const has = (kind) => span.kinds.includes(kind);
     fill(name, word(has("mask") ? "?" : span.pieces.join("")));
     hide.textContent = has("hidden") ? "Show" : "Hide";
@@ -272,6 +315,7 @@ export function offerOf(data, now) {
   const story = storyOf(data, sentence);
   const removed = story?.ablate?.[0];
   if (removed) return offerToRemove(state, story, removed);
+  /** @type {number[] | undefined} */
   const told = sentence === data.start.text ? data.start.hide : story?.hide;
   const tokens = told?.length ? told : mostSeen(now);
   if (!tokens?.length) return null;
@@ -283,19 +327,31 @@ export function offerOf(data, now) {
   return { label: [on ? "Show " : "Hide ", word(names), which_, on ? " again" : ""], on, edits: hiding(state.edits, tokens), why: story?.why ?? "", tokens };
 }
 
+/**
+ * @param {PlayState} state
+ * @param {Story} story
+ * @param {[number, number]} removed  layer and head
+ * @returns {Offer}
+ */
 function offerToRemove(state, story, [layer, head]) {
+  /** @param {Edit} edit */
   const is = (edit) => edit.op === "ablate" && edit.layer === layer && edit.head === head;
   const on = state.edits.some(is);
   const edits = on ? state.edits.filter((edit) => !is(edit)) : [...state.edits, { op: "ablate", layer, head }];
   return { label: [`${on ? "Put back" : "Remove"} head ${layer}.${head}`], on, edits, why: story.why, tokens: [] };
 }
 
+/** @param {any} data @param {string} text @returns {Story | null} */
 function storyOf(data, text) {
-  return data.stories?.find((story) => story.text === text) ?? null;
+  return data.stories?.find((/** @type {Story} */ story) => story.text === text) ?? null;
 }
 
-/** The chosen word; where its own guesses are shown, the word that the chosen head looks at most from there. */
+/**
+ * The chosen word; where its own guesses are shown, the word that the chosen head looks at most from there.
+ * @param {Now} now
+ */
 function mostSeen({ state, run, words }) {
+  /** @param {number | null} place */
   const of = (place) => words.find(([first, last]) => place >= first && place < last);
   const own = of(state.query);
   if (own && state.query !== state.place) return range(own[0], own[1]);
@@ -304,8 +360,12 @@ function mostSeen({ state, run, words }) {
   return best ? range(best[0], best[1]) : null;
 }
 
-/** The stories of the model's card, each with what to try. */
+/**
+ * The stories of the model's card, each with what to try.
+ * @param {Store} store
+ */
 function exampleMenu(store) {
+  /** @type {{stories?: Story[]}} */
   const { stories = [] } = store.data;
   const select = el(
     "select",
