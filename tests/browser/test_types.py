@@ -14,7 +14,7 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "flow motion picture steps sums",
+        "parts": "flow motion steps sums",
     }.items()
     for name in names.split()
 }

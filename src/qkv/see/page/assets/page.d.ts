@@ -4,6 +4,10 @@ interface Array<T> {
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
 }
 
+interface String {
+  toWellFormed(): string;
+}
+
 interface Element {
   checkVisibility(options?: { visibilityProperty?: boolean; opacityProperty?: boolean }): boolean;
 }

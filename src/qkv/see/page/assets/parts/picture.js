@@ -4,6 +4,10 @@
 import { pens } from "../base/colours.js";
 import { el, svg } from "../base/elements.js";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
+/** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  what each shows, as SVG */
+
 const [MARGIN, PIXELS] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
 const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
@@ -12,7 +16,7 @@ let ids = 0; // how many names were given
 
 /**
  * A part of the page as it stands there, without what it is worked with, on the page's own ground.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {HTMLElement} node
  * @param {string} caption  what it is of: stands below it
  * @returns {SVGElement}
@@ -33,8 +37,13 @@ export function pictureOf(ui, node, caption) {
   }
 }
 
-/** What canvases show, as SVG: all is drawn again, with other pens. */
+/**
+ * What canvases show, as SVG: all is drawn again, with other pens.
+ * @param {Ui} ui
+ * @returns {Canvases}
+ */
 function canvasesOf(ui) {
+  /** @type {Canvases} */
   const found = new Map();
   pens.other = (canvas, width, height) => {
     const pen = vectorPen(width, height);
@@ -54,10 +63,12 @@ function canvasesOf(ui) {
 
 // ---- from the page to SVG
 
+/** @param {Ui} ui @param {HTMLElement} node @param {Canvases} canvases @param {string} caption @returns {SVGElement} */
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
   const edges = [frame.left, frame.top, frame.right, frame.top]; // below it there may be room that others fill
+  /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
     [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];
     [edges[2], edges[3]] = [Math.max(edges[2], right), Math.max(edges[3], bottom)];
@@ -69,7 +80,11 @@ function drawnOf(ui, node, canvases, caption) {
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
     svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
 
-  /** `within`: something around it cuts it off. */
+  /**
+   * `within`: something around it cuts it off.
+   * @param {HTMLElement} element
+   * @param {SVGElement} into
+   */
   function visit(element, into, within = false) {
     const style = getComputedStyle(element);
     if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true }) || element.matches(".sr")) return;
@@ -78,16 +93,16 @@ function drawnOf(ui, node, canvases, caption) {
     if (style.opacity !== "1") into.append((own = svg("g", { opacity: style.opacity })));
     const had = own.childNodes.length;
     if (style.display !== "contents") boxOf(style, box, own);
-    const picture = { svg: () => copyOf(element, null, box), canvas: () => canvasOf(element, box, canvases) }[element.localName];
+    const picture = { svg: () => copyOf(element, null, box), canvas: () => canvasOf(/** @type {HTMLCanvasElement} */ (element), box, canvases) }[element.localName];
     if (picture) own.append(picture());
     if (own.childNodes.length > had && !within) widen(box);
     if (picture) return;
     const cut_ = style.overflowX !== "visible" && (element.scrollWidth > element.clientWidth || element.scrollHeight > element.clientHeight);
     if (cut_) own = clipped(own, box);
     for (const child of element.childNodes) {
-      if (child.nodeType === Node.ELEMENT_NODE) visit(child, own, within || cut_);
+      if (child.nodeType === Node.ELEMENT_NODE) visit(/** @type {HTMLElement} */ (child), own, within || cut_);
       else if (child.nodeType === Node.TEXT_NODE)
-        for (const { text, rect } of fragments(child, style)) {
+        for (const { text, rect } of fragments(/** @type {Text} */ (child), style)) {
           if (!within && !cut_) widen(rect);
           own.append(textOf(text, rect, style, cut_ && style.textOverflow === "ellipsis" ? box.right : Infinity, isTurned(element)));
         }
@@ -95,10 +110,16 @@ function drawnOf(ui, node, canvases, caption) {
   }
 }
 
-/** The ground, the gradient, the borders and the outline of a box. */
+/**
+ * The ground, the gradient, the borders and the outline of a box.
+ * @param {CSSStyleDeclaration & Record<string, any>} style
+ * @param {DOMRect} box
+ * @param {SVGElement} into
+ */
 function boxOf(style, { left: x, top: y, width, height }, into) {
   if (!width || !height) return;
   const round = parseFloat(style.borderTopLeftRadius) || 0;
+  /** @param {number} by @param {object} more */
   const rect = (by, more) =>
     into.append(svg("rect", { x: short(x + by), y: short(y + by), width: short(Math.max(0, width - 2 * by)), height: short(Math.max(0, height - 2 * by)), rx: round ? short(Math.max(0, Math.min(round, height / 2) - by)) : null, ...more }));
   const [ground, clear] = plainColour(style.backgroundColor);
@@ -126,6 +147,7 @@ function boxOf(style, { left: x, top: y, width, height }, into) {
   if (style.outlineStyle === "solid" && line) rect(-line / 2 - (parseFloat(style.outlineOffset) || 0), { fill: "none", stroke: plainColour(style.outlineColor)[0], "stroke-width": line });
 }
 
+/** @param {SVGElement} into @param {Box} box @returns {SVGElement} */
 function clipped(into, box) {
   const id = newId("clip");
   const group = svg("g", { "clip-path": `url(#${id})` });
@@ -135,16 +157,23 @@ function clipped(into, box) {
 
 // ---- texts
 
-/** The text of a node line by line: [{text, rect}], without blanks at the ends. */
+/**
+ * The text of a node line by line: [{text, rect}], without blanks at the ends.
+ * @param {Text} node
+ * @param {CSSStyleDeclaration} style
+ */
 function fragments(node, style) {
   const range = document.createRange();
+  /** @param {number} first @param {number} last */
   const places = (first, last) => {
     range.setStart(node, first);
     range.setEnd(node, last);
     return [...range.getClientRects()].filter(({ width, height }) => width && height);
   };
   const flat = style.writingMode === "horizontal-tb";
+  /** @type {{text: string, rect: DOMRect}[]} */
   const found = [];
+  /** @param {number} first @param {number} last */
   const put = (first, last) => {
     const text = node.data.slice(first, last);
     const [before, after] = [text.length - text.trimStart().length, text.length - text.trimEnd().length];
@@ -155,6 +184,7 @@ function fragments(node, style) {
   if (!all.length) return found;
   if (!flat || all.every(({ top }) => Math.abs(top - all[0].top) < 3)) put(0, node.data.length);
   else {
+    /** @type {[number, number | null, number]} */
     let [begin, line, at] = [0, null, 0];
     for (const mark of node.data) {
       const [rect] = mark.trim() ? places(at, at + mark.length) : [];
@@ -170,7 +200,14 @@ function fragments(node, style) {
   return found;
 }
 
-/** A line of text where it stands; it takes as much room in whatever font it is shown. */
+/**
+ * A line of text where it stands; it takes as much room in whatever font it is shown.
+ * @param {string} text
+ * @param {DOMRect} rect
+ * @param {CSSStyleDeclaration} style
+ * @param {number} end  where it is cut off
+ * @param {boolean} turned
+ */
 function textOf(text, rect, style, end, turned) {
   const [pen, [fill_, opacity]] = [penFor(fontOf(style)), plainColour(style.color)];
   const flat = style.writingMode === "horizontal-tb";
@@ -188,18 +225,25 @@ function textOf(text, rect, style, end, turned) {
   return svg("text", { ...more, x: short(rect.left), y: short(y), textLength: whole ? short(rect.width) : null, lengthAdjust: whole ? "spacingAndGlyphs" : null }, forXml(whole ? text : `${shown_}…`));
 }
 
-/** Whether an element that is written downward is turned round, so that it reads upward. */
+/**
+ * Whether an element that is written downward is turned round, so that it reads upward.
+ * @param {Element} element
+ * @returns {boolean}
+ */
 function isTurned(element) {
   const { transform, writingMode } = getComputedStyle(element);
   return writingMode !== "horizontal-tb" && (transform.startsWith("matrix(-1") || isTurned(element.parentElement));
 }
 
+/** @param {CSSStyleDeclaration} style */
 function fontOf({ fontStyle, fontWeight, fontSize, fontFamily }) {
   return `${fontStyle} ${fontWeight} ${fontSize} ${fontFamily}`;
 }
 
+/** @type {CanvasRenderingContext2D | null} */
 let measuring = null; // a pen for measures and colours
 
+/** @param {string} font */
 function penFor(font) {
   measuring ??= el("canvas").getContext("2d", { willReadFrequently: true });
   measuring.font = font;
@@ -208,7 +252,13 @@ function penFor(font) {
 
 // ---- pictures within
 
-/** An SVG of the page with its own copy of what its style sheets say. */
+/**
+ * An SVG of the page with its own copy of what its style sheets say.
+ * @param {Element} node
+ * @param {CSSStyleDeclaration | null} above
+ * @param {DOMRect | null} box
+ * @returns {SVGElement}
+ */
 function copyOf(node, above, box) {
   const style = getComputedStyle(node);
   if (style.display === "none") return svg("g");
@@ -224,18 +274,26 @@ function copyOf(node, above, box) {
     copy.setAttribute(name, colour && /^(rgb|color)/.test(value) ? plainColour(value, true)[0] : value);
   }
   for (const child of node.childNodes) {
-    if (child.nodeType === Node.ELEMENT_NODE) copy.append(copyOf(child, style, null));
-    else if (child.nodeType === Node.TEXT_NODE) copy.append(forXml(child.data));
+    if (child.nodeType === Node.ELEMENT_NODE) copy.append(copyOf(/** @type {Element} */ (child), style, null));
+    else if (child.nodeType === Node.TEXT_NODE) copy.append(forXml(/** @type {Text} */ (child).data));
   }
   return copy;
 }
 
-/** Where a box is, as attributes. */
+/**
+ * Where a box is, as attributes.
+ * @param {Box} box
+ */
 function placeOf({ left, top, width, height }) {
   return { x: short(left), y: short(top), width: short(width), height: short(height) };
 }
 
-/** A canvas as what its pen has written; else, where it is small, its pixels as squares; else as an image. */
+/**
+ * A canvas as what its pen has written; else, where it is small, its pixels as squares; else as an image.
+ * @param {HTMLCanvasElement} canvas
+ * @param {DOMRect} box
+ * @param {Canvases} canvases
+ */
 function canvasOf(canvas, box, canvases) {
   const [drawn, at] = [canvases.get(canvas), placeOf(box)];
   if (!drawn) return pixelsOf(canvas, at);
@@ -243,15 +301,21 @@ function canvasOf(canvas, box, canvases) {
   return drawn;
 }
 
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {object} at  where it is, as attributes
+ */
 function pixelsOf(canvas, at) {
   const { width, height } = canvas;
   if (Math.max(width, height) > PIXELS) return svg("image", { ...at, href: canvas.toDataURL(), preserveAspectRatio: "none", style: { "image-rendering": "pixelated" } });
   const copy = el("canvas", { width, height }).getContext("2d", { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
   const { data } = copy.getImageData(0, 0, width, height);
+  /** @type {Map<string, string>} */
   const paths = new Map(); // colour -> all runs of it
   for (let row = 0; row < height; row++)
     for (let first = 0; first < width; ) {
+      /** @param {number} column */
       const of = (column) => data.subarray(4 * (row * width + column), 4 * (row * width + column) + 4).join();
       const colour = of(first);
       let last = first + 1;
@@ -268,13 +332,19 @@ function pixelsOf(canvas, at) {
 
 // ---- a pen that writes SVG
 
-/** What canvas2d gives, as far as the page draws with it; `node` is what was written. */
+/**
+ * What canvas2d gives, as far as the page draws with it; `node` is what was written.
+ * @param {number} width
+ * @param {number} height
+ */
 function vectorPen(width, height) {
   const node = svg("svg", { width, height });
-  const fresh = { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif", textAlign: "start", textBaseline: "alphabetic", globalAlpha: 1, imageSmoothingEnabled: true };
-  const names = Object.keys(fresh);
+  const fresh = { fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif", textAlign: "start", textBaseline: /** @type {CanvasTextBaseline} */ ("alphabetic"), globalAlpha: 1, imageSmoothingEnabled: true };
+  const names = /** @type {(keyof typeof fresh)[]} */ (Object.keys(fresh));
+  /** @type {[SVGElement, any[]][]} */
   const past = [];
   let [group, d] = [node, ""];
+  /** @param {SVGElement} next */
   const into = (next) => {
     group.append(next);
     group = next;
@@ -282,12 +352,14 @@ function vectorPen(width, height) {
   const seen = () => (pen.globalAlpha < 1 ? pen.globalAlpha : null);
   const filled = () => ({ fill: paint(pen.fillStyle), opacity: seen() });
   const drawn = () => ({ fill: "none", stroke: paint(pen.strokeStyle), "stroke-width": pen.lineWidth, opacity: seen() });
+  /** @param {string | SVGElement} style */
   const paint = (style) => {
     if (typeof style === "string") return plainColour(style, true)[0];
     if (!style.id) return "none"; // made by another pen
     if (!style.isConnected) node.prepend(style);
     return `url(#${style.id})`;
   };
+  /** @param {number} x @param {number} y @param {number} wide @param {number} tall @param {object} how */
   const rect = (x, y, wide, tall, how) => group.append(svg("rect", { x: short(Math.min(x, x + wide)), y: short(Math.min(y, y + tall)), width: short(Math.abs(wide)), height: short(Math.abs(tall)), ...how }));
   const pen = {
     ...fresh,
@@ -298,10 +370,13 @@ function vectorPen(width, height) {
       const last = past.pop();
       if (!last) return;
       group = last[0];
-      names.forEach((name, k) => (pen[name] = last[1][k]));
+      names.forEach((name, k) => (/** @type {Record<string, any>} */ (pen)[name] = last[1][k]));
     },
+    /** @param {number} x @param {number} y */
     translate: (x, y) => into(svg("g", { transform: `translate(${short(x)} ${short(y)})` })),
+    /** @param {number} turn */
     rotate: (turn) => into(svg("g", { transform: `rotate(${short((180 * turn) / Math.PI)})` })),
+    /** @param {number} x @param {number} y */
     scale: (x, y) => into(svg("g", { transform: `scale(${short(x)} ${short(y)})` })),
     clip() {
       const id = newId("clip");
@@ -309,20 +384,29 @@ function vectorPen(width, height) {
       into(svg("g", { "clip-path": `url(#${id})` }));
     },
     beginPath: () => (d = ""),
+    /** @param {number} x @param {number} y */
     moveTo: (x, y) => (d += `M${short(x)} ${short(y)}`),
+    /** @param {number} x @param {number} y */
     lineTo: (x, y) => (d += `L${short(x)} ${short(y)}`),
+    /** @param {...number} at */
     bezierCurveTo: (...at) => (d += `C${at.map(short).join(" ")}`),
     closePath: () => (d += "z"),
+    /** @param {number} x @param {number} y @param {number} wide @param {number} tall */
     rect: (x, y, wide, tall) => (d += `M${short(x)} ${short(y)}h${short(wide)}v${short(tall)}h${short(-wide)}z`),
     fill: () => group.append(svg("path", { d, ...filled() })),
     stroke: () => group.append(svg("path", { d, ...drawn() })),
+    /** @param {number} x @param {number} y @param {number} wide @param {number} tall */
     fillRect: (x, y, wide, tall) => rect(x, y, wide, tall, filled()),
+    /** @param {number} x @param {number} y @param {number} wide @param {number} tall */
     strokeRect: (x, y, wide, tall) => rect(x, y, wide, tall, drawn()),
     clearRect: () => node.replaceChildren((group = svg("g"))), // all of it, as the page has it
+    /** @param {string} text */
     measureText: (text) => penFor(pen.font).measureText(text),
+    /** @param {string} text @param {number} x @param {number} y */
     fillText(text, x, y, most = Infinity) {
       const ruler = penFor(pen.font);
       const wide = ruler.measureText(text).width;
+      /** @param {CanvasTextBaseline} line */
       const up = (line) => {
         ruler.textBaseline = line;
         return ruler.measureText(text).actualBoundingBoxAscent;
@@ -333,8 +417,12 @@ function vectorPen(width, height) {
       group.append(svg("text", { x: short(x), y: short(y + shift), ...filled(), "text-anchor": anchor, "font-family": family, "font-size": size, "font-weight": weight?.trim() ?? null,
         "font-style": style?.trim() ?? null, textLength: short(Math.min(wide, most)), lengthAdjust: "spacingAndGlyphs", style: { "white-space": "pre" } }, forXml(text)));
     },
+    /** @param {HTMLCanvasElement} image @param {number} left @param {number} top @param {number} wide @param {number} tall */
     drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, placeOf({ left, top, width: wide, height: tall }))),
-    /** Of stripes only: see `hatch` of colours.js. */
+    /**
+     * Of stripes only: see `hatch` of colours.js.
+     * @param {HTMLCanvasElement} tile
+     */
     createPattern: (tile) =>
       svg("pattern", { id: newId("stripes"), width: 6, height: 6, patternUnits: "userSpaceOnUse" },
         svg("path", { d: "M-6 6l6 -6M0 6l6 -6M6 6l6 -6", stroke: plainColour(tile.dataset.stroke)[0], "stroke-width": 1.2 })),
@@ -344,13 +432,17 @@ function vectorPen(width, height) {
 
 // ---- numbers, colours, names
 
-/** A number with as many digits as a picture needs. */
+/**
+ * A number with as many digits as a picture needs.
+ * @param {number} x
+ */
 function short(x) {
   return String(Math.round(100 * x) / 100);
 }
 
 /**
  * A colour as every program reads it: ["rgb(…)", how much it covers]; where `whole`, one that covers in part says so.
+ * @param {string} colour
  * @returns {[string, number]}
  */
 function plainColour(colour, whole = false) {
@@ -367,11 +459,15 @@ function plainColour(colour, whole = false) {
   return [whole && a < 255 ? `rgba(${r}, ${g}, ${b}, ${cover})` : `rgb(${r}, ${g}, ${b})`, cover];
 }
 
-/** Text as XML may hold it. */
+/**
+ * Text as XML may hold it.
+ * @param {string} text
+ */
 function forXml(text) {
   return text.toWellFormed().replace(/[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]/g, "\ufffd");
 }
 
+/** @param {string} name */
 function newId(name) {
   return `${name}-${(ids += 1)}`;
 }
@@ -396,5 +492,5 @@ export async function pngOf(picture) {
   await image.decode();
   const canvas = el("canvas", { width: Math.round(wide * times), height: Math.round(tall * times) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("The browser makes no picture of this size.")))));
+  return new Promise((resolve, reject) => canvas.toBlob((/** @type {Blob | null} */ blob) => (blob ? resolve(blob) : reject(new Error("The browser makes no picture of this size.")))));
 }
