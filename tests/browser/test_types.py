@@ -14,7 +14,7 @@ LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
         "pages": "compare play replay shift walk",
-        "parts": "flow motion steps sums",
+        "parts": "flow steps sums",
     }.items()
     for name in names.split()
 }

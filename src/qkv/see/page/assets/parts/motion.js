@@ -10,6 +10,12 @@ import { isRemoved } from "./map.js";
 import "./motion.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./head.js").HeadVectors} HeadVectors */
+/** @typedef {ReturnType<typeof arising>} Arising */
+/** @typedef {ReturnType<typeof tinted>} Colours */
 
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
 const MOMENT = 250; // how long each of them is, in milliseconds
@@ -78,6 +84,10 @@ function arising({ run, state }) {
 
 /**
  * Keys that have no row of their own: their weights' sum, and the values as these weigh them.
+ * @param {number[]} keys
+ * @param {Float32Array} weights  (T)
+ * @param {number[]} across  the places of a vector's numbers, (d)
+ * @param {HeadVectors} vectors
  * @returns {Rising}
  */
 function together(keys, weights, across, vectors) {
@@ -86,7 +96,12 @@ function together(keys, weights, across, vectors) {
   return { name: `${count(keys.length)} others`, others: true, k: [], products: [], raw: 0, score: 0, own: false, weight, v };
 }
 
-/** What scores are multiplied by before the softmax: told by the scores, since a model may have a factor of its own. */
+/**
+ * What scores are multiplied by before the softmax: told by the scores, since a model may have a factor of its own.
+ * @param {Rising[]} rows
+ * @param {Edit[]} edits
+ * @param {number} d
+ */
 function factorIn(rows, edits, d) {
   const seen = rows.filter(({ others, score }) => !others && Number.isFinite(score));
   const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), null);
@@ -97,16 +112,26 @@ function factorIn(rows, edits, d) {
 
 // ---- the picture of a moment
 
+/** @param {number} a @param {number} b @param {number} share */
 const mix = (a, b, share) => a + (b - a) * share;
+/** @param {number} x */
 const within1 = (x) => Math.max(0, Math.min(1, x));
+/** @param {number} x */
 const eased = (x) => within1(x) ** 2 * (3 - 2 * within1(x));
 
-/** The colours of a row's numbers, and how long its bars are at most; anew for each theme. */
+/**
+ * The colours of a row's numbers, and how long its bars are at most; anew for each theme.
+ * @param {Ui} ui
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Arising} row
+ */
 function tinted(ui, pen, row) {
   const { q, k, v } = row.vectors;
+  /** @param {number[]} values @param {number} high */
   const tint = (values, high) => values.map((value) => css(shade(ui, value / high)));
   const products = row.rows.flatMap((one) => one.products);
   const high = Math.max(1e-9, ...products.map(Math.abs));
+  /** @param {Rising} one @param {number} sign */
   const sum = (one, sign) => one.products.reduce((total, x) => total + Math.max(0, sign * x), 0);
   const [left, right] = [-1, 1].map((sign) => Math.max(1e-9, ...row.rows.map((one) => sum(one, sign))));
   return {
@@ -130,9 +155,9 @@ function tinted(ui, pen, row) {
 
 /**
  * Draws a moment: `at` counts moments, from 0 to as many as there are.
- * @param {any} pen
- * @param {any} row  of arising()
- * @param {any} colours  of tinted()
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Arising} row
+ * @param {Colours} colours
  * @param {number} at
  * @param {number} wide
  */
@@ -141,12 +166,15 @@ function drawMoment(pen, row, colours, at, wide) {
   const n = rows.length;
   const cell = wide / d;
   const [zero, unit] = [(wide * colours.left) / (colours.left + colours.right), wide / (colours.left + colours.right)];
+  /** @param {number} r */
   const top = (r) => (r + 1) * TALL + 1;
   const foot = top(n) + GAP;
   const high = TALL - 2;
   const heights = rows.map(({ weight }) => high * Math.min(1, Math.abs(weight)));
+  /** @param {string[]} tints @param {number} x @param {number} y @param {number} tall */
   const strip = (tints, x, y, tall) => tints.forEach((tint, c) => block(tint, x + c * cell, y, Math.ceil(cell), tall));
 
+  /** @param {string | CanvasPattern} tint @param {number} x @param {number} y @param {number} width @param {number} tall */
   function block(tint, x, y, width, tall, seen = 1) {
     pen.globalAlpha = seen;
     pen.fillStyle = tint;
@@ -154,7 +182,10 @@ function drawMoment(pen, row, colours, at, wide) {
     pen.globalAlpha = 1;
   }
 
-  /** The keys come in from the right; then, column by column, each number is taken times the query's. */
+  /**
+   * The keys come in from the right; then, column by column, each number is taken times the query's.
+   * @param {number} r
+   */
   function keysAndProducts(r) {
     const { k, products } = colours.rows[r];
     const away = (1 - eased(1.5 * at - (0.5 * r) / n)) * wide;
@@ -162,7 +193,10 @@ function drawMoment(pen, row, colours, at, wide) {
     strip([...products.slice(0, done), ...k.slice(done)], away, top(r), high);
   }
 
-  /** The products become bars on either side of 0; then the shorter side folds onto the longer one. */
+  /**
+   * The products become bars on either side of 0; then the shorter side folds onto the longer one.
+   * @param {number} r
+   */
   function fold(r) {
     const { products, up, down } = colours.rows[r];
     const [apart, over] = [eased((at - 2) / 0.6), eased((at - 2.6) / 0.4)];
@@ -180,7 +214,11 @@ function drawMoment(pen, row, colours, at, wide) {
     if (over) bar(r, 0, over);
   }
 
-  /** A score as a bar from 0, or on its way to a weight as one from the left edge, where the whole width is 1. */
+  /**
+   * A score as a bar from 0, or on its way to a weight as one from the left edge, where the whole width is 1.
+   * @param {number} r
+   * @param {number} share
+   */
   function bar(r, share, seen = 1) {
     const { raw, weight, score, others } = rows[r];
     const hidden = score === -Infinity;
@@ -191,7 +229,10 @@ function drawMoment(pen, row, colours, at, wide) {
     block(colours.bar, x, top(r) + 3, end - x, high - 6, seen * share);
   }
 
-  /** The values come in as the keys did, and shrink to their weights. */
+  /**
+   * The values come in as the keys did, and shrink to their weights.
+   * @param {number} r
+   */
   function values(r) {
     const [come, shrunk] = [eased((at - 4) / 0.5), eased((at - 4.5) / 0.5)];
     if (come < 1) bar(r, 1, 1 - come);
@@ -231,7 +272,8 @@ function drawMoment(pen, row, colours, at, wide) {
 /**
  * The motion of the chosen query, below the lines of its head. It is played once when a query is chosen, not when a
  * run follows a change; where motion is not wanted, its end stands there at once.
- * @param {any} ui
+ * @param {Ui} ui
+ * @returns {Part}
  */
 export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -253,9 +295,13 @@ export function motionPart(ui) {
     slider,
     el("div", { class: "motion-moments", "aria-hidden": "true" }, names),
   );
+  /** @type {Now | null} */
   let now = null;
-  let row = null; // what arising() gives
+  /** @type {Arising | null} */
+  let row = null;
+  /** @type {Colours | null} */
   let colours = null;
+  /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [null, 0, last, false, false, 0];
   let [figures, told] = ["", -1]; // what the numbers are now, and what is said
   ui.redraw(() => {
@@ -270,6 +316,7 @@ export function motionPart(ui) {
     if (playing) requestAnimationFrame(frame);
   }, { threshold: 0.6 }).observe(stage);
 
+  /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
     at = Math.min(last, at + (before ? Math.min(100, time - before) : 0) / MOMENT);
@@ -279,6 +326,7 @@ export function motionPart(ui) {
     show();
   }
 
+  /** @param {number} from */
   function play(from) {
     const runs = playing;
     [at, playing, before] = [from, true, 0];
@@ -298,7 +346,10 @@ export function motionPart(ui) {
     show();
   }
 
-  /** The page keys go to where the next moment begins, or this one or the one before. */
+  /**
+   * The page keys go to where the next moment begins, or this one or the one before.
+   * @param {KeyboardEvent} event
+   */
   function leap(event) {
     const by = { PageUp: 1, PageDown: -1 }[event.key];
     if (!by) return;
@@ -335,11 +386,15 @@ export function motionPart(ui) {
     drawMoment(pen, row, colours, at, wide);
   }
 
-  /** What a moment shows, in words; of the key that is looked at most with its numbers. */
+  /**
+   * What a moment shows, in words; of the key that is looked at most with its numbers.
+   * @param {number} moment
+   */
   function sentence(moment) {
     const { rows, name, d, by, given, removed, total } = row;
     const best = rows.filter(({ others }) => !others).reduce((a, b) => (b.weight > a.weight ? b : a));
     const none = rows.every(({ weight }) => weight === 0);
+    /** @param {string} text */
     const its = (text) => (none ? "" : [" For ", word(best.name), `: ${text}.`]);
     if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
     if (moment === 1) return "Number by number, query times key: blue where both have the same sign, red where not.";
@@ -352,21 +407,28 @@ export function motionPart(ui) {
     return ["The values, as high as their weights, are laid on each other and blend: what this head gives to ", word(name), "."];
   }
 
-  /** The numbers beside the keys. */
+  /**
+   * The numbers beside the keys.
+   * @param {string} due
+   */
   function write(due) {
     figures = due;
     const { rows, by, rescaled, given, total, removed } = row;
     const weighed = due === "weight" || due === "end";
+    /** @type {Record<string, [string, boolean]>} */
     const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled] };
+    /** @param {Rising} one @returns {[string, boolean]} */
     const figure = ({ others, raw, score, weight, own }) => {
       if (weighed) return score === -Infinity && !given ? ["hidden", own] : [fixed(weight, 3), given];
       if (!due || others) return ["", false];
       if (due === "raw") return [number(raw), false];
       return score === -Infinity ? ["hidden", own] : [number(score), rescaled];
     };
+    /** @type {[string, boolean]} */
     const foot = !weighed ? ["", false] : removed && due === "end" ? ["removed", true] : [fixed(total, 3), false];
+    /** @type {[string, boolean][]} */
     const all = [heads[due] ?? ["weight", given], ...rows.map(figure), foot];
-    list.querySelectorAll(".motion-figure").forEach((cell, i) => {
+    list.querySelectorAll(".motion-figure").forEach((/** @type {HTMLElement} */ cell, /** @type {number} */ i) => {
       const [text, changed] = all[i];
       fill(cell, text);
       cell.classList.toggle("changed", changed);
@@ -380,12 +442,16 @@ export function motionPart(ui) {
     row = now && arising(now);
     node.hidden = !row;
     if (!row) return stop();
+    /** @param {Now} now */
     const about = ({ state: { text, edits, layer, head } }) => JSON.stringify([text, edits, layer, head]);
     const same = was !== null && about(was) === about(now);
     const chosen = same && was.state.query !== now.state.query;
     if (same && !chosen && was.run === now.run) return fit();
     [colours, figures, told] = [null, "none", -1];
     fill(title, "How ", word(row.name), " gets its weights");
+    /**
+     * @param {any} name  what stands there
+     */
     const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
     fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
     button.hidden = still.matches;
