@@ -13,7 +13,7 @@ CONFIG = bundles.ASSETS / "tsconfig.json"
 LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
-        "pages": "compare play replay shift walk",
+        "pages": "replay walk",
         "parts": "flow steps sums",
     }.items()
     for name in names.split()

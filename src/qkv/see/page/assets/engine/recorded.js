@@ -83,6 +83,7 @@ function recordedRun(written) {
  * @param {any} data  PAYLOAD of payload.py
  */
 export function openRecorded(data) {
+  /** @type {Run[]} */
   const runs = data.texts.map(recordedRun);
   /** @param {string} what */
   const refuse = (what) => Promise.reject(new Error(`${what} needs a model: this page holds what was computed before.`));

@@ -9,7 +9,29 @@ import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";
 import { pairPart } from "../parts/pair.js";
 import { viewBarPart } from "../parts/view_bar.js";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/recorded.js").Text} Text */
+/** @typedef {import("../store/store.js").Now} Now */
+
+/**
+ * What page/payload.py writes of two texts, or of two runs of one.
+ * @typedef {object} Compared
+ * @property {"word" | "runs"} what
+ * @property {string} sentence
+ * @property {string} [word]  that both texts have; it and what follows of two texts
+ * @property {string} [why]  why it is this one
+ * @property {string[]} [texts]
+ * @property {[number[], number[]]} [places]
+ * @property {number[]} [similarity]  at the embeddings, and after each layer
+ * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  of each text
+ * @property {string} [of]  what was changed; it and what follows of two runs
+ * @property {[number, number, number, number][]} [changes]  token, distance, cosine, length before
+ * @property {number[]} [by_layer]  the mean distance
+ */
+
+/** @param {any} box @param {any} data @param {Ui} ui */
 function compare(box, data, ui) {
+  /** @type {{compare: Compared}} */
   const { compare: found } = data;
   const store = recordedStore(data, update);
   const { runs } = store.engine;
@@ -26,11 +48,13 @@ function compare(box, data, ui) {
     bar.node, why, notes, helpOf(), pair.node,
   );
 
+  /** @param {number} layer @param {number} head */
   function open(layer, head) {
     store.set({ layer, head });
     ui.say(pair.sides.map(({ sentence }) => sentence.textContent).join(" "));
   }
 
+  /** @param {Now} now */
   function update(now) {
     bar.update(now);
     const cursors = pair.sides.map((side, k) => (side.head ? side.cursor : first[k]));
@@ -45,19 +69,30 @@ export const start = starting(compare);
 
 // ---- what only a comparison has
 
+/** @param {any} title @param {...any} children */
 function panel(title, ...children) {
   return el("section", { class: "panel" }, el("h3", {}, title), children);
 }
 
-/** One number per layer, written beside its point. */
+/**
+ * One number per layer, written beside its point.
+ * @param {number[]} values
+ * @param {number[]} layers
+ * @param {string} label
+ */
 function layerChart(values, layers, label) {
+  /** @param {number} i */
   const name = (i) => (i ? `layer ${layers[i - 1]}` : "emb.");
   const ends = { low: Math.min(0, ...values), high: Math.max(...values, 1e-9) };
   const chart = lineChart(Math.max(280, 64 * values.length + 44), values, { ...ends, name, say: number, label });
   return el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": label }, chart);
 }
 
-/** What a change of the run changed in each token, largest first. */
+/**
+ * What a change of the run changed in each token, largest first.
+ * @param {Compared} compare
+ * @param {Text} text
+ */
 function changes(compare, text) {
   const all = compare.changes;
   const rows = all
@@ -101,7 +136,12 @@ function changes(compare, text) {
   ];
 }
 
-/** How alike the shared word is layer by layer, and what it looks at most on each side. */
+/**
+ * How alike the shared word is layer by layer, and what it looks at most on each side.
+ * @param {Compared} compare
+ * @param {any} data
+ * @param {(layer: number, head: number) => void} open
+ */
 function shared(compare, data, open) {
   const name = word(compare.word);
   const most = compare.strongest.map((links, k) => {

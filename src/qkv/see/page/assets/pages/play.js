@@ -26,10 +26,18 @@ import { viewBarPart } from "../parts/view_bar.js";
 import { weightHandles } from "../parts/weight.js";
 import "./play.css";
 
+/** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {ReturnType<typeof regionOf>} Region */
+/** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */
 
 const NARROW = "(max-width: 759px)"; // as in play.css
+/** @type {Record<PlayState["tab"], string>} */
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
+/** @type {Record<string, string[]>} */
 const ON_TAB = {
   sentence: ["sentence", "changes"],
   heads: ["map", "head", "second"],
@@ -51,6 +59,7 @@ const REGIONS = {
 };
 const HANDS = { paintBar, weightHandles };
 
+/** @param {any} box @param {any} data @param {Ui} ui */
 function play(box, data, ui) {
   const narrow = window.matchMedia(NARROW);
   const store = playStore(data, update);
@@ -68,9 +77,10 @@ function play(box, data, ui) {
   });
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(store, regions);
-  const notes = (data.notes || []).map((line) => el("p", { class: "note" }, line));
+  const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
+  /** @type {(Now | null)[]} */
   let [last, told] = [null, null]; // what was heard, and the same as the parts are told it
   const turn = inTurn();
 
@@ -86,7 +96,7 @@ function play(box, data, ui) {
     whole,
     ...notes,
   );
-  box.addEventListener("keydown", (event) => {
+  box.addEventListener("keydown", (/** @type {any} */ event) => {
     const typing = event.composedPath()[0].matches?.("input, textarea");
     if (typing || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z") return;
     store.undo();
@@ -95,7 +105,10 @@ function play(box, data, ui) {
   narrow.addEventListener("change", () => last && update(last));
   restrict(store.state.only);
 
-  /** Leaves these regions on the page, or all. @param {string[] | null} only */
+  /**
+   * Leaves these regions on the page, or all.
+   * @param {string[] | null} only
+   */
   function restrict(only) {
     if (only) box.dataset.only = only.join(" ");
     else delete box.dataset.only;
@@ -133,7 +146,12 @@ function play(box, data, ui) {
 
 export const start = starting(play);
 
-/** The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits. */
+/**
+ * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
+ * @param {Ui} ui
+ * @param {Store} store
+ * @returns {Parts}
+ */
 function partsOf(ui, store) {
   const parts = {
     cards: cardsPart(ui, store),
@@ -153,13 +171,18 @@ function partsOf(ui, store) {
   return parts;
 }
 
-/** The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at. */
+/**
+ * The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at.
+ * @param {Ui} ui
+ * @param {Store} store
+ */
 function originalHead(ui, store) {
   const looking = Object.create(store, {
-    set: { value: ({ text, edits, ...patch }, options) => store.set(patch, options) },
+    set: { value: (/** @type {Partial<PlayState>} */ { text, edits, ...patch }, /** @type {{undo?: boolean}} */ options) => store.set(patch, options) },
   });
   const part = headPart(ui, looking, HANDS);
   part.node.dataset.part = "before";
+  /** @param {Now} now */
   const update = (now) => {
     const { state, original } = now;
     const shows = state.beside && state.edits.length > 0;
@@ -168,7 +191,13 @@ function originalHead(ui, store) {
   return { node: part.node, update };
 }
 
-/** A place on the page, with the part of its name. */
+/**
+ * A place on the page, with the part of its name.
+ * @param {Ui} ui
+ * @param {string} name
+ * @param {string} label
+ * @param {Parts} parts
+ */
 function regionOf(ui, name, label, parts) {
   const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
   if (name === "map") node.prepend(parts.view.node);
@@ -177,17 +206,24 @@ function regionOf(ui, name, label, parts) {
   return { name, node };
 }
 
-/** The tabs of a narrow window. */
+/**
+ * The tabs of a narrow window.
+ * @param {Store} store
+ * @param {Region[]} regions
+ */
 function tabsOf(store, regions) {
-  const names = Object.keys(TABS);
+  const names = /** @type {PlayState["tab"][]} */ (Object.keys(TABS));
+  /** @param {string} tab */
   const idOf = (tab) => ON_TAB[tab].map((name) => regions.find((region) => region.name === name).node.id).join(" ");
   const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
   const buttons = names.map((tab, i) =>
     el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
   );
   node.append(...buttons);
+  /** @param {number} i */
   const choose = (i) => store.set({ tab: names[i] });
   const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
+  /** @param {Now} now */
   const update = ({ state }) => {
     move.at = names.indexOf(state.tab);
     buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));
@@ -196,7 +232,11 @@ function tabsOf(store, regions) {
   return { node, update };
 }
 
-/** Where the numbers come from, and of which model. */
+/**
+ * Where the numbers come from, and of which model.
+ * @param {Store} store
+ * @param {any} model
+ */
 function badgeOf(store, model) {
   const { name, where } = store.engine;
   const offline = where === "in this page" ? ", offline" : "";

@@ -8,13 +8,20 @@ import { lineColour, planePart } from "../parts/plane.js";
 import { saveMenu } from "../parts/save.js";
 import "./shift.css";
 
+/** @typedef {import("../parts/plane.js").Point} Point */
+/** @typedef {import("../parts/plane.js").Shift} Shift */
+
 export const start = starting((box, payload, ui) => {
+  /** @type {Shift} */
   const shift = payload.shift;
   const { stages, tokens, of, before } = shift;
   const several = shift.sentences.length > 1;
+  /** @param {number} k */
   const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
+  /** @type {Map<string, Set<number>>} */
   const places = new Map(); // word -> the sentences it is in
   tokens.forEach((token, i) => places.set(token, (places.get(token) || new Set()).add(of[i])));
+  /** @param {number} i */
   const named = (i) => cut(visible(tokens[i]), 18) + (several && places.get(tokens[i]).size > 1 ? ` (${letter(of[i])})` : "");
   const plane = planePart(ui, shift, named);
   let at = stages.length - 1;
@@ -29,6 +36,11 @@ export const start = starting((box, payload, ui) => {
 
   // ---- the tables
 
+  /**
+   * @param {string[]} first
+   * @param {[any, string[], number[]][]} rows  of what stands at its head, texts and numbers
+   * @param {string[]} stagesToo
+   */
   function table(first, rows, stagesToo) {
     const heads = [...first, ...stagesToo];
     return el(
@@ -40,18 +52,21 @@ export const start = starting((box, payload, ui) => {
     );
   }
 
+  /** @param {number} i */
   const press = (i) =>
-    el("button", { type: "button", class: "shift-word", "aria-pressed": "false", onclick: (event) => {
+    el("button", { type: "button", class: "shift-word", "aria-pressed": "false", onclick: (/** @type {any} */ event) => {
       event.currentTarget.setAttribute("aria-pressed", String(plane.press(i)));
     } }, el("bdi", {}, visible(tokens[i])));
 
   /** Where each word is before and at each layer, and how alike it is to itself. */
   function pointNumbers() {
+    /** @param {number} i @param {string} name @param {Point} point @param {number} cosine */
     const row = (i, name, point, cosine) => [i, tokens[i], of[i], name, ...point, cosine];
     const rows = tokens.flatMap((_, i) => [row(i, "static", before[i], 1), ...stages.map((stage) => row(i, stage.name, stage.points[i], stage.cosine[i]))]);
     return { columns: ["place", "word", "sentence", "at", "x", "y", "cosine_with_static"], rows };
   }
 
+  /** @param {number} k @param {boolean} aloud */
   function show(k, aloud) {
     at = k;
     const stage = stages[k];
@@ -104,6 +119,7 @@ export const start = starting((box, payload, ui) => {
     shift.pairs.map((pair) => [el("bdi", {}, visible(pair.word)), [`${letter(of[pair.a])}, ${letter(of[pair.b])}`], pair.cosine]),
     ["static", ...headings],
   ));
+  /** @param {boolean} filled @param {number} k */
   const mark = (filled, k) => svg("svg", { width: 14, height: 14, class: "shift-arrow", "aria-hidden": "true", style: { "--its": lineColour(k) } }, svg("circle", { cx: 7, cy: 7, r: 4, class: filled ? "to" : "from" }));
   fill(
     box,

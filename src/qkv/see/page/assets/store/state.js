@@ -42,6 +42,7 @@ export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0,
 export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
 export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
 const MOST_MASKS = 4_000_000; // in an address
+/** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
 const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
