@@ -13,7 +13,7 @@ CONFIG = bundles.ASSETS / "tsconfig.json"
 LOOSE = {
     f"{folder}/{name}.js"
     for folder, names in {
-        "pages": "replay walk",
+        "pages": "walk",
         "parts": "flow steps sums",
     }.items()
     for name in names.split()

@@ -2,6 +2,7 @@
 
 interface Array<T> {
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
+  findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }
 
 interface String {

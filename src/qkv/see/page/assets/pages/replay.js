@@ -11,10 +11,36 @@ import { inTurn } from "../base/turns.js";
 import { unpack } from "../base/values.js";
 import "./replay.css";
 
+/**
+ * @typedef {object} Replay
+ * @property {string} run
+ * @property {string[]} tokens  L of them
+ * @property {number[]} layers  their numbers
+ * @property {number} heads
+ * @property {number[]} steps  of all snapshots
+ * @property {number[]} shown  places in `steps` of those whose weights are here
+ * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L), each `per` times what it is
+ * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 where the mask hides
+ * @property {{of: string, head: string, values: number[][]}[]} scores  by step, one for each head
+ * @property {number} score  the place of the one that the sentence is about
+ * @property {number} becomes
+ * @property {[number, number][]} losses  a step and its loss
+ * @property {(number | null)[]} logged  the loss at each of `steps`
+ * @property {number[]} knots
+ * @property {string[]} left_out
+ */
+
+/**
+ * @typedef {{stroke?: string, "stroke-dasharray"?: string}} Look
+ * @typedef {{points: [number, number][], name: string, look: Look, faint?: boolean, value: number}} Line  `value`: now
+ * @typedef {{label: string, low: number, high: number, lines: Line[]}} Chart
+ */
+
 export const start = starting((box, payload, ui) => {
+  /** @type {Replay} */
   const { tokens, layers, heads: H, steps, shown, scores, losses, knots, ...data } = payload.replay;
   const [L, last, first] = [tokens.length, shown.length - 1, payload.start];
-  const [packed, { per }] = [unpack(data.weights), data.weights];
+  const [packed, { per }] = [/** @type {Uint16Array} */ (unpack(data.weights)), data.weights];
   const bits = data.hidden && unpack(data.hidden);
   const dashes = ["", "8 4", "2 4", "10 3 2 3"];
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -23,32 +49,48 @@ export const start = starting((box, payload, ui) => {
 
   // ---- the numbers
 
+  /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
   const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
+  /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
   const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] / per;
-  /** @type {(at: number, l: number, h: number) => any} */
+  /** @param {number} at @param {number} l @param {number} h */
   const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
+  /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;
     const [a, b] = data.hidden.shape; // an axis of 1 holds for all
     const k = (((a > 1 ? l : 0) * b + (b > 1 ? h : 0)) * L + i) * L + j;
     return (bits[k >> 3] >> (7 - (k & 7))) & 1;
   }
+  /** @param {number} score @param {number} l @param {number} h */
   const course = (score, l, h) => scores[score].values.map((row) => row[l * H + h]);
   const now = () => shown[state.at]; // a place in steps
+  /** @param {number} l @param {number} h */
   const called = (l, h) => `layer ${layers[l]}, head ${h}`;
+  /** @param {number} k */
   const step = (k) => `step ${count(steps[k])}`;
+  /** @param {number} k */
   const line = (k) => ({ stroke: `var(--line-${k % LINES})`, "stroke-dasharray": dashes[k % dashes.length] });
 
+  /** @param {number} x */
   const share = (x) => number(x < 0.005 ? 0 : x); // no powers of ten among weights
 
-  /** The score of a head that rose most, as choose of analysis/training.py finds it. */
+  /**
+   * The score of a head that rose most, as choose of analysis/training.py finds it.
+   * @param {number} l
+   * @param {number} h
+   */
   function risen(l, h) {
     if (layers[l] === first.layer && h === first.head) return data.score;
     const rises = scores.map((_, k) => course(k, l, h).at(-1) - (steps.length > 1 ? course(k, l, h)[0] : 0));
     return rises.indexOf(Math.max(...rises));
   }
 
-  /** What became of a head, as in_words of analysis/training.py says it. */
+  /**
+   * What became of a head, as in_words of analysis/training.py says it.
+   * @param {number} l
+   * @param {number} h
+   */
   function words(l, h) {
     if (layers[l] === first.layer && h === first.head) return first.sentence;
     const { of, head } = scores[risen(l, h)];
@@ -65,9 +107,15 @@ export const start = starting((box, payload, ui) => {
 
   // ---- charts over the steps
 
-  /** Lines over the steps with a mark at the present one; what() -> {label, low, high, lines}. */
+  /**
+   * Lines over the steps with a mark at the present one; what() -> {label, low, high, lines}.
+   * @param {() => Chart} what
+   * @param {number} high_
+   * @param {number} low_
+   */
   function chart(what, high_, low_) {
-    const node = el("div", { class: "replay-chart", onclick: ({ clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
+    const node = el("div", { class: "replay-chart", onclick: (/** @type {MouseEvent} */ { clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
+    /** @type {((step: number) => number) | null} */
     let x = null;
     function draw() {
       const width = node.clientWidth;
@@ -80,7 +128,9 @@ export const start = starting((box, payload, ui) => {
         const k = Math.max(0, Math.min(knots.length - 2, knots.findLastIndex((knot) => knot <= value)));
         return left + (k + (value - knots[k]) / (knots[k + 1] - knots[k] || 1)) * wide;
       };
+      /** @param {number} value */
       const y = (value) => floor - ((value - low) / (high - low)) * (floor - top);
+      /** @param {string} text @param {number} px @param {number} py @param {string} anchor */
       const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
       const here = x(steps[now()]);
       const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // so that names do not meet
@@ -106,6 +156,7 @@ export const start = starting((box, payload, ui) => {
     return { node, draw };
   }
 
+  /** @param {number[]} values @returns {[number, number][]} */
   const points = (values) => values.map((value, k) => [steps[k], value]);
   const own = chart(() => {
     const lines = scores.map(({ of }, k) => {
@@ -141,7 +192,7 @@ export const start = starting((box, payload, ui) => {
   const [sentence, why] = [el("p", { class: "sentence" }), el("p", { class: "note" })];
   const [mapTitle, ownTitle] = [el("h3"), el("h3")];
   const grid = el("div", { class: "heads scroll", role: "listbox", "aria-label": "all heads" });
-  const order = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => [l, h]));
+  const order = layers.flatMap((_, l) => Array.from({ length: H }, /** @returns {[number, number]} */ (__, h) => [l, h]));
   const wide = Math.min(H, 16);
   const pictures = inTurn();
   const move = roving(grid, { count: () => order.length, columns: wide, at: state.l * H + state.h, onpick: (i) => open(...order[i]) });
@@ -152,6 +203,7 @@ export const start = starting((box, payload, ui) => {
 
   /** The end of the scale, the same at every step. */
   function high() {
+    /** @param {number} k */
     const largest = (k) => cells(k, state.l, state.h).reduce((a, b) => Math.max(a, b));
     return (stretched.input.checked && Math.max(...shown.map((_, k) => largest(k))) / per) || 1;
   }
@@ -177,13 +229,17 @@ export const start = starting((box, payload, ui) => {
     );
   }
 
+  /** @param {boolean} fresh */
   function drawMap(fresh) {
     const { l, h } = state;
     const [before, after] = [0, last].map((k) => cells(k, l, h));
+    /** @param {number} k */
     const rise = (k) => after[k] - (last ? before[k] : 0);
     const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the same at each step
+    /** @param {number} i @param {number} j */
     const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
     const home = [Math.floor(best / L), best % L];
+    /** @param {number} i @param {number} j */
     const describe = (i, j) => ({
       title: `${visible(tokens[i])} → ${visible(tokens[j])}${hides(l, h, i, j) ? ": hidden by the mask" : ""}`,
       fields: hides(l, h, i, j) ? [] : [...new Set([0, state.at, last])].map((k) => [step(shown[k]), share(weight(k, l, h, i, j))]),
@@ -199,6 +255,7 @@ export const start = starting((box, payload, ui) => {
   const there = el("span", { class: "replay-step" });
   const button = el("button", { type: "button", class: "replay-play", disabled: !last, onclick: () => (timer ? stop(true) : play()) });
 
+  /** @param {number} at */
   function go(at, fresh = false) {
     state.at = Math.max(0, Math.min(last, at));
     const k = now();
@@ -222,13 +279,17 @@ export const start = starting((box, payload, ui) => {
     drawGrid();
   }
 
-  /** To the snapshot that is nearest. */
+  /**
+   * To the snapshot that is nearest.
+   * @param {(k: number) => number} distance
+   */
   function near(distance) {
     stop();
     const far = shown.map(distance);
     go(far.indexOf(Math.min(...far)));
   }
 
+  /** @param {number} l @param {number} h */
   function open(l, h) {
     Object.assign(state, { l, h });
     move.at = l * H + h;
@@ -264,6 +325,7 @@ export const start = starting((box, payload, ui) => {
     state.score = Number(k);
     go(state.at);
   });
+  /** @param {KeyboardEvent} event */
   function turn({ key, target }) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
     if (!by || target === slider) return; // which moves by itself
