@@ -104,14 +104,18 @@ def places(x: np.ndarray, edit: Edit) -> np.ndarray:
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
 
-def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+def part(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+    """The part of an activation that an edit is of: a view of x (T, D), or of the pattern."""
     token, head = (edit.get(name, slice(None)) for name in ("token", "head"))
     if edit["at"] == "pattern":
-        x[head, token] = edit["value"]
-    elif edit["at"] in ("q", "k", "v", "z"):
-        x.reshape(len(x), heads, -1)[token, head] = edit["value"]
-    else:
-        x[token] = edit["value"]
+        return x[head, token]
+    if edit["at"] in ("q", "k", "v", "z"):
+        return x.reshape(len(x), heads, -1)[token, head]
+    return x[token]
+
+
+def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+    part(x, edit, heads)[...] = edit["value"]
     return x
 
 

@@ -319,7 +319,12 @@ class ModelBase:
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> EditedRun:
         """What a run of these texts does differently; the others are arguments of `fit`."""
         pieces = self.pieces if self._knows_words else None
-        return fit(edits, batch=batch, body=self._body, pieces=pieces, **others)
+        read = None if self.tokenizer is None else self._read
+        return fit(edits, batch=batch, body=self._body, pieces=pieces, read=read, **others)
+
+    def _read(self, text: str, call: str) -> Array:
+        """The ids of one text, (T,)."""
+        return self._texts(text, call)[1][0].ids
 
     def _fit_with_means(
         self,
