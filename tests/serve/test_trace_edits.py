@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 import qkv
-from browser.edited import CHANGES, Edit, Result, examples, run
+from browser.edited import CHANGES, Edit, Result, examples, part, run
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
@@ -107,7 +107,9 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
         text, word = "the cat sat on the cat", "dog"
     ids = model.tokenize(text).ids.tolist()
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        for edits in lists_of(examples(len(ids), word, model.dim)):
+        kinds = examples(len(ids), word, model.dim)
+        kinds["patch"]["from"] = text.replace("the cat", "a dog")
+        for edits in lists_of(kinds):
             found = whole(client, text, edits, [4])
             trace = by_the_library(model, ids, edits)
             layers = range(model.num_layers)
@@ -142,6 +144,10 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
             rows = [one for one in edits if one["op"] == "row"]
             change["pattern", edit["layer"]] = partial(with_rows, rows)
         elif edit["op"] in CHANGES:
+            if edit["op"] == "patch":
+                found = model.trace(edit["from"])[edit["at"], edit["layer"]][0]
+                value = part(found.reshape(len(ids), -1), edit, model.num_heads)
+                edit = edit | {"value": value}
             change[edit["at"], edit["layer"]] = partial(with_text, edit)
     return model.trace(ids, hide=hide, ablate=ablate, edit=change, logits=True)
 

@@ -203,6 +203,14 @@ def add(plan: Plan, record: Record) -> None:
     plan.change(fields["at"], fields["layer"], steer)
 
 
+def patch(plan: Plan, record: Record) -> None:
+    """An activation, or its part of a head or a token, is as it is in another text."""
+    index = tuple(chosen for _, chosen in plan.part(record, 0).values())
+    if plan.lengths:
+        source = plan.source(record)
+        plan.put(record, lambda: source()[index])
+
+
 def set_(plan: Plan, record: Record) -> None:
     """An array takes the place of an activation, or of its part of a head or a token."""
     for number, length in enumerate(plan.lengths, plan.first):
@@ -222,6 +230,7 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
     "ablate": ablate,
     "row": row,
     "add": add,
+    "patch": patch,
     "set": set_,
     "scale": scale,
 }

@@ -110,6 +110,7 @@ export function indicesOf(edit, axes) {
 const CHANGES = {
   row: ({ weights }) => weights,
   set: ({ value }) => value.flat(Infinity),
+  patch: ({ found }) => found,
   add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
 };
 
