@@ -159,12 +159,12 @@ def test_each_story_is_told_with_the_librarys_numbers(
 def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
     words = [TEXT[begin:end] for begin, end in exact.tokenize(TEXT).offsets]
     causes = {json.dumps([edit]): CAUSES.get(name) for name, edit in EDITS.items()}
-    causes |= {
-        json.dumps([edit]): f"With {edit['at']} of layer {edit['layer']} changed at "
-        f"{words[edit['token']]}"
-        for edit in EDITS.values()
-        if "at" in edit
-    }
+    for edit in EDITS.values():
+        if "at" in edit:
+            head = f"head {edit['layer']}.{edit.get('head')}"
+            where = head if "head" in edit else f"layer {edit['layer']}"
+            at = words[edit["token"]]
+            causes[json.dumps([edit])] = f"With {edit['at']} of {where} changed at {at}"
     for edits in LISTS:
         if not edits:
             continue
