@@ -29,6 +29,7 @@ from qkv.serve.routes.trace import WORK
 from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
+PATTERN = {"op": "patch", "at": "pattern", "layer": 0, "from": "the dog ran by the [MASK]"}
 OCTETS = {"Accept": "application/octet-stream"}
 
 
@@ -250,6 +251,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
     ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
+    (
+        {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": f"a {n}"} for n in range(17)]},
+        "edits",
+        "edits name 17 other texts, and each is run: name at most 16",
+    ),
+    (
+        {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},
+        "edits",
+        "has from 'a dog': give a text of 8 tokens, as text 0 has: this one has 4",
+    ),
+    ({"top_k": 2, "edits": [PATTERN]}, "top_k", "edit"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
 
