@@ -123,7 +123,7 @@ class Plan:
         found = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(found):
-                way = f"a text of {length} tokens, as text {number} has: this one has {len(found)}"
+                way = f"a text of {length} tokens, as text {number} has; this one has {len(found)}"
                 raise wrong(self.call, record, "from", way)
         found.names.add(name)
         return partial(found.__getitem__, name)
