@@ -43,7 +43,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     def of(op: str) -> list[Edit]:
         return [edit for edit in edits if edit["op"] == op]
 
-    ids = list(ids)
+    ids, edits = list(ids), [with_source(model, edit) for edit in edits]
     for edit in of("swap"):
         ids[edit["token"]] = model.tokenizer.vocabulary[edit["with"]]
     size = len(ids)
@@ -104,20 +104,34 @@ def places(x: np.ndarray, edit: Edit) -> np.ndarray:
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
 
-def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+def part(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+    """The part of an activation that an edit is of: a view of x (T, D), or of the pattern."""
     token, head = (edit.get(name, slice(None)) for name in ("token", "head"))
     if edit["at"] == "pattern":
-        x[head, token] = edit["value"]
-    elif edit["at"] in ("q", "k", "v", "z"):
-        x.reshape(len(x), heads, -1)[token, head] = edit["value"]
-    else:
-        x[token] = edit["value"]
+        return x[head, token]
+    if edit["at"] in ("q", "k", "v", "z"):
+        return x.reshape(len(x), heads, -1)[token, head]
+    return x[token]
+
+
+def with_value(x: np.ndarray, edit: Edit, heads: int) -> np.ndarray:
+    part(x, edit, heads)[...] = edit["value"]
     return x
+
+
+def with_source(model: Model, edit: Edit) -> Edit:
+    """A patch with the value that it comes to; another edit as it is."""
+    if edit["op"] != "patch":
+        return edit
+    plain, layer = run(model, model.tokenize(edit["from"]).ids.tolist(), []), edit["layer"]
+    found = plain.inside[layer] | {"resid_pre": plain.resid[layer], "pattern": plain.pattern[layer]}
+    return edit | {"value": part(found[edit["at"]], edit, model.num_heads)}
 
 
 # What takes the place of an activation (T, D), or of the pattern (H, T, T), by op: of x, edit, H.
 CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
     "set": with_value,
+    "patch": with_value,
     "add": lambda x, edit, _: x + np.outer(places(x, edit), edit["vector"]),
 }
 
@@ -133,6 +147,14 @@ def examples(size: int, word: str, dim: int) -> dict[str, Edit]:
         "scale": {"op": "scale", "value": 0.4},
         "row": {"op": "row", "layer": 1, "head": 0, "query": 3, "weights": row},
         "swap": {"op": "swap", "token": 2, "with": word},
+        "patch": {
+            "op": "patch",
+            "at": "z",
+            "layer": 0,
+            "head": 1,
+            "token": 4,
+            "from": " ".join([word] * (size - 2)),
+        },
         "set": {
             "op": "set",
             "at": "attn_out",

@@ -20,6 +20,7 @@ from .support import Visit
 from .texts import TEXTS
 
 TEXT = "The bank of the river was [MASK]."  # 10 tokens
+OTHER = "The boss of the firm was [MASK]."  # 10 tokens, too
 EDITS = examples(10, "money", 192)
 OTHERS: dict[str, list[Edit]] = {
     "nothing": [],
@@ -34,6 +35,26 @@ OTHERS: dict[str, list[Edit]] = {
     "two scales": [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0.0}],
     "two rows": [EDITS["row"], EDITS["row"] | {"weights": [0.1] * 10}],
     "a row of a hidden word": [EDITS["row"], {"op": "hide", "token": 1}],
+    "two texts": [
+        {"op": "patch", "at": "resid_pre", "layer": 1, "token": 2, "from": OTHER},
+        {"op": "patch", "at": "v", "layer": 2, "from": "A fee for the loan was [MASK]."},
+    ],
+    "one behind the other": [
+        {"op": "set", "at": "attn_out", "layer": 0, "token": 1, "value": [0.25] * 192},
+        {"op": "add", "at": "attn_out", "layer": 0, "vector": [0.5] * 192},
+    ],
+    **{
+        f"patch {at} {of}": [{"op": "patch", "at": at, "layer": 1, **of, "from": OTHER}]
+        for at in ("resid_pre", "attn_out", "mlp_out", "z", "q", "k", "v", "pattern")
+        for of in ({}, {"token": 3}, {"head": 2}, {"head": 5, "token": 8})
+        if "head" not in of or at in ("z", "q", "k", "v", "pattern")
+    },
+    "set of a head": [
+        {"op": "set", "at": "q", "layer": 2, "head": 4, "value": [[0.5, -0.25] * 16] * 10}
+    ],
+    "set of a row": [
+        {"op": "set", "at": "pattern", "layer": 0, "head": 4, "token": 3, "value": [0.1] * 10}
+    ],
     "two swaps": [EDITS["swap"], EDITS["swap"] | {"with": "[MASK]"}],
 }
 WRONG: list[tuple[Any, str]] = [
@@ -57,6 +78,15 @@ WRONG: list[tuple[Any, str]] = [
     ([{"op": "scale", "value": "1"}], '(scale) has value "1": give a finite number'),
     ([EDITS["row"] | {"weights": [1, 0]}], "has weights [1,0]: give 10 finite numbers"),
     ([EDITS["swap"] | {"with": "no such entry"}], 'has with "no such entry": give one entry'),
+    ([EDITS["add"] | {"vector": [1, 2]}], "(add) has vector [1,2]: give 192 finite numbers"),
+    ([EDITS["add"] | {"at": "z"}], '(add) has at "z": give one of resid_pre, resid_post'),
+    ([EDITS["patch"] | {"from": 7}], "(patch) has from 7: give a string"),
+    (
+        [EDITS["patch"] | {"from": "a dog"}],
+        'patch has from "a dog", of 4 tokens, and the text has 10',
+    ),
+    ([EDITS["patch"] | {"at": "mlp_out"}], "(patch) has head 1: give none: mlp_out is of no head"),
+    ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]: give finite numbers (192)"),
     ([EDITS["swap"] | {"with": "two words"}], "give one entry of the vocabulary"),
 ]
 

@@ -22,10 +22,10 @@ CAUSES = {
     "hide": "Without bank",
     "mask": "With The hidden from the",
     "causal": "With nothing seen of what follows a word",
-    "ablate": "Without head 1.3",
+    "ablate": "Without head 1.2",
     "scale": "At attention temperature 0.44",
-    "row": "With the weights of ? in head 2.0 set by hand",
-    "swap": "With money in place of river",
+    "row": "With the weights of of in head 1.0 set by hand",
+    "swap": "With money in place of bank",
 }
 
 
@@ -157,7 +157,14 @@ def test_each_story_is_told_with_the_librarys_numbers(
 
 
 def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
-    causes = {json.dumps([edit]): CAUSES[name] for name, edit in EDITS.items()}
+    words = [TEXT[begin:end] for begin, end in exact.tokenize(TEXT).offsets]
+    causes = {json.dumps([edit]): CAUSES.get(name) for name, edit in EDITS.items()}
+    for edit in EDITS.values():
+        if "at" in edit:
+            head = f"head {edit['layer']}.{edit.get('head')}"
+            where = head if "head" in edit else f"layer {edit['layer']}"
+            at = words[edit["token"]]
+            causes[json.dumps([edit])] = f"With {edit['at']} of {where} changed at {at}"
     for edits in LISTS:
         if not edits:
             continue

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 from starlette.testclient import TestClient
 
 import qkv
-from browser.edited import CHANGES, Edit, Result, examples, run
+from browser.edited import CHANGES, Edit, Result, examples, part, run
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
@@ -29,6 +29,7 @@ from qkv.serve.routes.trace import WORK
 from qkv.serve.settings import Settings
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
+PATTERN = {"op": "patch", "at": "pattern", "layer": 0, "from": "the dog ran by the [MASK]"}
 OCTETS = {"Accept": "application/octet-stream"}
 
 
@@ -107,7 +108,9 @@ def test_decoders(tmp_path: Path, kind: str) -> None:
         text, word = "the cat sat on the cat", "dog"
     ids = model.tokenize(text).ids.tolist()
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        for edits in lists_of(examples(len(ids), word, model.dim)):
+        kinds = examples(len(ids), word, model.dim)
+        kinds["patch"]["from"] = text.replace("the cat", "a dog")
+        for edits in lists_of(kinds):
             found = whole(client, text, edits, [4])
             trace = by_the_library(model, ids, edits)
             layers = range(model.num_layers)
@@ -142,6 +145,10 @@ def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Any:
             rows = [one for one in edits if one["op"] == "row"]
             change["pattern", edit["layer"]] = partial(with_rows, rows)
         elif edit["op"] in CHANGES:
+            if edit["op"] == "patch":
+                found = model.trace(edit["from"])[edit["at"], edit["layer"]][0]
+                value = part(found.reshape(len(ids), -1), edit, model.num_heads)
+                edit = edit | {"value": value}
             change[edit["at"], edit["layer"]] = partial(with_text, edit)
     return model.trace(ids, hide=hide, ablate=ablate, edit=change, logits=True)
 
@@ -244,6 +251,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
     ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
+    (
+        {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": f"a {n}"} for n in range(17)]},
+        "edits",
+        "edits name 17 other texts, and each is run: name at most 16",
+    ),
+    (
+        {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},
+        "edits",
+        "has from 'a dog': give a text of 8 tokens, as text 0 has; this one has 4",
+    ),
+    ({"top_k": 2, "edits": [PATTERN]}, "top_k", "edit"),
     ({"edits": [{"op": "causal"}] * 2049}, "edits", "has 2,049 edits: send at most 2,048"),
 ]
 

@@ -319,7 +319,16 @@ class ModelBase:
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> EditedRun:
         """What a run of these texts does differently; the others are arguments of `fit`."""
         pieces = self.pieces if self._knows_words else None
-        return fit(edits, batch=batch, body=self._body, pieces=pieces, **others)
+        return fit(edits, batch=batch, body=self._body, pieces=pieces, read=self._reads, **others)
+
+    @property
+    def _reads(self) -> Callable[[str, str], Array] | None:
+        """What gives the ids of one text, (T,), for a call; None where there is no tokenizer."""
+
+        def read(text: str, call: str) -> Array:
+            return self._texts(text, call)[1][0].ids
+
+        return None if self.tokenizer is None else read
 
     def _fit_with_means(
         self,

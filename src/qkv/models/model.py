@@ -700,7 +700,7 @@ class Model(ComparingModel):
         >>> bool(abs(found - trace["logits"]).max() < 1e-4)
         True
         """
-        return run_layers(self._body, resid, first, stop, edit, self.name)
+        return run_layers(self._body, resid, first, stop, edit, self.name, self._reads)
 
     def head_weights(self, layer: int) -> HeadWeights:
         """What each head of a layer multiplies by, raw: no norm folded in, rotary left out.

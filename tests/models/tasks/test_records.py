@@ -1,6 +1,7 @@
 """Edits as records: each kind against a BERT in plain float64, and what does not fit."""
 
 import itertools
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 import qkv
 from browser.edited import Edit, examples, run
+from qkv.edits import schema
 from qkv.models import Model
 from qkv.see.analysis.words import run_name
 
 from ..decoders import gpt2
+from ..small_models import CONFIGS, write_small
 from ..support import mask_bert
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
@@ -48,6 +51,60 @@ def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) ->
     [[(_, chance)]] = model.predict(TEXT, top_k=1, edit=records)
     chances = np.exp(expected.logits[6] - expected.logits[6].max())
     np.testing.assert_allclose(chance, (chances / chances.sum()).max(), atol=1e-12)
+
+
+OTHER = "the dog ran by the [MASK]"  # 8 tokens, too
+SITES = schema()["$defs"]["site"]["enum"]
+PARTS: list[tuple[str, dict[str, int]]] = [
+    *((at, {}) for at in SITES),
+    *((at, {"token": 3}) for at in SITES),
+    *((at, {"head": 2}) for at in ("q", "k", "v", "z", "pattern")),
+    *((at, {"head": 0, "token": 6}) for at in ("q", "k", "v", "z", "pattern")),
+]
+
+
+@pytest.mark.parametrize(("at", "of"), PARTS, ids=str)
+def test_another_texts_activation_takes_the_place_of_one(
+    model: Model, at: str, of: dict[str, int]
+) -> None:
+    """Taken from the other text by a record, or given as an array."""
+    ids = model.tokenize(TEXT).ids.tolist()
+    patch = {"op": "patch", "at": at, "layer": 1, **of, "from": OTHER}
+    expected = run(model, ids, [patch])
+    token, head = (of.get(name, slice(None)) for name in ("token", "head"))
+    array = model.trace(OTHER)[at, 1][0]
+    heads_first, has_heads = at == "pattern", at in ("q", "k", "v", "z")
+    value = array[head, token] if heads_first else array[token, head] if has_heads else array[token]
+    given = {"op": "set", "at": at, "layer": 1, **of, "value": value.tolist()}
+    for records in ([patch], [given]):
+        trace = model.trace([TEXT, TEXT], edit=records, logits=True)
+        for found in trace["logits"]:
+            np.testing.assert_allclose(found, expected.logits, atol=1e-10)
+    assert np.abs(expected.logits - run(model, ids, []).logits).max() > 1e-6
+
+
+@pytest.mark.parametrize("at", schema()["$defs"]["stream"]["enum"])
+@pytest.mark.parametrize("of", [{}, {"token": 5}], ids=str)
+def test_a_vector_is_added_wherever_one_passes(model: Model, at: str, of: dict[str, int]) -> None:
+    ids = model.tokenize(TEXT).ids.tolist()
+    record = {"op": "add", "at": at, "layer": 0, "vector": [*np.linspace(-2, 1, 12)], **of}
+    expected = run(model, ids, [record])
+    found = model.trace(TEXT, edit=[record], logits=True)["logits"][0]
+    np.testing.assert_allclose(found, expected.logits, atol=1e-10)
+
+
+def test_activations_of_several_texts_and_layers(model: Model) -> None:
+    """The same text twice, another one, and one edit behind the other."""
+    records = [
+        {"op": "patch", "at": "z", "layer": 0, "head": 1, "from": OTHER},
+        {"op": "patch", "at": "resid_pre", "layer": 1, "token": 2, "from": OTHER},
+        {"op": "patch", "at": "v", "layer": 1, "from": "a dog sat on a mat"},
+        {"op": "add", "at": "attn_out", "layer": 0, "vector": [0.5] * 12},
+        {"op": "set", "at": "attn_out", "layer": 0, "token": 1, "value": [0.25] * 12},
+    ]
+    expected = run(model, model.tokenize(TEXT).ids.tolist(), records)
+    found = model.trace(TEXT, edit=records, logits=True)["logits"][0]
+    np.testing.assert_allclose(found, expected.logits, atol=1e-10)
 
 
 def test_records_apply_to_each_text(model: Model) -> None:
@@ -125,8 +182,63 @@ def test_records_stay_in_force_while_a_text_is_generated(tmp_path: Path) -> None
     assert found.ids != plain.ids
 
 
+def test_a_vector_is_added_to_new_tokens_too_and_an_activation_is_one_of_the_prompt(
+    tmp_path: Path,
+) -> None:
+    model, other = gpt2(tmp_path, seed=2), "a dog"
+    size = len(model.tokenize("the cat"))
+    steer = {"op": "add", "at": "resid_post", "layer": 0, "vector": [*np.linspace(-30, 20, 24)]}
+    patch = {"op": "patch", "at": "v", "layer": 1, "head": 1, "from": other}
+    given = model.trace(other)["mlp_out", 0][0]
+    records = [steer, patch, {"op": "set", "at": "mlp_out", "layer": 0, "value": given}]
+    found = model.generate("the cat", max_new_tokens=4, edit=records)
+    ids, values = model.tokenize("the cat").ids.tolist(), model.trace(other)["v", 1][0, :, 1]
+
+    def of_prompt(place: Any, value: Any) -> Any:
+        def put(array: Any) -> Any:
+            array[(slice(None), slice(size), *place)] = value
+            return array
+
+        return put
+
+    for token in found.ids:
+        change = {
+            ("v", 1): of_prompt([1], values),
+            ("mlp_out", 0): of_prompt([], given),
+            ("resid_post", 0): lambda x: x + np.linspace(-30, 20, 24),
+        }
+        logits = model.trace(ids, edit=change, logits=True)["logits"][0, -1]
+        assert int(logits.argmax()) == token
+        ids.append(token)
+    assert found.ids != model.generate("the cat", max_new_tokens=4).ids
+
+
+def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) -> None:
+    """Queries have more heads than keys and values."""
+    model = qkv.load(write_small(tmp_path, CONFIGS["llama"]), dtype=np.float64)
+    attn = model.layers[0].attn
+    assert attn.num_heads > attn.num_kv_heads
+    other = model.trace("the dog sat")
+    for at, count in [("q", attn.num_heads), ("z", attn.num_heads), ("v", attn.num_kv_heads)]:
+        record = {"op": "patch", "at": at, "layer": 0, "head": count - 1, "from": "the dog sat"}
+        found = model.trace("the cat sat", edit=[record])[at, 0][0]
+        np.testing.assert_allclose(found[:, -1], other[at, 0][0, :, -1], atol=1e-12)
+        with pytest.raises(ValueError, match=rf"has head {count}: give 0 to {count - 1}, as"):
+            model.trace("the cat sat", edit=[record | {"head": count}])
+
+
+def test_a_model_without_texts_says_what_it_takes(model: Model) -> None:
+    """Ids of a model that has lost its tokenizer."""
+    bare = copy(model)
+    bare.tokenizer = None
+    patch = {"op": "patch", "at": "z", "layer": 0, "from": OTHER}
+    with pytest.raises(ValueError, match=r'^trace: .* has from .*: give an array with "set": this'):
+        bare.trace(model.tokenize(TEXT).ids, edit=[patch])
+
+
 def test_the_layers_that_are_run_take_records(model: Model) -> None:
-    records = [RECORDS["mask"] | {"layer": 1}, {"op": "ablate", "layer": 1, "head": 2}]
+    patch = {"op": "patch", "at": "q", "layer": 1, "head": 0, "from": OTHER}
+    records = [RECORDS["mask"] | {"layer": 1}, {"op": "ablate", "layer": 1, "head": 2}, patch]
     trace = model.trace(TEXT, edit=records)
     found = model.run_layers(trace["resid_pre", 1], 1, edit=records)
     np.testing.assert_allclose(found, trace["normalized_resid_post", 1], atol=1e-12)
@@ -167,6 +279,42 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
             r"\(row\) has weights \[1\]: give 8 finite numbers, one",
         ),
         (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
+        (
+            {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 11},
+            r"\(add\) has vector \[1.*: give 12 finite numbers, as vectors have",
+        ),
+        (
+            {"op": "add", "at": "z", "layer": 0, "vector": [1.0] * 12},
+            r"\(add\) has at 'z': it must be one of resid_pre, resid_post, attn_out, mlp_out",
+        ),
+        (
+            {"op": "patch", "at": "z", "layer": 0, "from": "a dog ran"},
+            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, as text 0 has",
+        ),
+        (
+            {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},
+            r"\(patch\) has from \['a dog ran'\]: give a text with a word in it",
+        ),
+        (
+            {"op": "patch", "at": "z", "layer": 0, "from": " "},
+            r"\(patch\) has from ' ': give a text",
+        ),
+        (
+            {"op": "patch", "at": "mlp_out", "layer": 0, "head": 1, "from": OTHER},
+            r"\(patch\) has a head, and mlp_out is of no head: leave it out",
+        ),
+        (
+            {"op": "set", "at": "z", "layer": 0, "head": 1, "value": [[1.0] * 4] * 7},
+            r"\(set\) has value \[\[1.*: give finite numbers \(8, 4\), as text 0 has 8 tokens",
+        ),
+        (
+            {"op": "set", "at": "pattern", "layer": 0, "value": [[1.0]]},
+            r"\(set\) has value \[\[1.0\]\]: give finite numbers \(3, 8, 8\), as text 0 has 8",
+        ),
+        (
+            {"op": "set", "at": "z", "layer": 0, "token": 0, "head": 0, "value": [np.inf] * 4},
+            r"\(set\) has value \[inf.*: give finite numbers \(4,\), as",
+        ),
         ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig': give one entry of"),
         ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8: give 0 to 7"),
     ],

@@ -14,10 +14,37 @@ from qkv.arrays import Array, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, Change, Hidden, is_number
+from qkv.trace import Recorder
 from qkv.trace.activations import activation
 from qkv.trace.names import Parsed, meant, parse
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class Source:
+    """Activations of another text as it is, from one run of it when the first is asked for.
+
+    Args:
+        body: the model that runs.
+        ids: the text, (T,).
+    """
+
+    def __init__(self, body: Transformer, ids: Array) -> None:
+        self.names: set[str] = set()
+        self._body, self._ids = body, ids
+        self._arrays: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, name: str) -> Array:
+        """An activation, (T, ...); `names` must have it before the run."""
+        if not self._arrays:
+            record = Recorder(self.names.__contains__)
+            self._body.packed([self._ids], record=record)
+            self._arrays = record.arrays
+        found: Array = self._arrays[name][0]
+        return found
 
 
 @dataclass
@@ -30,6 +57,8 @@ class Plan:
         lengths: how many tokens each text has.
         prefix: what its activations are called by in front of their names.
         first: the number that the first text has for the caller.
+        read: the ids of a text, (T,), for a call; None where the model reads none.
+        sources: other texts whose activations are asked for.
         hidden: what is not looked at.
         ablated: by layer and head what takes the place of what it gives.
         changes: by full names, what is done in turn to an array.
@@ -40,6 +69,8 @@ class Plan:
     lengths: Sequence[int]
     prefix: str = ""
     first: int = 0
+    read: Callable[[str, str], Array] | None = None
+    sources: dict[str, Source] = field(default_factory=dict)
     hidden: list[Hidden] = field(default_factory=list)
     ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
     changes: dict[str, list[Change]] = field(default_factory=dict)
@@ -79,6 +110,23 @@ class Plan:
                 "it out"
             )
         return found
+
+    def source(self, record: Record) -> Callable[[], Array]:
+        """What gives the activation that a record names, (T, ...), of the text that it names."""
+        text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
+        if self.read is None:
+            raise wrong(self.call, record, "from", 'an array with "set": this model reads no texts')
+        if not isinstance(text, str) or not text.strip():
+            raise wrong(self.call, record, "from", "a text with a word in it")
+        if text not in self.sources:
+            self.sources[text] = Source(self.body, self.read(text, self.call))
+        found = self.sources[text]
+        for number, length in enumerate(self.lengths, self.first):
+            if length != len(found):
+                way = f"a text of {length} tokens, as text {number} has; this one has {len(found)}"
+                raise wrong(self.call, record, "from", way)
+        found.names.add(name)
+        return partial(found.__getitem__, name)
 
     def put(self, record: Record, value: Callable[[], Array]) -> None:
         """Put what `value` gives in the place of that part: of the prompt, where one goes on."""
@@ -155,6 +203,14 @@ def add(plan: Plan, record: Record) -> None:
     plan.change(fields["at"], fields["layer"], steer)
 
 
+def patch(plan: Plan, record: Record) -> None:
+    """An activation, or its part of a head or a token, is as it is in another text."""
+    index = tuple(chosen for _, chosen in plan.part(record, 0).values())
+    if plan.lengths:
+        source = plan.source(record)
+        plan.put(record, lambda: source()[index])
+
+
 def set_(plan: Plan, record: Record) -> None:
     """An array takes the place of an activation, or of its part of a head or a token."""
     for number, length in enumerate(plan.lengths, plan.first):
@@ -174,6 +230,7 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
     "ablate": ablate,
     "row": row,
     "add": add,
+    "patch": patch,
     "set": set_,
     "scale": scale,
 }

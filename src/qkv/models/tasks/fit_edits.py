@@ -33,6 +33,7 @@ def fit(
     batch: Iterable[Tokenized],
     body: Transformer,
     pieces: Callable[[str], list[list[str]]] | None,
+    read: Callable[[str, str], Array] | None = None,
     more: Sequence[int] = (),
     written: int | None = None,
     first: int = 0,
@@ -46,6 +47,7 @@ def fit(
         body: the model.
         pieces: the ways in which a word may be cut, none if the vocabulary does not have it; None
             where the model knows no words.
+        read: the ids of a text, (T,), for a call; None where the model reads none.
         more: how many tokens may follow each text, where some may.
         written: how many places a decoder begins with, where it runs beside an encoder.
         first: the number that the first text has for the caller.
@@ -71,7 +73,7 @@ def fit(
         name: change if callable(change) else _array(name, change, body, counts, call)
         for name, change in named.items()
     }
-    plan = Plan(call, body, lengths, "encoder." * (written is not None), first)
+    plan = Plan(call, body, lengths, "encoder." * (written is not None), first, read)
     scales = [one for one in records if one.op == "scale"]  # the last counts, and is the last
     for one in (*(one for one in records if one.op != "scale"), *scales[-1:]):
         if one.source != "hide" and one.op in OPS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,15 @@ _CALL = "run_layers"
 
 
 def run_layers(
-    body: Transformer, resid: Any, first: Any, stop: Any, edit: Edit, model: str
+    body: Transformer,
+    resid: Any,
+    first: Any,
+    stop: Any,
+    edit: Edit,
+    model: str,
+    read: Callable[[str, str], Array] | None = None,
 ) -> Array:
-    """What `Model.run_layers` gives for the model of this name.
+    """What `Model.run_layers` gives for the model of this name, which reads texts by `read`.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -51,7 +58,7 @@ def run_layers(
     texts, places, dim = (given[None] if given.ndim == 2 else given).shape
     blank = Tokenized(np.zeros(places, np.int64), [""] * places, [], [])
     edits = edits_of(edit, call=_CALL)
-    edited = fit(edits, batch=[blank] * texts, body=body, pieces=None)
+    edited = fit(edits, batch=[blank] * texts, body=body, pieces=None, read=read)
     for one in edits.records:
         layer = one.fields.get("layer", begin)
         if one.op == "swap":

@@ -4,8 +4,8 @@
 /** @typedef {import("./engine.js").Sizes} Sizes */
 
 /**
- * `means`, what "mean" stands for (D), is not written by anybody: see `withMeans` in engine.js.
- * @typedef {{op: string, means?: Float64Array, token?: number, query?: number, key?: number, layer?: number, head?: number, 
+ * `found`, numbers of another run, is not written by anybody: see sources.js.
+ * @typedef {{op: string, from?: string, found?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number, head?: number, 
  *            weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
@@ -110,6 +110,7 @@ export function indicesOf(edit, axes) {
 const CHANGES = {
   row: ({ weights }) => weights,
   set: ({ value }) => value.flat(Infinity),
+  patch: ({ found }) => found,
   add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
 };
 
@@ -148,9 +149,9 @@ export function changed(edits, at, x, T, sizes) {
 export function without(ablations, z, { heads: H, dim: D }) {
   const d = D / H;
   const kept = z.slice();
-  for (const { head, with: given = "zero", means } of ablations)
+  for (const { head, with: given = "zero", found } of ablations)
     for (let h = head ?? 0; h <= (head ?? H - 1); h++) {
-      const output = given === "mean" ? means.slice(h * d, (h + 1) * d) : given === "zero" ? new Float64Array(d) : given;
+      const output = given === "mean" ? Array.prototype.slice.call(found, h * d, (h + 1) * d) : given === "zero" ? new Float64Array(d) : given;
       for (let first = h * d; first < z.length; first += D) kept.set(output, first);
     }
   return kept;

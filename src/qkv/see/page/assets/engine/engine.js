@@ -358,28 +358,6 @@ export function* forward(model, memory, ids, edits) {
 }
 
 /**
- * Edits with what they need of the text as it is: the mean output of heads.
- * @param {Model} model
- * @param {Memory} memory
- * @param {number[]} ids  (T)
- * @param {Edit[]} edits
- * @returns {Generator<void, Edit[]>}
- */
-export function* withMeans(model, memory, ids, edits) {
-  if (!edits.some((edit) => edit.op === "ablate" && edit.with === "mean")) return edits;
-  const steps = yield* forward(model, memory, ids, []);
-  const D = model.sizes.dim;
-  return edits.map((edit) => {
-    if (edit.op !== "ablate" || edit.with !== "mean") return edit;
-    const means = new Float64Array(D);
-    /** @type {Float64Array} */
-    const z = steps[edit.layer + 1].z;
-    z.forEach((value, i) => (means[i % D] += value / ids.length));
-    return Object.defineProperty({ ...edit }, "means", { value: means }); // it is no part of what names a step
-  });
-}
-
-/**
  * What the head makes of vectors (T, D): how well each word of the vocabulary would fit at these places (n).
  * @param {Model} model
  * @param {Float64Array} x

@@ -107,9 +107,10 @@ function rulesFor(edit, T, { sizes: { layers, heads, dim }, tokenizer: { ids } }
     entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
   };
   return (kind, value) => {
-    const choices = DEFINED[kind].enum;
+    const { enum: choices, type } = DEFINED[kind];
     if (choices) return choices.includes(value) ? "" : `one of ${choices.join(", ")}`;
-    return rules[kind](value);
+    if (kind in rules) return rules[kind](value);
+    return typeof value === type ? "" : `a ${type}`;
   };
 }
 

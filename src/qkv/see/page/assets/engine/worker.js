@@ -1,8 +1,9 @@
 // What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, and for
 // sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
 
-import { forward, logitsAt, Memory, readModel, withMeans } from "./engine.js";
+import { forward, logitsAt, Memory, readModel } from "./engine.js";
 import { checkedEdits, shown, swapped } from "./records.js";
+import { withSources } from "./sources.js";
 import { tokenize } from "./wordpiece.js";
 
 /** @typedef {import("./engine.js").Model} Model */
@@ -76,7 +77,7 @@ function* run(question) {
   const places = listed(question.at, tokens.length, "at", "tokens");
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const ids = read.map(({ id }) => id);
-  const steps = yield* forward(model, memory, ids, yield* withMeans(model, memory, ids, own));
+  const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
   const resid = steps.map((step) => step.normalized_resid_post ?? step.full_embed); // (T, D), layers + 1 times
   return {
     tokens: read.map(({ token }) => token),
@@ -100,7 +101,7 @@ function* sweep(question) {
   const { layers, heads } = model.sizes;
   const places = listed(question.at, tokens.length, "at", "tokens");
   const ids = read.map(({ id }) => id);
-  const edits = yield* withMeans(model, memory, ids, own);
+  const edits = yield* withSources(model, memory, ids, own);
   for (let layer = layers - 1; layer >= 0; layer--)
     for (let head = 0; head < heads; head++) {
       const steps = yield* forward(model, memory, ids, [...edits, { op: "ablate", layer, head }]);

@@ -1,0 +1,72 @@
+// What edits need of other runs: the mean output of heads in the text as it is, and activations of another text.
+
+import { axesOf, indicesOf } from "./edits.js";
+import { forward } from "./engine.js";
+import { shown } from "./records.js";
+import { tokenize } from "./wordpiece.js";
+
+/** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./engine.js").Memory} Memory */
+/** @typedef {import("./engine.js").Model} Model */
+/** @typedef {import("./engine.js").Step} Step */
+
+/**
+ * Edits with what they need of other runs as their `found`, which is no part of what names a step of a run.
+ * @param {Model} model
+ * @param {Memory} memory
+ * @param {number[]} ids  (T)
+ * @param {Edit[]} edits
+ * @returns {Generator<void, Edit[]>}
+ */
+export function* withSources(model, memory, ids, edits) {
+  const all = [];
+  for (const edit of edits) {
+    const mean = edit.op === "ablate" && edit.with === "mean";
+    if (!mean && edit.from === undefined) all.push(edit);
+    else {
+      const steps = yield* forward(model, memory, mean ? ids : sourceOf(model, edit, ids.length), []);
+      const value = mean ? meanOf(steps[edit.layer + 1].z, model.sizes.dim) : partOf(steps, edit, ids.length, model);
+      all.push(Object.defineProperty({ ...edit }, "found", { value }));
+    }
+  }
+  return all;
+}
+
+/**
+ * The mean over the tokens of z (T, D), (D).
+ * @param {Float64Array} z
+ * @param {number} D
+ */
+function meanOf(z, D) {
+  const mean = new Float64Array(D);
+  z.forEach((value, i) => (mean[i % D] += value / (z.length / D)));
+  return mean;
+}
+
+/**
+ * The ids of the text that an edit takes an activation from.
+ * @param {Model} model
+ * @param {Edit} edit
+ * @param {number} T
+ */
+function sourceOf({ tokenizer, sizes }, { op, from }, T) {
+  const { tokens } = tokenize(tokenizer, from, sizes.most);
+  if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)}, of ${tokens.length} tokens, and the text has ${T}: give a text of ${T}`);
+  return tokens.map(({ id }) => id);
+}
+
+/**
+ * The part of an activation that an edit is of.
+ * @param {Step[]} steps
+ * @param {Edit} edit
+ * @param {number} T
+ * @param {Model} model
+ */
+function partOf(steps, edit, T, { sizes }) {
+  const { at, layer } = edit;
+  const [before, own] = [steps[layer], steps[layer + 1]];
+  /** @type {any} */
+  const flat = at === "resid_pre" ? before.normalized_resid_post ?? before.full_embed : own[at];
+  const numbers = at === "pattern" ? flat.flatMap((/** @type {Float64Array} */ head) => [...head]) : flat;
+  return indicesOf(edit, axesOf(at, T, sizes)).map((i) => numbers[i]);
+}
