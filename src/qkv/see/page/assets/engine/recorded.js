@@ -5,6 +5,8 @@ import { unpack } from "../base/values.js";
 /** @typedef {import("./door.js").Run} Run */
 /** @typedef {import("./edits.js").Edit} Edit */
 
+/** @typedef {{b64: string, shape: number[], bits?: number, per?: number}} Packed */
+
 /**
  * A text as its numbers are read: TEXT of payload.py, but flags for the places of special tokens.
  * @typedef {object} Text
@@ -20,10 +22,10 @@ import { unpack } from "../base/values.js";
  * @property {number} heads
  * @property {number} length
  * @property {number} key_length
- * @property {any} hidden  whether masks hide anything, and where
+ * @property {Packed | boolean | null} hidden  bits, 1 where a mask hides; of a run whether any may
  * @property {(number | null)[]} scale  by layer: what its scores were multiplied by
- * @property {any} summary  of a long text: its largest weights
- * @property {any} [norms]
+ * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  of a long text: its largest weights
+ * @property {Packed | null} [norms]
  * @property {Record<string, number[][] | null>} [measures]  by name, layer and head
  * @property {string[]} left_out
  */
