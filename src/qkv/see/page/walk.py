@@ -101,7 +101,7 @@ def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
     found: dict[str, tuple[list[int] | None, list[int] | None]] = {}
     summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
     for step in walk.steps:
-        if step.op.get("count", 0) > len(step.op.get("terms", ())):
+        if step.op["kind"] == "product" and step.op.get("terms"):
             found[step.op["right"]] = step.op["terms"], None
         if step.shown is None:
             continue

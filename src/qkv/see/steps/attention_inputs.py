@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import softmax, trace_attention
-from qkv.embed import apply_rotary
+from qkv.attend import trace_attention
 from qkv.layers.attention import Rotary
 from qkv.trace import Trace
 
@@ -27,7 +25,7 @@ class AttentionInputs:
         layer: the layer.
         parameters: the model's; none where Q, K and V are taken as traced.
         rotary: how queries and keys are rotated, where that is all that happens to them.
-        x: for "q", "k" and "v" the word vectors that it is made of, and what those are called.
+        x: for "q", "k" and "v" what the word vectors are called that it is made of.
         known: weights and biases of the projections by their short names: "W_Q", "b_Q".
     """
 
@@ -35,7 +33,7 @@ class AttentionInputs:
     layer: int
     parameters: Mapping[str, Array]
     rotary: Rotary | None = None
-    x: dict[str, tuple[Array, str]] = field(default_factory=dict)
+    x: dict[str, str] = field(default_factory=dict)
     known: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,9 +59,9 @@ class AttentionInputs:
                 f"walk: layer {layer} uses {', '.join(others)}, which a walk does not show: "
                 "qkv.show shows its weights"
             )
-        self.traced = {name: trace[name, layer][0] for name in "qkv"}  # (T, H, d)
-        self.count, self.d = self.traced["q"].shape[1:]
-        self.shared = self.count // self.traced["k"].shape[1]
+        self.sizes = {name: trace[name, layer].shape[3] for name in "qkv"}
+        self.count, self.d = trace["q", layer].shape[2:]
+        self.shared = self.count // trace["k", layer].shape[2]
         known = ("attn_scores", layer) in trace
         scores = trace["attn_scores", layer] if known else trace_attention(**inputs)["scores"]
         self.hidden = np.isneginf(scores[0])  # (Hq, L, S)
@@ -76,9 +74,9 @@ class AttentionInputs:
             offset = self.keys - self.length if offset == "end" else 0
         self.offset = int(np.ravel(offset)[0])
 
-    def start(self, x: Array, name: str, of: str = "qkv") -> None:
+    def start(self, name: str, of: str = "qkv") -> None:
         """What queries, keys and values are made of, or those that are named."""
-        self.x |= dict.fromkeys(of, (x, name))
+        self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
                 array = self.parameters.get(f"blocks.{self.layer}.attn.{part}.{kind}")
@@ -91,39 +89,5 @@ class AttentionInputs:
 
     def part(self, name: str, head: int) -> slice:
         """The columns of a head in its projection."""
-        size = self.traced[name].shape[2]
-        return slice(self.of(name, head) * size, (self.of(name, head) + 1) * size)
-
-    def one(self, name: str, head: int) -> Array:
-        """Q, K or V of one head, `(n, size)`."""
-        if not self.known:
-            return np.asarray(self.traced[name][:, self.of(name, head)])
-        part, letter = self.part(name, head), name.upper()
-        bias = self.known.get(f"b_{letter}")
-        product = self.x[name][0] @ self.known[f"W_{letter}"][:, part]
-        return np.asarray(product if bias is None else product + bias[part])
-
-    def compared(self, name: str, head: int) -> Array:
-        """Queries or keys of one head as they are compared: rotated, where the layer does that."""
-        x, how = self.one(name, head), self.rotary
-        if not self.rotated:
-            return x
-        if how is None:
-            return np.asarray(self.trace[f"rot_{name}", self.layer][0][:, self.of(name, head)])
-        return apply_rotary(
-            x, self.places(name), base=how.base, dims=how.dims, interleaved=how.interleaved
-        )
-
-    def places(self, name: str) -> Array:
-        """Where queries or keys stand."""
-        return np.arange(self.length) + self.offset if name == "q" else np.arange(self.keys)
-
-    def context(self, head: int) -> Array:
-        """What a head whose steps are not shown gives."""
-        q, k = (self.compared(name, head) for name in "qk")
-        scale = self.settings.get("scale")
-        scores = q @ k.T * q.dtype.type(1 / math.sqrt(q.shape[1]) if scale is None else scale)
-        if self.added is not None:
-            scores = (scores + self.added[head]).astype(q.dtype)
-        scores = np.where(self.hidden[head], -np.inf, scores).astype(q.dtype)
-        return np.asarray(softmax(scores) @ self.one("v", head))
+        size, own = self.sizes[name], self.of(name, head)
+        return slice(own * size, (own + 1) * size)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import softmax
+from qkv.embed import sinusoidal_positions
 from qkv.see.analysis.words import went_without
 from qkv.see.steps.attention_inputs import AttentionInputs
-from qkv.see.steps.sums import Op, product, spell
+from qkv.see.steps.rows import PHRASES, ROWS, biased, fill, phrase
+from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 
 FEW = 8  # hidden units, and words, that are shown of all
-
-_TITLES = {
-    "q": "Queries: what each token asks for",
-    "k": "Keys: what each token offers",
-    "v": "Values: what each token gives",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +110,12 @@ class Walk:
     def __post_init__(self) -> None:
         self.same = self.keys is self.tokens
         names = [("T", self.tokens)] if self.same else [("L", self.tokens), ("S", self.keys)]
-        self.given |= {name: len(rows) for name, rows in names}
+        self.given |= {"trace": self.trace} | {name: len(rows) for name, rows in names}
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What the next line may read, by name: what is given, and what steps gave so far."""
+        return self.given | {step.name: step.values for step in self.steps}
 
     @property
     def place(self) -> int:
@@ -166,8 +166,29 @@ class Walk:
 
     def end(self, said: str) -> None:
         """Say with the last step why the walk ends there."""
-        last = self.steps[-1]
-        self.steps[-1] = replace(last, note="; ".join(filter(None, [last.note, said])))
+        self._note(-1, said)
+
+    def _note(self, k: int, said: str) -> None:
+        """Say more with a step."""
+        note = "; ".join(filter(None, [self.steps[k].note, said]))
+        self.steps[k] = replace(self.steps[k], note=note)
+
+    def show_units(self, steps: Sequence[int], name: str) -> list[int] | None:
+        """Show of the hidden units, the columns of these steps, the largest at the place.
+
+        They are largest in the step called `name`; gives them, the largest first, None for all.
+        """
+        row = self.arrays[name][self.place]
+        if len(row) <= FEW:
+            return None
+        few: list[int] = np.argsort(-np.abs(row), kind="stable")[:FEW].tolist()
+        for k in steps:
+            step = replace(self.steps[k], shown={unit: str(unit) for unit in few})
+            cell = step.cell and (self.place, few[0])
+            self.steps[k] = replace(step, cell=cell, sum=self.spell(step, cell) if cell else "")
+        token = self.tokens[self.place]
+        self._note(steps[0], phrase("units", units=FEW, count=len(row), token=token))
+        return few
 
     def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
         """What the number at any place of a step is made of; `most` terms are written out."""
@@ -179,41 +200,39 @@ class Walk:
 
     def write(
         self,
-        title: str,
-        formula: str,
-        code: str,
-        name: str,
-        values: Array,
-        op: Op,
-        columns: str = "",
+        row: str,
         *,
-        side: str = "queries",
         cell: tuple[int, int] | None = None,
-        **others: Any,
+        shown: dict[int, str] | None = None,
+        hidden: Array | None = None,
+        **given: Any,
     ) -> Array:
-        """Write a step down; `columns` says what their number is called, "d"; else they are keys.
+        """Write down a step as its row has it, and run its lines.
 
-        `others` are what else a `Step` has: its `note`, what is `shown` of it, and whether it has
-        `weights` or `hidden`.
+        Args:
+            row: its name in steps.json.
+            cell: the place whose sum is spelled out.
+            shown: as a `Step` has it.
+            hidden: as a `Step` has it.
+            given: what stands in the place of the row's placeholders.
         """
-        self.arrays[name] = values
-        rows = {"queries": self.tokens, "keys": self.keys}.get(side, [self.tokens[self.place]])
-        headings = None if columns else self.keys
+        made = fill(ROWS[row], given)
+        name, side, columns = made["name"], made["side"], made.pop("columns")
+        known = self.known
+        exec(made["code"], known)  # names and numbers of ours stand in it, and no text
+        values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
         count = "" if side == "place" else f"{self.count(side)}="
-        shape = f"({count}{n}, {columns or self.count('keys')}={m})"
-        others |= {"side": side, "columns": headings, "cell": cell}
-        step = Step(title, formula, shape, code, name, values, op, rows, **others)
-        total = self.spell(step, cell) if cell else ""
-        self.steps.append(replace(step, sum=total))
+        made["shape"] = f"({count}{n}, {columns or self.count('keys')}={m})"
+        made["rows"] = {"queries": self.tokens, "keys": self.keys}.get(
+            side, [self.tokens[self.place]]
+        )
+        step = Step(
+            values=values, columns=None if columns else self.keys, cell=cell, shown=shown,
+            hidden=hidden, **made,
+        )  # fmt: skip
+        self.steps.append(replace(step, sum=self.spell(step, cell) if cell else ""))
         return values
-
-    def write_given(
-        self, title: str, name: str, source: str, values: Array, columns: str, **others: Any
-    ) -> Array:
-        """Write down what is not computed here, but read from `source`."""
-        code = f"{name} = {source}"
-        return self.write(title, name, code, name, values, {"kind": "given"}, columns, **others)
 
 
 def _called(step: Step) -> Sequence[str] | Mapping[int, str] | None:
@@ -221,242 +240,167 @@ def _called(step: Step) -> Sequence[str] | Mapping[int, str] | None:
     return step.columns if step.shown is None else step.shown
 
 
-def linear_step(
-    walk: Walk, title: str, x: str, name: str, letter: str, parameters: Mapping[str, Array],
-    columns: str, **others: Any,
-) -> Array:  # fmt: skip
-    """A linear layer, `parameters` its "weight" and "bias"; `others` are those of `Walk.write`.
-
-    Its weight is called W_ and the letter, its bias b_ and the letter.
-    """
-    terms = others.pop("terms", None)
-    weight, bias = f"W_{letter}", f"b_{letter}" if "bias" in parameters else None
+def linear_step(walk: Walk, row: str, parameters: Mapping[str, Array], **others: Any) -> Array:
+    """A linear layer, `parameters` its "weight" and "bias"; `others` are those of `Walk.write`."""
+    weight = ROWS[row]["op"]["right"]
+    bias = weight.replace("W", "b", 1) if "bias" in parameters else None
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
     walk.given |= learned
     walk.arrays |= learned
-    plus = f" + {bias}" if bias else ""
-    values = walk.arrays[x] @ learned[weight] + (learned[bias] if bias else 0)
-    op = product(x, weight, bias) | (
-        {} if terms is None else {"terms": terms, "name": name, "count": len(learned[weight])}
-    )
-    return walk.write(
-        title, f"{name} = {x}·{weight}{plus}", f"{name} = {x} @ {weight}{plus}", name,
-        np.asarray(values), op, columns, **others,
+    return walk.write(row, **biased(bias), **others)
+
+
+def head_steps(walk: Walk, at: AttentionInputs) -> Array:
+    """The steps of one head, from the layer's input to the head's context, which it gives."""
+    for name in "qkv":
+        _projection_step(walk, at, name)
+    query, key = (_rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
+    return _attention_steps(walk, at, query, key)
+
+
+def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
+    """Queries, keys or values, the sum in one row spelled out."""
+    letter, own = name.upper(), at.of(name, walk.head)
+    first, whose = own * at.shared, ""
+    if name != "q" and at.shared > 1:
+        whose = phrase("key head", of=own, first=first, last=first + at.shared - 1)
+    given: dict[str, Any] = {
+        "what": PHRASES[letter], "letter": letter, "columns": "dv" if name == "v" else "d",
+        "side": "queries" if name == "q" else "keys",
+    }  # fmt: skip
+    if not at.known:
+        walk.write(
+            "traced projection", hook=name, layer=at.layer, of=own, whose=whose, **given
+        )  # fmt: skip
+        return
+    part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
+    walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
+    walk.write(
+        "projection", **given, **biased(bias), x=at.x[name], start=part.start, stop=part.stop,
+        last=part.stop - 1, part=f" + {bias}[{part.start}:{part.stop}]" if bias else "",
+        whose=f"{whose}," if whose else phrase("head", head=walk.head),
+        cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
     )  # fmt: skip
 
 
-def projection_steps(walk: Walk, at: AttentionInputs) -> None:
-    """The three projections, the sum in one row spelled out."""
-    for name, title in _TITLES.items():
-        letter, side = name.upper(), "queries" if name == "q" else "keys"
-        values, own = at.one(name, walk.head), at.of(name, walk.head)
-        size = "dv" if name == "v" else "d"
-        whose, first = "", own * at.shared
-        if name != "q" and at.shared > 1:
-            whose = f"key head {own}, which heads {first} to {first + at.shared - 1} share,"
-        if not at.known:
-            source = f'trace["{name}", {at.layer}][0, :, {own}]'
-            walk.write_given(title, letter, source, values, size, side=side, note=whose)
-            continue
-        part, x = at.part(name, walk.head), at.x[name][1]
-        bias = f"b_{letter}" if f"b_{letter}" in at.known else None
-        plus, where = f" + {bias}" if bias else "", f"{part.start}:{part.stop}"
-        walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
-        walk.write(
-            title, f"{letter} = {x}·W_{letter}{plus}",
-            f"{letter} = {x} @ W_{letter}[:, {where}]" + (f"{plus}[{where}]" if bias else ""),
-            letter, values, product(x, f"W_{letter}", bias), size,
-            side=side, cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
-            note=f"{whose or f'head {walk.head}'} owns columns {part.start} to {part.stop - 1} "
-            f"of W_{letter}",
-        )  # fmt: skip
-
-
-def rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
+def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     """Queries or keys rotated by their positions; gives the name of the result."""
-    letter, what = name.upper(), "Queries" if name == "q" else "Keys"
-    side, new = "queries" if name == "q" else "keys", f"{letter}_rotated"
-    title = f"{what} rotated by where they stand (rotary positions)"
-    values = at.compared(name, walk.head)
+    letter, side = name.upper(), "queries" if name == "q" else "keys"
+    given: dict[str, Any]
+    given = {"what": PHRASES[letter].partition(":")[0], "letter": letter, "side": side}
     if at.rotary is None:
-        source = f'trace["rot_{name}", {at.layer}][0, :, {at.of(name, walk.head)}]'
-        walk.write_given(title, new, source, values, "d", side=side)
-        return new
+        of = at.of(name, walk.head)
+        walk.write("traced rotated", hook=name, layer=at.layer, of=of, **given)
+        return f"{letter}_rotated"
     base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
-    start = at.offset if name == "q" else 0
-    places = f"np.arange({f'{start}, {start} + ' if start else ''}{walk.count(side)})"
+    start, count = (at.offset, at.length) if name == "q" else (0, at.keys)
     first, second = f":{dims // 2}", f"{dims // 2}:{dims}"
     if at.rotary.interleaved:
         first, second = f"0:{dims}:2", f"1:{dims}:2"
-    # the shape and the place of the numbers that are not rotated stay as they were
-    lines = [
-        f"angles = {places}[:, None] * {base!r} ** (-np.arange(0, {dims}, 2) / {dims})",
-        f"a, b, {new} = {letter}[:, {first}], {letter}[:, {second}], {letter}.copy()",
-        f"{new}[:, {first}] = a * np.cos(angles) - b * np.sin(angles)",
-        f"{new}[:, {second}] = a * np.sin(angles) + b * np.cos(angles)",
-    ]
-    op: Op = {
-        "kind": "rotated", "of": letter, "dims": dims, "base": float(base),
-        "interleaved": at.rotary.interleaved, "positions": at.places(name).tolist(),
-    }  # fmt: skip
     walk.write(
-        title, f"pair i at position p is rotated by p·{base:g}^(-2i/{dims})", "\n".join(lines),
-        new, values, op, "d", side=side, cell=(walk.cell[0 if name == "q" else 1], 0),
-        note="the product of two rotated vectors depends on how far apart they stand"
-        + (f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else ""),
+        "rotated", **given, base=f"{base:g}", value=float(base), dims=dims,
+        places=f"{f'{start}, {start} + ' if start else ''}{walk.count(side)}",
+        first=first, second=second, interleaved=at.rotary.interleaved,
+        positions=list(range(start, start + count)),
+        rest=f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else "",
+        cell=(walk.cell[0 if name == "q" else 1], 0),
     )  # fmt: skip
-    return new
+    return f"{letter}_rotated"
 
 
-def attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
+def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
     """Scores, scaling, mask, softmax, context; gives the context."""
-    q, k, v = walk.arrays[query], walk.arrays[key], walk.arrays["V"]
-    d, cell = q.shape[1], walk.cell
-    scale = at.settings.get("scale")
-    raw = walk.write(
-        "Scores: each query times each key", f"scores = {query}·{key}ᵀ",
-        f"scores = {query} @ {key}.T", "scores", q @ k.T, product(query, key, flip=True),
-        cell=cell, note="the larger q·k, the better the key fits the query",
-    )  # fmt: skip
+    cell, scale = walk.cell, at.settings.get("scale")
+    walk.write("scores", query=query, key=key, cell=cell)
     hidden = at.hidden[walk.head]
     masked = bool(hidden.any()) or at.added is not None
-    scaled = walk.write(
-        "Scaled: without it longer vectors would make softmax sharper",
-        "scaled = scores / √d" if scale is None else f"scaled = scores * {scale:g}",
-        f"scaled = scores / np.sqrt({d})" if scale is None else f"scaled = scores * {scale!r}",
-        "scaled", raw * raw.dtype.type(1 / math.sqrt(d) if scale is None else scale),
-        {"kind": "scaled", "of": "scores", "by": f"/ √{d}" if scale is None else f"* {scale:g}"},
-        cell=cell, note="" if masked else "no mask here: every token may look at every other",
-    )  # fmt: skip
+    note = "" if masked else PHRASES["no mask"]
+    if scale is None:
+        scaled = walk.write("scaled", d=walk.arrays[query].shape[1], note=note, cell=cell)
+    else:
+        by, scale = f"{scale:g}", float(scale)
+        scaled = walk.write("scaled by a number", by=by, scale=scale, note=note, cell=cell)
     if masked:
-        _mask_step(walk, at, scaled, hidden)
-    weights = _weights_step(walk, "masked" if masked else "scaled", hidden)
-    return walk.write(
-        "Context: the values, mixed by these weights", "context = weights·V",
-        "context = weights @ V", "context", weights @ v, product("weights", "V"),
-        "dv", cell=(cell[0], 0),
+        scaled = _mask_step(walk, at, scaled, hidden)
+    blind = np.asarray(np.isneginf(scaled).all(axis=1))
+    walk.write(
+        "weights of blind rows" if blind.any() else "weights", of="masked" if masked else "scaled",
+        cell=None if blind[cell[0]] else cell, hidden=hidden if hidden.any() else None,
     )  # fmt: skip
+    return walk.write("context", cell=(cell[0], 0))
 
 
-def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> None:
+def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
     """What a token must not see gets -inf; numbers of a mask are added."""
-    line, formula = "scaled", []
+    given: dict[str, Any] = {"added": "", "line": "scaled", "mask": None, "why": _why_hidden(at)}
     if at.added is not None:
         walk.given["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
-        line, scaled = "scaled + mask", scaled + walk.arrays["mask"]
-        formula = [f"{line}[i, j]"]
-    causal = at.settings.get("is_causal") and np.array_equal(
-        hidden, ~np.tri(at.length, at.keys, at.offset, dtype=bool)
-    )
-    if causal:
-        sizes = ["T"] if walk.same else ["L", "S"]
-        if at.offset:
-            sizes = [*sizes, "T", str(at.offset)] if walk.same else [*sizes, str(at.offset)]
-        where = f"np.tri({', '.join(sizes)}, dtype=bool), {line}, -np.inf"
-        later = f"j > i + {at.offset}" if at.offset else "j > i"
+        given |= {"added": "scaled + mask[i, j], ", "line": "scaled + mask", "mask": "mask"}
+    row, offset = "masked" if hidden.any() else "mask added", at.offset
+    later = ~np.tri(at.length, at.keys, offset, dtype=bool)
+    if at.settings.get("is_causal") and np.array_equal(hidden, later):
+        row, sizes = "masked later", ["T"] if walk.same else ["L", "S"]
+        if offset:
+            sizes = [*sizes, *(["T"] if walk.same else []), str(offset)]
+        given |= {"sizes": ", ".join(sizes), "later": f"j > i + {offset}" if offset else "j > i"}
     else:
         walk.given["hidden"] = hidden
-        where, later = f"hidden, -np.inf, {line}", "hidden"
-    seen = not hidden.any()
-    walk.write(
-        "Masked: numbers added" if seen else "Masked: what a token must not see gets -inf",
-        f"masked[i, j] = {', '.join([*formula, *([] if seen else [f'-∞ where {later}'])])}",
-        f"masked = {line}" if seen else f"masked = np.where({where})",
-        "masked", np.where(hidden, -np.inf, scaled).astype(scaled.dtype),
-        {"kind": "masked", "name": "masked", "of": "scaled", "added": "mask" if formula else None},
-        hidden=hidden, note=_why_hidden(at),
-    )  # fmt: skip
+    return walk.write(row, **given, hidden=hidden)
 
 
 def _why_hidden(at: AttentionInputs) -> str:
     """Which rules hide something, in words."""
     changed = at.trace.changed
     heads, hidden = went_without(changed)
-    rules = [
-        ("is_causal", "a token sees itself and what comes before it"),
-        ("window", "a token sees only those near it"),
-        ("query_lengths", "what is behind the lengths is padding"),
-        ("key_lengths", "what is behind the lengths is padding"),
-    ]
-    said = [words for name, words in rules if at.settings.get(name) not in (None, False)]
+    rules = ("is_causal", "window", "query_lengths", "key_lengths")
+    said = [PHRASES[name] for name in rules if at.settings.get(name) not in (None, False)]
     if changed:
-        said.append(f"this run went without {'; '.join([*heads, *hidden])}")
+        said.append(phrase("without", what="; ".join([*heads, *hidden])))
     elif at.settings.get("attn_mask") is not None:
-        said.append("a mask was given")
+        said.append(PHRASES["attn_mask"])
     return "; ".join(dict.fromkeys(said))
-
-
-def _weights_step(walk: Walk, name: str, hidden: Array) -> Array:
-    """Softmax of each row."""
-    scores = walk.arrays[name]
-    powers = f"weights = np.exp({name} - {name}.max(1)[:, None])"
-    shares = "weights = weights / weights.sum(1)[:, None]"
-    note = "the largest score of the row is taken off first, so that exp cannot overflow"
-    blind = np.asarray(np.isneginf(scores).all(axis=1))
-    if blind.any():  # exp(-inf - -inf) is not a number
-        powers = f"weights = np.exp({name} - np.maximum({name}.max(1), -1e30)[:, None])"
-        shares = "weights = weights / np.maximum(weights.sum(1), 1e-30)[:, None]"
-        note += "; a row that sees nothing has weights of 0"
-    return walk.write(
-        "Softmax: each row becomes weights that sum to 1",
-        f"weights[i, j] = exp({name}[i, j]) / Σₖ exp({name}[i, k])",
-        f"{powers}\n{shares}", "weights", softmax(scores), {"kind": "softmax", "of": name},
-        cell=None if blind[walk.cell[0]] else walk.cell, weights=True,
-        hidden=hidden if hidden.any() else None, note=note,
-    )  # fmt: skip
 
 
 def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
     """From tokens to the input of the first layer."""
     trace, table = walk.trace, parameters["embed.weight"]
-    ids = trace.ids
+    ids = list(trace.ids)
     walk.given |= {"table": table, "ids": ids}
     shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
-    total = walk.write(
-        "Words become vectors: each token's row in the table", "E = table[ids]", "E = table[ids]",
-        "E", table[ids], {"kind": "row", "of": "table", "rows": list(ids)}, "D",
-        note=f"ids {shown}; the table is (V={table.shape[0]}, D={table.shape[1]})",
-    )  # fmt: skip
-    terms = ["E"]
+    size = f"; the table is (V={table.shape[0]}, D={table.shape[1]})"
+    walk.write("words", rows=ids, ids=shown, table=size)
+    terms, note = ["E"], ""
     if "hook_pos_embed" in trace:
-        total = total + _position_step(walk, parameters, *total.shape)
+        _position_step(walk, parameters)
         terms.append("P")
     if "hook_token_type_embed" in trace:
         segment = parameters["token_type_embed.weight"][0]
         walk.given["segment"] = walk.arrays["segment"] = segment
-        total = total + segment
         terms.append("segment")
+        note = PHRASES["segment"]
     norm = {
         part: parameters[f"embed_norm.{part}"]
         for part in ("weight", "bias")
         if f"embed_norm.{part}" in parameters
     }
-    name = "H" if norm else "X"
-    if len(terms) > 1 or not norm:
-        line = f"{name} = {' + '.join(terms)}"
-        note = "segment: one vector, the same for every token of a first text"
-        walk.write(
-            "Word and position added" if len(terms) > 1 else "No positions: the words alone",
-            line, line, name, total, {"kind": "sum", "terms": terms}, "D",
-            note=note if "segment" in terms else "",
-        )  # fmt: skip
+    if len(terms) > 1:
+        name = "H" if norm else "X"
+        walk.write("embedded", name=name, sum=" + ".join(terms), terms=terms, note=note)
+    elif not norm:
+        walk.write("words alone")
     if norm:
         norm_step(walk, walk.steps[-1].name, "X", norm, eps)
 
 
-def _position_step(walk: Walk, parameters: Mapping[str, Array], size: int, dim: int) -> Array:
+def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
     """The vectors of the positions, from a table or of sines."""
+    length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:
         walk.given["position_table"] = parameters["pos_embed.weight"]
-        values = parameters["pos_embed.weight"][:size]
-        code, formula = "P = position_table[:T]", "P[t] = row t of a learned table"
-        op: Op = {"kind": "row", "of": "position_table", "rows": list(range(size))}
-    else:
-        values = walk.trace["hook_pos_embed"][0]
-        code = f"P = qkv.sinusoidal_positions({size}, {dim})"
-        formula = "P[t, 2i] = sin(t / 10000^(2i/D)), P[t, 2i+1] = cos(t / 10000^(2i/D))"
-        op = {"kind": "wave", "dim": dim}
-    return walk.write("Where each token stands", formula, code, "P", values, op, "D")
+        walk.write("positions", rows=list(range(length)))
+        return
+    walk.given["qkv"] = SimpleNamespace(sinusoidal_positions=sinusoidal_positions)
+    walk.write("waves", length=length, dim=dim, type=walk.trace["hook_pos_embed"].dtype.name)
 
 
 def norm_step(
@@ -466,30 +410,18 @@ def norm_step(
     parameters: Mapping[str, Array],
     eps: float,
     rms: bool = False,
-    **others: Any,
-) -> Array:
-    """Each vector of an array normed: LayerNorm, or RMSNorm; `others` are those of `Walk.write`."""
-    x, bias = walk.arrays[of], parameters.get("bias")
+    side: str = "queries",
+    cell: tuple[int, int] | None = None,
+) -> str:
+    """Each vector of an array normed: LayerNorm, or RMSNorm; gives the name of the result."""
     mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has numbers of its own
-    gain, shift, least = f"gain{mark}", f"shift{mark}", f"eps{mark}"
-    learned = {gain: parameters["weight"]} | ({} if bias is None else {shift: bias})
-    walk.given |= learned | {least: eps}
+    gain, least = f"gain{mark}", f"eps{mark}"
+    shift = f"shift{mark}" if "bias" in parameters else None
+    learned = {gain: parameters["weight"]} | ({shift: parameters["bias"]} if shift else {})
+    walk.given |= learned | {least: float(eps)}
     walk.arrays |= learned
-    plus = "" if bias is None else f" + {shift}"
-    centred = x if rms else x - x.mean(1)[:, None]
-    mean_square = (centred**2).mean(1)[:, None]
-    out = centred / np.sqrt(mean_square + x.dtype.type(eps)) * parameters["weight"]
-    square = "mean square" if rms else "variance"
-    title, top = "mean 0, variance 1, then a learned gain and shift", f"({of} - mean)"
-    first = f"({of} - {of}.mean(1)[:, None]) / np.sqrt({of}.var(1)[:, None] + {least})"
-    if rms:
-        title, top = "mean square 1, then a learned gain", of
-        first = f"{of} / np.sqrt(({of}**2).mean(1)[:, None] + {least})"
-    return walk.write(
-        f"Each vector normed: {title}", f"{name} = {top} / √({square} + eps) * {gain}{plus}",
-        f"{name} = {first}\n{name} = {name} * {gain}{plus}",
-        name, np.asarray(out if bias is None else out + bias),
-        {"kind": "norm", "of": of, "gain": gain, "shift": shift if plus else None,
-         "eps": float(eps), "rms": rms},
-        "D", **others,
+    walk.write(
+        "rms norm" if rms else "norm", of=of, name=name, gain=gain, least=least, eps=float(eps),
+        **biased(shift), note=PHRASES.get(name, ""), side=side, cell=cell,
     )  # fmt: skip
+    return name

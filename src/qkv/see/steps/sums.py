@@ -14,11 +14,6 @@ Op = dict[str, Any]
 Arrays = Mapping[str, Array]
 
 
-def product(left: str, right: str, bias: str | None = None, *, flip: bool = False) -> Op:
-    """A matrix product, its right side transposed if `flip`."""
-    return {"kind": "product", "left": left, "right": right, "bias": bias, "flip": flip}
-
-
 def spell(
     name: str,
     op: Op,
@@ -41,7 +36,8 @@ def spell(
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
-    >>> spell("C", product("A", "B"), (0, 0), arrays, ["cat"])
+    >>> op = {"kind": "product", "left": "A", "right": "B", "bias": None, "flip": False}
+    >>> spell("C", op, (0, 0), arrays, ["cat"])
     'C[cat, 0] = 1.000*3.000 + 2.000*4.000 = 11.000'
     """
     i, j = place
@@ -111,9 +107,9 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
     products = left.astype(np.float64) * other.astype(np.float64)
-    shown = list(op.get("terms", range(n)))
+    shown = list(op.get("terms") or range(n))
     if n > most + 1:  # the largest first
-        best = shown if "terms" in op else np.argsort(-np.abs(products), kind="stable").tolist()
+        best = op.get("terms") or np.argsort(-np.abs(products), kind="stable").tolist()
         shown = best[:most]
     terms = [f"{_number(left[k])}*{_number(other[k])}" for k in shown]
     if len(shown) < n:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,9 @@ from qkv.models.network.embedding import Embedding
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
-from qkv.see.steps.block_steps import block_steps, normed, parallel_steps, residual_step
-from qkv.see.steps.step import (
-    Step,
-    Walk,
-    attention_steps,
-    embedding_steps,
-    projection_steps,
-    rotate_step,
-)
-from qkv.see.steps.sums import product
+from qkv.see.steps.block_steps import block_steps, normed, parallel_steps
+from qkv.see.steps.rows import biased
+from qkv.see.steps.step import Step, Walk, embedding_steps, head_steps
 from qkv.see.steps.traced_steps import traced_steps
 from qkv.see.steps.word_steps import word_steps
 from qkv.text.tokenizer import MASKS
@@ -74,15 +68,10 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     if model is not None and layer == 0 and trace.ids and _is_plain(model):
         norm = model.embedding.norm
         embedding_steps(walk, parameters, 0.0 if norm is None else norm.eps)
-        at.start(walk.arrays["X"], "X")
+        at.start("X")
     elif ("resid_pre", layer) in trace:
-        x = trace["resid_pre", layer][0]
-        walk.given["trace"] = trace
-        walk.write_given(
-            "The input of the layer", "X", f'trace["resid_pre", {layer}][0]', x,
-            "D", note=f"what layer {layer - 1} gave" if layer else "",
-        )  # fmt: skip
-        at.start(x, "X")
+        walk.write("input" if layer else "first input", layer=layer, before=layer - 1)
+        at.start("X")
     _norm_first(walk, at, block)
     last = _from_projections_on(walk, at, block)
     if model is None or not at.known:
@@ -149,12 +138,11 @@ def walk_layer(
     parameters = {f"blocks.0.attn.{name}": array for name, array in attn.parameters.items()}
     at = AttentionInputs(trace, 0, parameters, _plain_rotary(layer))
     walk = Walk(trace, 0, head, names, key_names, _largest(trace, 0, head))
-    given = [("X", "The word vectors that come in", "queries", "qkv")]
-    given += [("C", "The word vectors that are looked at", "keys", "kv")]
-    for (name, title, side, of), vectors in zip(given, inputs, strict=False):
+    given = [("word vectors", "X", "qkv"), ("other vectors", "C", "kv")]
+    for (row, name, of), vectors in zip(given, inputs, strict=False):
         walk.given[name] = vectors.astype(trace["q", 0].dtype)
-        walk.write_given(title, name, name, walk.given[name], "D", side=side)
-        at.start(walk.given[name], name, of)
+        walk.write(row)
+        at.start(name, of)
     _norm_first(walk, at, layer)
     _from_projections_on(walk, at, layer)
     return walk
@@ -178,7 +166,7 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
     if norm is None or "X" not in walk.arrays:
         return
-    at.start(walk.arrays[normed(walk, "X", "N", norm, "what the attention reads")], "N")
+    at.start(normed(walk, "X", "N", norm))
 
 
 def _is_plain(model: Model) -> bool:
@@ -201,38 +189,23 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
     Where the walk does not come so far, no name.
     """
-    trace, head, where = at.trace, walk.head, f"blocks.{at.layer}."
-    if not at.known or (at.rotated and at.rotary is None):
-        walk.given["trace"] = trace
+    trace, where = at.trace, f"blocks.{at.layer}."
     walk.given |= at.known
-    projection_steps(walk, at)
-    query, key = (rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
-    context = attention_steps(walk, at, query, key)
-    contexts = _contexts(walk, at, context)
-    walk.given["contexts"] = contexts
-    width = context.shape[1]
-    joined = walk.write(
-        "All heads side by side",
-        "joined = [head 0 | head 1 | ⋯]" if at.count > 1 else "joined = head 0",
-        "joined = np.concatenate(contexts, axis=1)", "joined", np.concatenate(contexts, axis=1),
-        {"kind": "joined", "width": width}, f"Hq·dv={at.count}·{width}",
-        note=f"contexts: this step's context for each of the {at.count} heads; "
-        f"head {head} has columns {head * width} to {(head + 1) * width - 1}",
+    context = head_steps(walk, at)
+    walk.given["contexts"] = _contexts(walk, at, context)
+    width, head = context.shape[1], walk.head
+    walk.write(
+        "joined", heads="[head 0 | head 1 | ⋯]" if at.count > 1 else "head 0", count=at.count,
+        width=width, head=head, start=head * width, last=(head + 1) * width - 1,
     )  # fmt: skip
     walk.compare(f"{where}attn.hook_z")
     if "W_O" not in at.known or ("attn_out", at.layer) not in trace:
         return ""
     walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
-    bias = "b_O" if "b_O" in at.known else None
-    plus = f" + {bias}" if bias else ""
-    out = joined @ at.known["W_O"] + (at.known[bias] if bias else 0)
-    walk.write(
-        "The output projection", f"out = joined·W_O{plus}", f"out = joined @ W_O{plus}", "out",
-        out, product("joined", "W_O", bias), "D", cell=(walk.place, 0),
-    )  # fmt: skip
+    walk.write("out", **biased("b_O" if "b_O" in at.known else None), cell=(walk.place, 0))
     given, block = "out", layer if isinstance(layer, Block) else None
     if block is not None and block.out_norm1 is not None:
-        given = normed(walk, given, "A", block.out_norm1, "before it is added")
+        given = normed(walk, given, "A", block.out_norm1)
     walk.compare(f"{where}hook_attn_out")
     if block is not None and block.parallel and "X" in walk.arrays:
         return parallel_steps(walk, block, given)
@@ -240,10 +213,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
         return given if isinstance(block, AttentionOnly) else ""
     if "X" not in walk.arrays:
         return ""
-    residual_step(
-        walk, ("X", given), "R", "what came in is added",
-        "attention adds to what a token was; it does not take its place",
-    )  # fmt: skip
+    walk.write("attention added", given=given, cell=(walk.place, 0))
     walk.compare(f"{where}hook_resid_mid")
     return block_steps(walk, block) if type(block) is Block else ""
 
@@ -252,15 +222,14 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
     """What each head gives, as the run had it: something else where it went without the head."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
-    given = {other: trace["z", layer][0][:, other] for other in without}
-    if head in given:
-        walk.given["trace"] = trace
-        walk.write_given(
-            "This run goes without the head: what stands in the place of its context", "instead",
-            f'trace["z", {layer}][0, :, {head}]', given[head], "dv",
-        )  # fmt: skip
-    given.setdefault(head, context)
-    return [given[other] if other in given else at.context(other) for other in range(at.count)]
+    found = {other: trace["z", layer][0][:, other] for other in without}
+    if head in found:
+        walk.write("instead", layer=layer, head=head)
+    found.setdefault(head, context)
+    for other in set(range(at.count)) - set(found):  # by the same lines
+        aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
+        found[other] = head_steps(aside, at)
+    return [found[other] for other in range(at.count)]
 
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:

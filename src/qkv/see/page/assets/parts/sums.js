@@ -161,7 +161,7 @@ export function sumsOf(array) {
   function products(op, i, j) {
     if (op.kind !== "product" || !array(op.right).get) return null;
     const bias = op.bias ? value(op.bias, i, j) : 0;
-    if (!op.count) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
+    if (!op.terms) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
     const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
     const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
     return { left, right, places: op.terms, written, count: op.count, bias, whole: value(op.name, i, j) };
