@@ -156,7 +156,7 @@ def test_what_the_reader_changed_is_orange_in_it(quick: Visit, html: str) -> Non
     changed = part(page).locator("[role=tab].changed").all_inner_texts()
     assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
     choose(page, "instead")
-    assert "You removed the head" in part(page).locator("h3").nth(1).inner_text()
+    assert "The head is removed" in part(page).locator("h3").nth(1).inner_text()
 
 
 def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> None:

@@ -31,7 +31,8 @@ def traced_steps(walk: Walk) -> None:
             traced_norm(walk, _NORMED[name], f'"{name}", {layer}')
         elif name == "resid_post":
             called = "R2" if held[-1] == "normalized_resid_post" else "Y"
-            walk.write(_sum_row(walk), name=called, layer=layer, hook=name)
+            source = f'trace["{name}", {layer}][0]'
+            walk.write(_sum_row(walk), name=called, layer=layer, source=source)
         else:
             walk.write(f"traced {name}", layer=layer)
     if hidden := [k for k, step in enumerate(walk.steps) if k >= first and "F=" in step.shape]:
