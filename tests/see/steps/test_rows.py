@@ -1,0 +1,54 @@
+"""The steps as data: each row is whole, and Python or the live page writes it down."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import qkv.see.steps
+from qkv.ops.activation import ACTIVATIONS
+from qkv.see.steps.rows import PHRASES, ROWS, biased, fill
+from qkv.see.steps.sums import spell
+from qkv.see.steps.traced_steps import _BLOCK
+
+FOLDER = Path(qkv.see.steps.__file__).parent
+FLOW = FOLDER.parent / "page" / "assets" / "parts" / "flow.js"
+FIELDS = {"title", "formula", "code", "name", "columns", "side", "op", "note"}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_has_every_field_and_its_line_gives_what_it_names(row: str) -> None:
+    found = ROWS[row]
+    assert set(found) - {"weights"} == FIELDS
+    assert all(type(found[name]) is str for name in FIELDS - {"op"})
+    assert found["side"] in ("queries", "keys", "place", "{side}")
+    name = re.escape(found["name"])
+    assert re.search(rf"^(.*, )?{name} = ", found["code"], re.MULTILINE)
+
+
+def test_a_kind_of_op_is_one_that_sums_are_spelled_of() -> None:
+    for kind in {row["op"]["kind"] for row in ROWS.values()}:
+        with pytest.raises((KeyError, IndexError)) as error:
+            spell("x", {"kind": kind}, (0, 0), {}, ["cat"])
+        assert error.value.args[0] != kind
+
+
+def test_every_row_and_phrase_is_used() -> None:
+    texts = "".join(path.read_text("utf-8") for path in (*FOLDER.glob("*.py"), FLOW))
+    used = {name for name in (*ROWS, *PHRASES) if f'"{name}"' in texts}
+    used |= {name for name in PHRASES if f"PHRASES.{name}" in texts}
+    used |= {f"traced {name}" for name in _BLOCK} | set(ACTIVATIONS)
+    assert set(ROWS) | set(PHRASES) <= used
+
+
+def test_a_placeholder_that_stands_alone_keeps_its_type() -> None:
+    row = {"code": "Y = {x} / {d}**0.5", "op": {"of": "{x}", "rows": ["{d}"], "flip": False}}
+    found = fill(row, {"x": "scores", "d": 32})
+    assert found == {
+        "code": "Y = scores / 32**0.5",
+        "op": {"of": "scores", "rows": [32], "flip": False},
+    }
+    assert fill("{token} of {x}", {"token": "{x}", "x": "R"}) == "{x} of R"  # no second time
+    with pytest.raises(KeyError, match="d"):
+        fill("{d}", {})
+    assert biased(None) == {"bias": None, "plus": ""}
