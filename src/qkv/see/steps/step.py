@@ -219,7 +219,7 @@ class Walk:
         made = fill(ROWS[row], given)
         name, side, columns = made["name"], made["side"], made.pop("columns")
         known = self.known
-        exec(made["code"], known)  # names and numbers of ours stand in it, and no text
+        exec(made["code"], known)  # our own code: only names and numbers are filled in
         values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
         count = "" if side == "place" else f"{self.count(side)}="
@@ -269,9 +269,7 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
         "side": "queries" if name == "q" else "keys",
     }  # fmt: skip
     if not at.known:
-        walk.write(
-            "traced projection", hook=name, layer=at.layer, of=own, whose=whose, **given
-        )  # fmt: skip
+        walk.write("traced projection", hook=name, layer=at.layer, of=own, whose=whose, **given)
         return
     part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
     walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
@@ -286,8 +284,8 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
 def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     """Queries or keys rotated by their positions; gives the name of the result."""
     letter, side = name.upper(), "queries" if name == "q" else "keys"
-    given: dict[str, Any]
-    given = {"what": PHRASES[letter].partition(":")[0], "letter": letter, "side": side}
+    what = PHRASES[letter].partition(":")[0]
+    given: dict[str, Any] = {"what": what, "letter": letter, "side": side}
     if at.rotary is None:
         of = at.of(name, walk.head)
         walk.write("traced rotated", hook=name, layer=at.layer, of=of, **given)
