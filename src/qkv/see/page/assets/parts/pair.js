@@ -118,7 +118,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     heatmap(ui, {
       describe: (/** @type {number} */ i, /** @type {number} */ j) => numbersOf(which, i, j),
       onpoint: (/** @type {number | null} */ i, /** @type {number | null} */ j = null) => look(which, i, j),
-      onpick: (/** @type {number} */ i, /** @type {number} */ _, /** @type {MouseEvent | KeyboardEvent} */ event) => choose(i, event.shiftKey),
+      onpick: (/** @type {number} */ i, /** @type {number} */ _, /** @type {MouseEvent | KeyboardEvent} */ event) =>
+        choose(i, event.shiftKey),
       onfree: () => sides.forEach((side) => side.free()),
       cell: { min: 12, max: 26 },
     }),
