@@ -15,6 +15,7 @@ import qkv
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
 import live
 import notebooks
+import substitutions
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name
@@ -32,7 +33,11 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = [
+    *("amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"),
+    "substitution",
+]
+myst_substitutions = substitutions.NUMBERS
 myst_heading_anchors = 3
 
 nb_execution_mode = "force"
@@ -68,7 +73,8 @@ def tidy_notebooks(app, error):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                text = re.sub(r"^.*\{nb-download\}.*\n?", "", "".join(cell["source"]), flags=re.M)
+                text = substitutions.filled("".join(cell["source"]))
+                text = re.sub(r"^.*\{nb-download\}.*\n?", "", text, flags=re.M)
                 cell["source"] = re.sub(r"\[([^\]]+)\]\([\w./-]+\.md[^)]*\)", r"\1", text)
             elif "remove-cell" in cell["metadata"].get("tags", []):
                 cell["metadata"]["jupyter"] = {"source_hidden": True}

@@ -19,6 +19,7 @@ import live
 import nbformat
 from markdown_it import MarkdownIt
 from myst_nb.core.read import read_myst_markdown_notebook
+from substitutions import filled
 
 COURSE = Path(__file__).parent / "course"
 NOTES = {
@@ -144,7 +145,7 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
     cells = []
     for number, cell in enumerate(page.cells):
         if cell.cell_type == "markdown":
-            source = for_notebook(cell.source, notes=kind == "teacher")
+            source = for_notebook(filled(cell.source), notes=kind == "teacher")
             if number == 0:
                 heading, _, rest = source.partition("\n")
                 source = f"{heading}\n\n{NOTES[kind]}{NEEDS}\n{rest}"
