@@ -91,9 +91,16 @@ def numbers(only: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _values(table: Mapping[str, str], names: dict[str, Any]) -> dict[str, str]:
-    """Each name's f-string with the variables of a page, without minus signs before zeros."""
+    """Each name's f-string with the variables of a page."""
     own = {name: form for name, form in table.items() if name not in ("page", "code")}
-    return {name: str(eval(f"f'''{form}'''", names)) for name, form in own.items()}
+    found = {}
+    for name, form in own.items():
+        try:
+            found[name] = str(eval(f"f'''{form}'''", names))
+        except Exception as error:
+            error.add_note(f"of {name} = '{form}' in numbers.toml")
+            raise
+    return found
 
 
 def _run(source: str, page: str, names: dict[str, Any]) -> None:
