@@ -15,7 +15,7 @@ import qkv
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
 import live
 import notebooks
-import substitutions
+from substitutions import filled
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name
@@ -33,11 +33,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 
-myst_enable_extensions = [
-    *("amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"),
-    "substitution",
-]
-myst_substitutions = substitutions.NUMBERS
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 nb_execution_mode = "force"
@@ -73,12 +69,16 @@ def tidy_notebooks(app, error):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                text = substitutions.filled("".join(cell["source"]))
-                text = re.sub(r"^.*\{nb-download\}.*\n?", "", text, flags=re.M)
+                text = re.sub(r"^.*\{nb-download\}.*\n?", "", "".join(cell["source"]), flags=re.M)
                 cell["source"] = re.sub(r"\[([^\]]+)\]\([\w./-]+\.md[^)]*\)", r"\1", text)
             elif "remove-cell" in cell["metadata"].get("tags", []):
                 cell["metadata"]["jupyter"] = {"source_hidden": True}
         path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
+
+
+def fill_in(app, docname, source):
+    """Put the numbers of the shipped models into a page."""
+    source[0] = filled(source[0])
 
 
 def offer_notebooks(app, doctree):
@@ -117,6 +117,7 @@ def write_play(app, error):
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
     live.setup(app)
+    app.connect("source-read", fill_in)
     app.connect("doctree-read", offer_notebooks)
     app.connect("doctree-read", fold_boxes)
     app.connect("build-finished", tidy_notebooks)

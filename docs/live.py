@@ -8,11 +8,11 @@
     What to try, in a sentence or two, which stand under the frame.
     ```
 
-The head may be named in numbers.json: with `:head: lesson1.head`, which is 0.3 say, no layer is needed.
-The query is a word of the text, or its place among the tokens. `second` is a text beside it.
-`edits` are `causal`, `hide WORD` or `scale NUMBER`, with commas between several; where the head is
-in view, it stands beside the original. `colouring` is that of the map. `inside` unfolds the head.
-`height` is that of the frame until the page in it says how high it is.
+`head` may have the layer in it: 0.2, which is what numbers.json has. The query is a word of the
+text, or its place among the tokens. `second` is a text beside it. `edits` are `causal`, `hide WORD`
+or `scale NUMBER`, with commas between several; where the head is in view, it stands beside the
+original. `colouring` is that of the map. `inside` unfolds the head. `height` is that of the frame
+until the page in it says how high it is.
 
 Nothing but the site's own `play.html` is opened. Where scripts are off, or a reader saves data, a
 link stands in place of the frame (static/live.js).
@@ -28,7 +28,6 @@ from urllib.parse import urlencode
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
-from substitutions import filled
 
 import qkv
 
@@ -120,8 +119,8 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
     if "only" not in options:
         raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
     names = regions_of(options["only"])
-    if re.fullmatch(r"[a-z]\w*\.\w+", options.get("head", "")):
-        layer, _, head = filled(f"{{{{ {options['head']} }}}}").partition(".")
+    if "." in options.get("head", ""):
+        layer, _, head = options["head"].partition(".")
         options = {**options, "layer": layer, "head": head}
     state: dict[str, Any] = {"only": names}
     for name, size in (("layer", model().num_layers), ("head", model().num_heads)):

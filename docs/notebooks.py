@@ -140,12 +140,12 @@ def _directive(name: str, title: str, content: str, notes: bool) -> str:
 
 def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
     """The cells for which `kept(cell, answer)` gives a source; the answer of a stub, else None."""
-    page = read_myst_markdown_notebook(text)
+    page = read_myst_markdown_notebook(filled(text))
     answers = _answers(page.cells)
     cells = []
     for number, cell in enumerate(page.cells):
         if cell.cell_type == "markdown":
-            source = for_notebook(filled(cell.source), notes=kind == "teacher")
+            source = for_notebook(cell.source, notes=kind == "teacher")
             if number == 0:
                 heading, _, rest = source.partition("\n")
                 source = f"{heading}\n\n{NOTES[kind]}{NEEDS}\n{rest}"

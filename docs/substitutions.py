@@ -1,7 +1,7 @@
 """The numbers of the shipped models in pages: `{{ lesson1.river }}` becomes what numbers.json has.
 
-Sphinx fills in prose by itself (`myst_substitutions`). What does not go that way comes here:
-notebooks, and the options of `{live}`. `python -m training.numbers` writes the file.
+It is written as MyST's substitutions are, and stands wherever a page has text: in code, in options
+of directives and in what pictures say, too. `python -m training.numbers` writes the file.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The numbers of the shipped models that the documentation quotes: `python -m training.numbers`.
 
-`numbers.toml` has a section for each page: the page, and names with what they stand for, in the form
-of an f-string. The cells of the page run, each f-string is evaluated with the variables that they
-leave, and docs/data/numbers.json keeps the results. A page then writes `{{ lesson1.river }}`, and
-Sphinx puts the number there. A section of a page without cells has `code` in place of them.
+`numbers.toml` has a section for each page: the page, and names with what they stand for, as
+f-strings. The cells of the page run, each f-string is evaluated with the variables that they leave,
+and docs/data/numbers.json keeps the results. A page then writes `{{ lesson1.river }}`, and Sphinx
+puts the number there. A section of a page without cells has `code` in place of them.
 
 A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) holds what a page
 says of the shipped weights beyond numbers. Its asserts that fail stand in the file under "untrue":
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from qkv.files import replacing
-from training import command
+from training import command, readme
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -45,14 +45,14 @@ def sections() -> dict[str, dict[str, str]]:
 
 
 def cells(page: str) -> list[tuple[str, bool]]:
-    """The code cells of a page's text, and whether each may fail.
+    r"""The code cells of a page's text, and whether each may fail.
 
     >>> cells('''```{code-cell} ipython3
     ... :tags: [remove-cell, raises-exception]
     ...
     ... assert 1 + 1 == 2
     ... ```''')
-    [('assert 1 + 1 == 2\\n', True)]
+    [('assert 1 + 1 == 2\n', True)]
     """
     found = []
     for block in _CELL.findall(page):
@@ -133,14 +133,17 @@ def _on_page(folder: Path) -> Iterator[None]:
         plt.close("all")
 
 
-def alike(one: str, other: str) -> bool:
+def alike(one: str, other: str, rounded: bool = False) -> bool:
     """Whether two values are the same but for how they are rounded.
 
-    Another processor may round a number to the neighbour of its last digit.
+    Another processor may round a number to the neighbour of its last digit. What is not rounded, as
+    the name of a head or a count, is the same.
 
-    >>> alike("0.32", "0.33"), alike("0.32", "0.34"), alike("head 0.32", "hand 0.32")
-    (True, False, False)
+    >>> alike("0.32", "0.33", rounded=True), alike("3.2", "3.3")
+    (True, False)
     """
+    if one == other or not rounded:
+        return one == other
     if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
         return False
     pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
@@ -148,12 +151,14 @@ def alike(one: str, other: str) -> bool:
 
 
 def _near(one: str, other: str) -> bool:
-    """Whether two numbers have as many digits behind the point and differ by one in the last."""
+    """Whether two numbers have as many digits behind the point and are one apart in the last.
+
+    Those with many digits may differ by what float32 does; counts are the same.
+    """
     digits = [len(each.partition(".")[2]) for each in (one, other)]
-    if digits[0] != digits[1]:
-        return False
-    apart = abs(float(one) - float(other))
-    return apart < 1.5 * 10.0 ** -digits[0] if digits[0] else apart == 0
+    if digits[0] != digits[1] or not digits[0]:
+        return one == other
+    return abs(float(one) - float(other)) < max(1.5 * 10.0 ** -digits[0], 1e-5 * abs(float(one)))
 
 
 def kept() -> dict[str, Any]:
@@ -163,13 +168,16 @@ def kept() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the file, and say what is untrue of the weights."""
+    """Write the file and what README.md shows, and say what is untrue of the weights."""
     parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.parse_args(arguments)
     found = numbers()
     with replacing(FILE) as file:
         file.write((json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    text = readme.written(readme.PLACE.read_text(encoding="utf-8"))
+    with replacing(readme.PLACE) as file:
+        file.write(text.encode())
     for one in found["untrue"]:
         print(f"numbers: no longer true: {one}")
 
