@@ -33,6 +33,7 @@ from training import command, readme
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FILE = DOCS / "data" / "numbers.json"
+DATA = ROOT / "src" / "qkv" / "data"  # of the models
 AGAIN = "python -m training.numbers"
 _CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OPTIONS = re.compile(r"\A(---\n.*?^---\n|(?::[^\n]*\n)+)?", re.MULTILINE | re.DOTALL)
