@@ -1,6 +1,7 @@
 """docs/data/numbers.json has the numbers of the weights that ship, and README.md shows them."""
 
 import re
+from pathlib import Path
 
 import pytest
 from substitutions import filled
@@ -47,7 +48,7 @@ def test_a_number_that_is_not_there_is_named() -> None:
 
 
 def test_a_cell_that_may_fail_is_told_assert_by_assert(
-    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = """```{code-cell} ipython3
 x = 0.25
