@@ -24,9 +24,12 @@ const TERMS = 6; // of a long sum, written out
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   if (data === null) return { shape };
   const wide = shape.at(-1);
+  /** @param {number[] | null} held */
   const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
   const [places, across] = [numbered(rows), numbered(columns)];
+  /** @param {number} i */
   const down = (i) => (places ? places.get(i) : i) * wide;
+  /** @param {number} j */
   const spot = (j) => (across ? across.get(j) : j);
   return {
     shape,
@@ -42,16 +45,24 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
  * @typedef {{left: number[], right: number[], places: number[], written: number[], count: number, bias: number, whole: number}} Sum
  */
 
-/** A number as sums are written with. */
+/**
+ * A number as sums are written with.
+ * @param {number} x
+ */
 export function inSum(x) {
   return number(x, 3);
 }
 
+/** @param {{reduce: (add: (sum: number, x: number) => number, first: number) => number}} row */
 export function total(row) {
   return row.reduce((sum, x) => sum + x, 0);
 }
 
-/** The largest number of a row, and what softmax sums: exp of each less that. */
+/**
+ * The largest number of a row, and what softmax sums: exp of each less that.
+ * @param {Float64Array} row
+ * @returns {[number, Float64Array]}
+ */
 export function powers(row) {
   const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
   return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
@@ -67,6 +78,7 @@ export function powers(row) {
 export function sumOf(left, right, bias = 0) {
   const [own, other] = [Array.from(left), Array.from(right)];
   const places = own.map((_, k) => k);
+  /** @param {number} k */
   const size = (k) => Math.abs(own[k] * other[k]);
   const largest = [...places].sort((a, b) => size(b) - size(a) || a - b).slice(0, TERMS);
   const written = own.length <= TERMS + 1 ? places : largest;
@@ -93,9 +105,13 @@ export function termsOf({ left, right, written, count: all, bias, whole }, biase
  * @param {(name: string) => Numbers} array  by its name
  */
 export function sumsOf(array) {
+  /** @param {string} name @param {number} i @param {number} j */
   const value = (name, i, j) => array(name).get(i, j);
 
-  /** By the kind of an op: (op, row, column) -> words and numbers. */
+  /**
+   * By the kind of an op: (op, row, column) -> words and numbers.
+   * @type {Record<string, (op: any, i: number, j: number) => string>}
+   */
   const ways = {
     given: () => "",
     row: (op, i, j) => `${op.of}[${op.rows[i]}, ${j}]`,
@@ -103,7 +119,7 @@ export function sumsOf(array) {
       const [name, even] = [j % 2 ? "cos" : "sin", j - (j % 2)];
       return `${name}(${i} / 10000^(${even}/${op.dim})) = ${name}(${inSum(i / 10000 ** (even / op.dim))})`;
     },
-    sum: (op, i, j) => op.terms.map((name) => `${name} ${inSum(value(name, i, j))}`).join(" + "),
+    sum: (op, i, j) => op.terms.map((/** @type {string} */ name) => `${name} ${inSum(value(name, i, j))}`).join(" + "),
     norm(op, i, j) {
       const row = array(op.of).row(i);
       const mean = op.rms ? 0 : total(row) / row.length;
@@ -162,8 +178,8 @@ export function sumsOf(array) {
     if (op.kind !== "product" || !array(op.right).get) return null;
     const bias = op.bias ? value(op.bias, i, j) : 0;
     if (!op.terms) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
-    const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
-    const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
+    const [left, right] = [op.terms.map((/** @type {number} */ k) => value(op.left, i, k)), op.terms.map((/** @type {number} */ k) => value(op.right, k, j))];
+    const written = left.map((/** @type {number} */ _, /** @type {number} */ k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
     return { left, right, places: op.terms, written, count: op.count, bias, whole: value(op.name, i, j) };
   }
 
