@@ -9,5 +9,5 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
  * @returns {{start: number, end: number}[]}  each is text.slice(start, end)
  */
 export function gapsOf(text) {
-  return Array.from(text.matchAll(GAPS), ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
+  return Array.from(/** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS)), ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
 }

@@ -12,7 +12,7 @@ import schema from "../../../../edits/schema.json";
 /** @type {Record<string, any>} */
 const DEFINED = schema.$defs;
 /** @type {(reference: {$ref: string}) => string} */
-const nameOf = ({ $ref }) => $ref.split("/").at(-1);
+const nameOf = ({ $ref }) => /** @type {string} */ ($ref.split("/").at(-1));
 const OPS = schema.items.oneOf.map(nameOf);
 
 /**
@@ -127,6 +127,7 @@ export function shown(value) {
  */
 export function swapped(tokens, edits, { ids }) {
   const found = tokens.map(({ id, token }) => ({ id, token }));
-  for (const edit of edits.filter(({ op }) => op === "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
+  for (const edit of /** @type {import("./edits.js").ByOp["swap"][]} */ (edits.filter(({ op }) => op === "swap")))
+    found[edit.token] = { id: /** @type {number} */ (ids.get(edit.with)), token: edit.with };
   return found;
 }

@@ -28,6 +28,7 @@ import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
@@ -121,7 +122,7 @@ function play(box, data, ui) {
     whole.href = store.address({ only: null });
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
@@ -182,7 +183,7 @@ function originalHead(ui, store) {
   });
   const part = headPart(ui, looking, HANDS);
   part.node.dataset.part = "before";
-  /** @param {Now} now */
+  /** @param {Told} now */
   const update = (now) => {
     const { state, original } = now;
     const shows = state.beside && state.edits.length > 0;
@@ -223,7 +224,7 @@ function tabsOf(store, regions) {
   /** @param {number} i */
   const choose = (i) => store.set({ tab: names[i] });
   const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
-  /** @param {Now} now */
+  /** @param {Told} now */
   const update = ({ state }) => {
     move.at = names.indexOf(state.tab);
     buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));

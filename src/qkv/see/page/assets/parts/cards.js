@@ -7,7 +7,7 @@ import { chance, chancesOf, movedChance } from "../store/chances.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -179,7 +179,7 @@ export function cardsPart(ui, store) {
     next.classList.toggle("ready", own !== null);
   }
 
-  /** @param {Pick<Now, "state" | "run">} now */
+  /** @param {Pick<Told, "state" | "run">} now */
   function update({ state, run }) {
     at = state.card !== null && cards[state.card] ? state.card : null;
     node.hidden = at === null || !measured.get(at);

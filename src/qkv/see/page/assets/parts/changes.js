@@ -14,6 +14,7 @@ import "./changes.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -29,7 +30,7 @@ export function changesPart(ui, store) {
   const why = el("p", { class: "why" });
   const node = el("div", { "data-part": "changes" }, el("div", { class: "row" }, list, why), controls);
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     const { state, run } = now;
     controls.hidden = !(state.inside || state.only) || !run;

@@ -1,7 +1,7 @@
 // How a change that follows the hand is sent: no faster than it is computed.
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /**
@@ -25,7 +25,7 @@ export function oneAtATime(store) {
     },
     /**
      * Is called at every change.
-     * @param {Now} now
+     * @param {Told} now
      */
     update({ busy }) {
       if (busy) return;

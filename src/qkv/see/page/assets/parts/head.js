@@ -16,6 +16,7 @@ import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifferenc
 import "./head.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -313,7 +314,7 @@ export function headPart(ui, store, hands = null) {
     return ruled.said.replaceAll(maskOf(model), "?");
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
     now = next.run ? next : null;
     for (const part of [paint, weights]) part?.update(next);

@@ -11,6 +11,7 @@ import { stepsView } from "./steps.js";
 import "./layer.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -56,7 +57,7 @@ export function stepsPart(ui, store) {
     return undefined;
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
     now = next;
     const { state, run, original, model } = now;

@@ -14,6 +14,7 @@ import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.j
 import "./map.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -344,7 +345,7 @@ export function mapPart(ui, store) {
     painted = which;
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
     now = next.run ? next : null;
     if (!now) return;

@@ -10,6 +10,7 @@ import { isRemoved } from "./map.js";
 import "./motion.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -435,7 +436,7 @@ export function motionPart(ui) {
     });
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
     const was = now;
     now = next.run && next.state.inside ? next : null;

@@ -12,6 +12,7 @@ import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
 import "./outcome.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
@@ -256,7 +257,7 @@ export function outcomePart(ui, store) {
     fill(bars, wordBars(now, outcome));
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     const { run, original, state, model } = now;
     const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);

@@ -5,7 +5,7 @@ import { el, fill, word } from "../base/elements.js";
 import { count, number } from "../base/text.js";
 import "./received.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 
 /**
@@ -43,7 +43,7 @@ export function receivedPart(ui) {
   canvas.addEventListener("pointerleave", () => say(best));
   ui.redraw(draw);
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update({ state, run }) {
     node.hidden = !run?.source?.text.summary;
     if (node.hidden) return;

@@ -13,6 +13,7 @@ import { numberOf } from "./sight.js";
 import "./second.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/second.js").Second} Second */
@@ -60,7 +61,7 @@ export function secondPart(ui, store) {
     if (which) update(last); // the first text's token is the same
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     const { state, run, second } = now;
     const opened = last?.run && !last.second && second;

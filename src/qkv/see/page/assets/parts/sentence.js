@@ -17,6 +17,7 @@ import "./sentence.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
@@ -74,7 +75,7 @@ export function sentencePart(ui, store) {
     paper.node,
   );
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     last = now;
     const { state, run } = now;

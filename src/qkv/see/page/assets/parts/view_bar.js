@@ -8,7 +8,7 @@ import { visible } from "../base/text.js";
 import { seenIn } from "./sight.js";
 import "./view_bar.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 
 const SHOWN = [
@@ -71,7 +71,7 @@ export function viewBarPart(ui, store) {
     };
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update({ state, run }) {
     /** @type {Record<string, any>} */
     const values = state;

@@ -8,7 +8,7 @@ import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
 import "./weight.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -285,7 +285,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
       back.hidden = !setRow(store.state.edits, at.l, at.h, queryPlace());
     },
-    /** @param {Now} next */
+    /** @param {Told} next */
     update(next) {
       hand.update(next);
       settle();

@@ -34,7 +34,7 @@ export async function secondOf(engine, state, first, model, signal) {
   signal.throwIfAborted();
   const axis = alongside(first.tokens, plain.tokens);
   /** @param {number} token */
-  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
+  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token) ?? -1] ? partnerOf(axis, token) : null);
   const alike = axis.every(([one, other]) => one === other);
   const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
   const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
