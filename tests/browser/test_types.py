@@ -1,7 +1,6 @@
 """The types of the scripts, as TypeScript's compiler reads them from their comments."""
 
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,19 +8,6 @@ from pathlib import Path
 from .bundling import bundles
 
 CONFIG = bundles.ASSETS / "tsconfig.json"
-# These do not say yet where a value may be null.
-LOOSE = {
-    f"{folder}/{name}.js"
-    for folder, names in {
-        "pages": "compare play replay shift",
-        "parts": (
-            "block cards cell changes export flow head layer lines map motion notes outcome paint "
-            "pair picture plane received save score second sentence sight steps sums view_bar "
-            "weight"
-        ),
-    }.items()
-    for name in names.split()
-}
 
 
 def checked(config: Path) -> str:
@@ -33,8 +19,7 @@ def checked(config: Path) -> str:
 
 
 def test_the_types_of_the_scripts_fit() -> None:
-    found = set(re.findall(r"^(\S+?)\(\d+,\d+\): ", checked(CONFIG), re.MULTILINE))
-    assert found == LOOSE
+    assert checked(CONFIG) == ""
 
 
 def test_what_does_not_fit_and_what_is_not_imported_is_seen(tmp_path: Path) -> None:

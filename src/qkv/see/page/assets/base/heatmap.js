@@ -469,7 +469,7 @@ export function heatmap(ui, options) {
 
   /**
    * Marks a number of the vectors of the cell, or none.
-   * @param {number} c
+   * @param {number | null} c
    */
   function mark(c) {
     if (c === lit) return;

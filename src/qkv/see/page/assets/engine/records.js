@@ -12,7 +12,7 @@ import schema from "../../../../edits/schema.json";
 /** @type {Record<string, any>} */
 const DEFINED = schema.$defs;
 /** @type {(reference: {$ref: string}) => string} */
-const nameOf = ({ $ref }) => /** @type {string} */ ($ref.split("/").at(-1));
+const nameOf = ({ $ref }) => $ref.split("/").at(-1);
 const OPS = schema.items.oneOf.map(nameOf);
 
 /**

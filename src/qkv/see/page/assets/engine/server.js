@@ -94,7 +94,7 @@ export function openServer(model, form) {
           const removed = [...edits, { op: "ablate", layer, head }];
           const run = await ask(text, removed, { at, signal }, { layers: [0], heads: [0] });
           signal?.throwIfAborted();
-          onpart({ layer, head, resid: /** @type {Float32Array} */ (run.resid.at(-1)), logits: run.logits });
+          onpart({ layer, head, resid: run.resid.at(-1), logits: run.logits });
         }
     },
   };
@@ -189,7 +189,7 @@ function runOf(text, about, arrays, model) {
  */
 function inUnits(text, offsets) {
   const places = [0];
-  for (const mark of text) places.push(/** @type {number} */ (places.at(-1)) + mark.length);
+  for (const mark of text) places.push(places.at(-1) + mark.length);
   /** @param {number} place */
   const unit = (place) => places[Math.min(place, places.length - 1)];
   return offsets.map(([first, last]) => [unit(first), unit(last)]);

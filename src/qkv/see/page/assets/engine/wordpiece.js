@@ -165,7 +165,7 @@ function pieces({ words, unknown, prefix, longest }, word) {
   const piece = (token, first, last) => ({ id: /** @type {number} */ (words.get(token)), token, start: word[first].start, end: word[last].end, special: false });
   if (word.length > longest) return [piece(unknown, 0, word.length - 1)];
   const found = [];
-  for (let first = 0; first < word.length; first = /** @type {{next: number}} */ (found.at(-1)).next) {
+  for (let first = 0; first < word.length; first = found.at(-1).next) {
     let [next, token] = [word.length, ""];
     for (; next > first; next--) {
       token = (first ? prefix : "") + word.slice(first, next).map((one) => one.mark).join("");

@@ -49,7 +49,7 @@ async function probedBy(engine, { before, probes }) {
   };
   return Promise.all(probes.map(async (probe) => {
     const found = await run(probe.edits);
-    if (probe.of === "weight") return weightOf(found, probe);
+    if (probe.of === "weight") return weightOf(found, /** @type {Required<Probe>} */ (probe));
     const chances = chancesOf(found.logits);
     return probe.of === "chance" ? chances[words.indexOf(probe.word)] : movedChance(chancesOf((await run([])).logits), chances);
   }));
@@ -57,7 +57,7 @@ async function probedBy(engine, { before, probes }) {
 
 /**
  * @param {Run} run
- * @param {Probe} probe
+ * @param {Required<Probe>} probe
  */
 function weightOf({ tokens, pattern }, { layer, head, query, keys }) {
   const heads = head === undefined ? pattern.flat() : [pattern[layer][head]];
@@ -131,8 +131,8 @@ export function cardsPart(ui, store) {
   const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // by card
-  /** @type {[number | null, any, any]} */
-  let [at, drawn, kept] = [null, null, null]; // kept: what the reader had before the lesson
+  /** @type {[number, any, any]} */
+  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // at: while a card is open; kept: what the reader had before the lesson
 
   function close() {
     store.set({ ...kept, card: null, guess: null });
@@ -181,7 +181,7 @@ export function cardsPart(ui, store) {
 
   /** @param {Pick<Told, "state" | "run">} now */
   function update({ state, run }) {
-    at = state.card !== null && cards[state.card] ? state.card : null;
+    at = /** @type {any} */ (state.card !== null && cards[state.card] ? state.card : null);
     node.hidden = at === null || !measured.get(at);
     if (at === null) [drawn, kept] = [null, state];
     if (at === null || !run) return;

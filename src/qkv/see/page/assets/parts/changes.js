@@ -49,8 +49,8 @@ export function changesPart(ui, store) {
     const offer = run && offerOf(store.data, now);
     fill(why, offer?.on ? offer.why : all.length ? null : "Nothing is changed yet: what you change will stand here, to be taken back.");
     if (!run) return;
-    masks.update(now);
-    heat.update(now);
+    masks.update(/** @type {Now} */ (now));
+    heat.update(/** @type {Now} */ (now));
   }
   return { node, update };
 }
@@ -82,7 +82,7 @@ export function inWords({ state: { edits }, run, original, words, model }) {
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
-    const { op, token, query, layer, value } = edit;
+    const { op, token, query, layer, value } = /** @type {Required<Edit>} */ (edit);
     if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
     else if (op === "swap") put(`swap ${token}`, edit, () => [plain(nameIn(original, token)), " → ", plain(plainName(edit.with))]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
@@ -187,9 +187,9 @@ function temperature(ui, store) {
     const scale = state.edits.findLast(({ op }) => op === "scale");
     const now = scale ? usual / scale.value : 1;
     slider.value = String(Math.log2(now));
-    const T = run.tokens.length;
+    const [query, T] = [state.query ?? 0, run.tokens.length];
     /** @param {Run} one */
-    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * T, (state.query + 1) * T);
+    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(query * T, (query + 1) * T);
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
     fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
   };

@@ -14,6 +14,7 @@ import STEPS from "../../../steps/steps.json";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/engine.js").Step} Step */
+/** @typedef {Record<string, Float32Array>} Parameters_ */
 
 /**
  * A layer whose steps are being written down.
@@ -31,7 +32,7 @@ import STEPS from "../../../steps/steps.json";
  * @property {Edit[]} edits
  * @property {number} token  whose vectors are measured
  * @property {Step} block  what the layer has computed
- * @property {Record<string, Float32Array> | null} known  the parameters, where they can be had
+ * @property {Parameters_ | null} known  the parameters, where they can be had
  */
 
 const FEW_UNITS = 8; // hidden units that are shown of all
@@ -147,7 +148,7 @@ export function parametersOf(run, layer) {
  * @param {Run} run
  * @param {PlayState} state
  * @param {{eps?: number}} model
- * @param {Record<string, Float32Array> | null} known  the parameters, where they can be had
+ * @param {Parameters_ | null} known  the parameters, where they can be had
  * @returns {Flow | null}
  */
 export function flowOf(run, { layer, head, edits, query, place }, model, known) {
@@ -171,7 +172,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   const key = largest.indexOf(Math.max(...largest));
   /** @type {Pick<Flow, "keys" | "rows" | "key_rows">} */
   const all = { keys: null, rows: null, key_rows: null };
-  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array: (name) => one.arrays.get(name) };
+  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array: (name) => /** @type {Numbers} */ (one.arrays.get(name)) };
 }
 
 /**
@@ -180,7 +181,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
  */
 function embeddingFlow(one) {
   const { write, run, known, T, D } = one;
-  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => known[`${name}.weight`]);
+  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => /** @type {Parameters_} */ (known)[`${name}.weight`]);
   one.arrays.set("segment", numbersOf(segment, [D]));
   const rows = Array.from(run.ids);
   write("words", E, { rows, ids: rows.slice(0, 12).join(", ") + (rows.length > 12 ? ", …" : ""), table: "" });
@@ -340,7 +341,7 @@ function contextFlow(one, V, size, heads) {
  */
 function linearFlow(one, row, data, part, wide, given = {}, about = {}) {
   const { right } = ROWS[row].op;
-  const [weight, bias] = ["weight", "bias"].map((kind) => one.known[`blocks.${one.layer}.${part}.${kind}`]);
+  const [weight, bias] = ["weight", "bias"].map((kind) => /** @type {Parameters_} */ (one.known)[`blocks.${one.layer}.${part}.${kind}`]);
   const added = right.replace("W", "b");
   one.arrays.set(right, transposed(weight, wide));
   one.arrays.set(added, numbersOf(bias, [bias.length]));

@@ -7,6 +7,8 @@ import "./received.css";
 
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/recorded.js").Source} Source */
 
 /**
  * @param {any} ui
@@ -47,7 +49,7 @@ export function receivedPart(ui) {
   function update({ state, run }) {
     node.hidden = !run?.source?.text.summary;
     if (node.hidden) return;
-    source = run.source;
+    source = /** @type {Run & {source: Source}} */ (run).source;
     values = Array.from(source.keys, (_, j) => source.received(state.layer, state.head, j));
     best = values.map((_, j) => j).sort((a, b) => values[b] - values[a]).slice(0, 3);
     say(best);

@@ -14,6 +14,7 @@ import "./steps.css";
 /** @typedef {import("./block.js").Flow} Flow */
 /** @typedef {import("./block.js").FlowStep} FlowStep */
 /** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./sums.js").Held} Held */
 /** @typedef {[number, number]} Cell */
 
 /**
@@ -24,10 +25,10 @@ import "./steps.css";
 export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
   const picks = new Map(); // name of a step -> the cell whose sum is shown
-  /** @type {Flow | null} */
-  let flow = null;
-  /** @type {ReturnType<typeof sumsOf> | null} */
-  let sums = null;
+  /** @type {Flow} */
+  let flow; // once it is set, as its sums
+  /** @type {ReturnType<typeof sumsOf>} */
+  let sums;
   /** @type {[number, number, string[], Record<string, number> | null]} */
   let [at, token, keys, before] = [0, 0, [], null];
   /** @type {Cell | null} */
@@ -37,7 +38,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
 
   const step = () => flow.steps[at];
   /** @param {string} name @param {number} i @param {number} j */
-  const value = (name, i, j) => flow.array(name).get(i, j);
+  const value = (name, i, j) => /** @type {Held} */ (flow.array(name)).get(i, j);
   /** @param {number} x */
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
   /** @type {(one: FlowStep) => string[]} */
@@ -114,9 +115,9 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       const along = columnsOf(one);
       /** @param {Float64Array} row */
       const few = (row) => along.map((k) => row[k]);
-      const row = flow.array(op.of).row(i);
+      const row = /** @type {Held} */ (flow.array(op.of)).row(i);
       const parts = { scores: few(row), raised: few(powers(row)[1]), shares: along.map((k) => value(name, i, k)) };
-      return shareBars(label, { ...parts, names: one.columns ? keys : one.shown.names, at: along.indexOf(j), of: op.of, name });
+      return shareBars(label, { ...parts, names: one.columns ? keys : /** @type {NonNullable<FlowStep["shown"]>} */ (one.shown).names, at: along.indexOf(j), of: op.of, name });
     }
     const sum = sums.products(op, i, j);
     return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`));
@@ -131,7 +132,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const rows = rowsOf(one);
     const shownColumns = columnsOf(one);
     /** @param {number} i @param {number} j */
-    const get = (i, j) => flow.array(name).get(i, shownColumns[j]);
+    const get = (i, j) => /** @type {Held} */ (flow.array(name)).get(i, shownColumns[j]);
     const wide = shownColumns.length;
     const columns = one.columns ? keys : one.shown ? one.shown.names : shownColumns.map(String);
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
@@ -139,7 +140,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const size = Math.max(-least, most);
     // a few numbers of trained vectors are far larger than the rest, and would leave it one grey
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
-    const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
+    const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;
     /** @param {number} k @param {number} j */
     const hidden = (k, j) => one.weights && one.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
@@ -166,7 +167,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
         const same = name === "own" ? value(one.name, rows[k], shownColumns[j]) : x;
         if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
         const where = place(k, j);
-        return { title: `${name === "own" ? where.replace(one.name, flow.own) : where} = ${inSum(x)}`, fields };
+        return { title: `${name === "own" ? where.replace(one.name, /** @type {string} */ (flow.own)) : where} = ${inSum(x)}`, fields };
       },
       picked: home,
       home,
@@ -196,11 +197,11 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
     fill(formula, one.formula);
     fill(code, one.code);
-    const few = held(one) && `shown: ${held(one).length} of ${names(one).length} rows, those of the largest weights`;
+    const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those of the largest weights`;
     const length = lengthIn(flow, one, token);
     const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
-    fill(note, [one.note, few, long].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
-    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(flow.difference)}.`);
+    fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
+    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;
     end.hidden = !flow.own || (!isLast() && !isOwn());
     end.className = "lead";
@@ -246,7 +247,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     set(next, { name, of, was: unchanged = null } = {}) {
       const was = name ?? flow?.steps[at].name;
       [flow, before] = [next, unchanged];
-      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(next.array), null];
+      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(/** @type {(name: string) => Held} */ (next.array)), null];
       const found = next.steps.findIndex((one) => one.name === was);
       return show(found < 0 ? 0 : found);
     },

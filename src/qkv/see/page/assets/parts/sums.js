@@ -14,6 +14,8 @@ const TERMS = 6; // of a long sum, written out
  * @property {(j: number) => Float64Array} [column]
  */
 
+/** @typedef {Required<Numbers>} Held  an array whose numbers are there */
+
 /**
  * Numbers as they are packed, row by row.
  * @param {ArrayLike<number> | null} data  null where a page leaves them out
@@ -28,9 +30,9 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
   const [places, across] = [numbered(rows), numbered(columns)];
   /** @param {number} i */
-  const down = (i) => (places ? places.get(i) : i) * wide;
+  const down = (i) => /** @type {number} */ (places ? places.get(i) : i) * wide;
   /** @param {number} j */
-  const spot = (j) => (across ? across.get(j) : j);
+  const spot = (j) => /** @type {number} */ (across ? across.get(j) : j);
   return {
     shape,
     get: (i, j) => data[(shape.length === 1 ? 0 : down(i)) + spot(j)],
@@ -102,7 +104,7 @@ export function termsOf({ left, right, written, count: all, bias, whole }, biase
 
 /**
  * How the numbers of arrays are made.
- * @param {(name: string) => Numbers} array  by its name
+ * @param {(name: string) => Held} array  by its name
  */
 export function sumsOf(array) {
   /** @param {string} name @param {number} i @param {number} j */

@@ -8,6 +8,7 @@ import { visible } from "../base/text.js";
 import { seenIn } from "./sight.js";
 import "./view_bar.css";
 
+/** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 
@@ -77,7 +78,7 @@ export function viewBarPart(ui, store) {
     const values = state;
     node.hidden = !run || !state.inside;
     if (node.hidden) return;
-    const { text } = seenIn(run, state.edits).source;
+    const { text } = seenIn(/** @type {Run} */ (run), state.edits).source;
     const made = JSON.stringify([text.layers, text.heads]);
     if (made !== menus) {
       layer.put(Array.from(text.layers, (name, l) => [l, String(name)]));

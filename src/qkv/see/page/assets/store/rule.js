@@ -170,7 +170,7 @@ function mergedWeights(pattern, size, spans) {
 function wordSpansOf({ tokens, special, words = [] }) {
   const at = new Map(words.map(([first, last]) => [first, last]));
   const found = [];
-  for (let t = 0; t < tokens.length; t = /** @type {WordSpan} */ (found.at(-1)).last) {
+  for (let t = 0; t < tokens.length; t = found.at(-1).last) {
     const last = at.get(t) ?? t + 1;
     const name = last - t > 1 ? tokens.slice(t, last).map(bareName).join("") : tokens[t];
     const isMark = /^[\p{P}$+<=>^\x60|~]+$/u.test(bareName(name));

@@ -47,6 +47,8 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @property {() => void} [byRule]
  */
 
+/** @typedef {Store & Required<Pick<Store, "undo" | "canUndo" | "address" | "picked" | "byRule">>} LiveStore  of the live page */
+
 /**
  * What was computed of a state, and how a text is cut into tokens.
  * @typedef {{state: PlayState, run: Run, original: Run, second: Second | null, sentence: string}} Shown
