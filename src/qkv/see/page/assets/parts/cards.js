@@ -11,6 +11,8 @@ import "./cards.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_cards.py
 
@@ -99,7 +101,7 @@ function probeNumber({ probes }, values, i) {
 
 /**
  * Begins the lesson; null where the model has none.
- * @param {any} store
+ * @param {Store} store
  */
 export function lessonButton(store) {
   const { cards = [] } = store.data;
@@ -107,15 +109,15 @@ export function lessonButton(store) {
   return cards.length ? el("button", { type: "button", class: "lesson in-whole", onclick: open }, `A lesson: ${cards.length} cards`) : null;
 }
 
-/** @param {any} store @param {number} k */
+/** @param {Store} store @param {number} k */
 function openCard(store, k) {
   store.set({ ...store.data.cards[k].before, beside: false, second: null, card: k, guess: null });
 }
 
 /**
  * The lesson: the card that is open.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function cardsPart(ui, store) {

@@ -18,10 +18,11 @@ import "./changes.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/store.js").Store} Store */
 
 const WINDOWS = [1, 2, 4, 8];
 
-/** @param {Ui} ui @param {any} store @returns {Part} */
+/** @param {Ui} ui @param {Store} store @returns {Part} */
 export function changesPart(ui, store) {
   const list = el("ul", { class: "changed", "aria-label": "what you changed" });
   const masks = maskMenu(ui, store);
@@ -98,7 +99,7 @@ export function inWords({ state: { edits }, run, original, words, model }) {
 
 /**
  * The edits as they are when something is changed.
- * @param {any} store
+ * @param {Store} store
  * @returns {Edit[]}
  */
 function editsNow(store) {
@@ -130,7 +131,7 @@ function windowOf(edits, size) {
   return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // that many are as far apart
 }
 
-/** @param {Ui} ui @param {any} store */
+/** @param {Ui} ui @param {Store} store */
 function maskMenu(ui, store) {
   /** @param {Edit} given */
   const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
@@ -168,7 +169,7 @@ function entropyOf(row) {
   return total;
 }
 
-/** @param {Ui} ui @param {any} store */
+/** @param {Ui} ui @param {Store} store */
 function temperature(ui, store) {
   const id = ui.id("temperature");
   const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });

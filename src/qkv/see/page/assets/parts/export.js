@@ -13,6 +13,7 @@ import { matricesIn } from "./save.js";
 /** @typedef {import("../store/second.js").Second} Second */
 /** @typedef {import("./save.js").Sheet} Sheet */
 /** @typedef {import("./save.js").Table} Table */
+/** @typedef {import("../store/store.js").Store} Store */
 
 const MOST_ROWS = 500_000; // of a table
 
@@ -119,7 +120,7 @@ function sheetsOf(name, now, data, part) {
  * What the live page says of a part that is saved.
  * @param {string} name
  * @param {Told} now
- * @param {any} store
+ * @param {Store} store
  * @param {any} part
  */
 export function aboutPart(name, now, store, part) {

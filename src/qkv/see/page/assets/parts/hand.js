@@ -3,10 +3,11 @@
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../store/store.js").Store} Store */
 
 /**
  * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
- * @param {any} store
+ * @param {Store} store
  */
 export function oneAtATime(store) {
   /** @type {[boolean, {patch: Partial<PlayState>, undo: boolean} | null]} */

@@ -19,6 +19,8 @@ import "./outcome.css";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {Now & {state: PlayState & {place: number}}} Looked  where a word is looked at */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
@@ -236,8 +238,8 @@ function sentenceOf(parts) {
 
 /**
  * What follows from the changes: `headline` is the sentence, `node` all that stands below it.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function outcomePart(ui, store) {
@@ -389,7 +391,7 @@ export function alikeTable(alike, caption = "cosine with the original") {
 
 /**
  * Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none.
- * @param {any} store
+ * @param {Store} store
  * @param {{layer: number, head: number, moved: number}[]} heads
  * @param {string} note
  * @param {string} none

@@ -9,9 +9,10 @@ import "./received.css";
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/recorded.js").Source} Source */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * @param {any} ui
+ * @param {Ui} ui
  * @returns {Part}
  */
 export function receivedPart(ui) {

@@ -73,7 +73,7 @@ export function matricesIn(node) {
 
 /**
  * A menu that saves what a part shows. `about` says of what, each time that it is asked.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {HTMLElement} around  what its picture is of: the part, or more
  * @param {() => About | null} about  `name`: of the part, in
  *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing

@@ -11,6 +11,8 @@ import "./view_bar.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const SHOWN = [
   ["weight", "weight"],
@@ -19,8 +21,8 @@ const SHOWN = [
 const SENTENCES = [["all", "all"], ...["AA", "AB", "BA", "BB"].map((part) => [part, part.split("").join(" → ")])];
 
 /**
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function viewBarPart(ui, store) {

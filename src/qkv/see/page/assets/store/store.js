@@ -45,6 +45,7 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @property {(patch?: Partial<PlayState>) => string} [address]
  * @property {boolean} [picked]  whether the reader chose the head
  * @property {() => void} [byRule]
+ * @property {number} [painted]  how often it was drawn
  */
 
 /** @typedef {Store & Required<Pick<Store, "undo" | "canUndo" | "address" | "picked" | "byRule">>} LiveStore  of the live page */
