@@ -15,6 +15,7 @@ import qkv
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
 import live
 import notebooks
+from substitutions import filled
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name
@@ -75,6 +76,11 @@ def tidy_notebooks(app, error):
         path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
 
 
+def fill_in(app, docname, source):
+    """Put the numbers of the shipped models into a page."""
+    source[0] = filled(source[0])
+
+
 def offer_notebooks(app, doctree):
     """Put the links to a lesson's two notebooks under its title."""
     page = Path(app.env.doc2path(app.env.docname))
@@ -111,6 +117,7 @@ def write_play(app, error):
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
     live.setup(app)
+    app.connect("source-read", fill_in)
     app.connect("doctree-read", offer_notebooks)
     app.connect("doctree-read", fold_boxes)
     app.connect("build-finished", tidy_notebooks)

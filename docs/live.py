@@ -8,10 +8,11 @@
     What to try, in a sentence or two, which stand under the frame.
     ```
 
-The query is a word of the text, or its place among the tokens. `second` is a text beside it.
-`edits` are `causal`, `hide WORD` or `scale NUMBER`, with commas between several; where the head is
-in view, it stands beside the original. `colouring` is that of the map. `inside` unfolds the head.
-`height` is that of the frame until the page in it says how high it is.
+`head` may have the layer in it: 0.2, which is what numbers.json has. The query is a word of the
+text, or its place among the tokens. `second` is a text beside it. `edits` are `causal`, `hide WORD`
+or `scale NUMBER`, with commas between several; where the head is in view, it stands beside the
+original. `colouring` is that of the map. `inside` unfolds the head. `height` is that of the frame
+until the page in it says how high it is.
 
 Nothing but the site's own `play.html` is opened. Where scripts are off, or a reader saves data, a
 link stands in place of the frame (static/live.js).
@@ -118,6 +119,9 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
     if "only" not in options:
         raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
     names = regions_of(options["only"])
+    if "." in options.get("head", ""):
+        layer, _, head = options["head"].partition(".")
+        options = {**options, "layer": layer, "head": head}
     state: dict[str, Any] = {"only": names}
     for name, size in (("layer", model().num_layers), ("head", model().num_heads)):
         if name in options:

@@ -19,6 +19,7 @@ import live
 import nbformat
 from markdown_it import MarkdownIt
 from myst_nb.core.read import read_myst_markdown_notebook
+from substitutions import filled
 
 COURSE = Path(__file__).parent / "course"
 NOTES = {
@@ -139,7 +140,7 @@ def _directive(name: str, title: str, content: str, notes: bool) -> str:
 
 def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
     """The cells for which `kept(cell, answer)` gives a source; the answer of a stub, else None."""
-    page = read_myst_markdown_notebook(text)
+    page = read_myst_markdown_notebook(filled(text))
     answers = _answers(page.cells)
     cells = []
     for number, cell in enumerate(page.cells):

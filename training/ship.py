@@ -23,6 +23,7 @@ from training import (
     decoder,
     decoder_card,
     everyday,
+    numbers,
     play_cards,
     role_file,
     roles,
@@ -345,6 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         of = found["definitions"]
         print(f"{place}: of {of['words']} texts {of['pass']} pass and {of['differ']} differ")
+    if place.parent == numbers.DATA:
+        numbers.main([])  # what the documentation quotes of the models in the package
 
 
 if __name__ == "__main__":

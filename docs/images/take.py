@@ -15,19 +15,13 @@ from playwright.sync_api import sync_playwright
 import qkv
 
 HERE = Path(__file__).parent
-BANK = "I sat on the bank of the river."
-LOAN = "The bank charged a fee for the loan."
 
 
 def main() -> None:
     model = qkv.load()
-    traces = [model.trace(text) for text in (BANK, LOAN)]
     views = {  # what to show, how much of it, and what to press first
         "play": (qkv.play(model=model), 680, None),
-        "show": (qkv.show(BANK, model=model), 690, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
-        "compare": (qkv.compare(BANK, LOAN, model=model), 880, None),
-        "shift": (qkv.plot_shift(traces), 1170, None),
     }
     chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:

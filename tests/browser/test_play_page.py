@@ -15,6 +15,7 @@ from .test_page import problems
 
 TEXT = "The oak is a small [MASK]."
 HIDDEN = [{"op": "hide", "token": 2}]
+WORD = qkv.play(TEXT).opening.word  # of which a button says "Hide"
 SEVERAL: list[dict[str, Any]] = [
     *HIDDEN,
     {"op": "ablate", "layer": 3, "head": 2},
@@ -98,12 +99,12 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
         box = part(page, name).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 800, name
-    after(page, button(page, "Hide oak").click)
+    after(page, button(page, f"Hide {WORD}").click)
     assert words.first.inner_text() != first
     assert part(page, "headline").inner_text() != said
     assert words.first.inner_text() in part(page, "headline").inner_text()
-    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
-    after(page, button(page, "Show oak again").click)
+    assert chip(page, WORD).get_attribute("aria-label") == f"{WORD}, hidden"
+    after(page, button(page, f"Show {WORD} again").click)
     assert part(page, "headline").inner_text() == said
 
 
@@ -133,16 +134,16 @@ def test_the_document_is_ready_once_all_that_was_asked_for_is_painted(
     page = ready(quick(opened_at(html, "")))
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
     assert button(page, "Look inside").evaluate(click) == "busy"  # long in painting
-    assert button(page, "Hide oak").evaluate(click) == "busy"
+    assert button(page, f"Hide {WORD}").evaluate(click) == "busy"
     ready(page)
-    assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
+    assert chip(page, WORD).get_attribute("aria-label") == f"{WORD}, hidden"
     assert part(page, "map").get_by_role("button", name="layer 3, head 2").is_visible()
 
 
 def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "")))
     plain = shown(page)
-    after(page, button(page, "Hide oak").click)
+    after(page, button(page, f"Hide {WORD}").click)
     once = shown(page)
     after(page, chip(page, "small").click)
     after(page, button(page, "Replace by ?").click)

@@ -10,7 +10,7 @@ from see.views.test_opening import FIRST, SECOND
 
 from .play import address, after, button, opened_at, part, ready
 from .playing import held, until
-from .support import Visit
+from .support import Visit, pause
 
 GAPS = [
     "The sun rises in the [MASK].",
@@ -89,6 +89,7 @@ def test_a_head_that_was_chosen_stays_until_the_rule_is_asked(
     assert said(page)[0] == "Head 2.3"
     after(page, lambda: button(page, "Let the rule choose").click())
     assert said(page) == by_python(SECOND[7], model)
+    pause(page, 1100)  # what is typed within a second of the last letter is undone with it
     typed(page, GAPS[1])
     assert said(page) == by_python(GAPS[1], model)
     after(page, lambda: button(page, "Undo").click())

@@ -82,19 +82,19 @@ COSINE = "return a @ b / np.sqrt((a @ a) * (b @ b))"
     ("body", "words"),
     [
         (BOTH + FIRST + SECOND + COSINE, "right"),
-        (BOTH + FIRST + SECOND + "return a @ b", "should be 0.53"),
+        (BOTH + FIRST + SECOND + "return a @ b", "with all heads it should be"),
         ((BOTH + FIRST + SECOND + COSINE).replace(", ablate=heads", ""), "with a head and without"),
         (
             BOTH + FIRST + SECOND.replace(", ablate=heads", "") + COSINE,
-            "should be 0.73, yours 0.638",
+            "does all of `heads` reach both?",
         ),
         (
             BOTH + FIRST.replace(", ablate=heads", "") + SECOND + COSINE,
-            "should be 0.73, yours 0.629",
+            "does all of `heads` reach both?",
         ),
         (
             "heads = [(head, layer) for layer, head in heads]\n" + BOTH + FIRST + SECOND + COSINE,
-            "should be 0.73, yours 0.515",
+            "does all of `heads` reach both?",
         ),
         (
             (BOTH + FIRST + SECOND).replace("[0, BANK]", "[:, BANK]")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from substitutions import filled
 
 import qkv
 from qkv.cli import main
@@ -26,7 +27,7 @@ from qkv.serve.streams import QUANTUM
 from .conftest import Served, serve
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = filled((HERE.parents[1] / "docs" / "serving.md").read_text(encoding="utf-8"))
 ADDRESS = "http://127.0.0.1:8080"
 # Each block, in its language, with what it is said to print if that is behind it.
 BLOCKS = re.findall(

@@ -123,10 +123,9 @@ def scan_heads(
     >>> found = scan_heads(qkv.load(), iter(texts), top_k=5)
     >>> found.scores["previous"].shape
     (4, 6)
-    >>> for one in found.examples("strongest", layer=0, head=3):
-    ...     print(one.number, one.tokens[one.query], one.tokens[one.key], round(one.value, 2))
-    1 charged loan 0.69
-    0 bank river 0.49
+    >>> one, other = found.examples("strongest", layer=0, head=3)  # a place in each text
+    >>> one.value >= other.value, {one.number, other.number} == {0, 1}
+    (True, True)
     """
     model = check_model(model, _CALL)
     names = checked_names(of, _CALL, _NAMES)

@@ -54,6 +54,49 @@ def test_every_tensor_has_its_place(folder):
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+def test_rows_of_int8_are_their_numbers_times_their_scales(folder):
+    """Matrices alone, the table and its tied copy among them; vectors stay as they are."""
+    stored, expected, rng = {}, {}, np.random.default_rng(0)
+    for name, array in folder.tensors.items():
+        stored[name] = expected[name] = array
+        if array.ndim == 2:
+            stored[name] = rng.integers(-127, 128, array.shape, np.int8)
+            stored[name + "_scale"] = rng.uniform(1e-3, 1e-2, len(array)).astype(np.float16)
+            expected[name] = np.array(
+                [
+                    [np.float32(number) * np.float32(scale) for number in row]
+                    for row, scale in zip(stored[name], stored[name + "_scale"], strict=True)
+                ]
+            )
+    folder.tensors = expected
+    plain = hidden(folder.write())
+    folder.tensors = stored
+    model = load(folder.write())
+    np.testing.assert_array_equal(model(IDS).last_hidden_state, plain)
+    assert {array.dtype for array in model.parameters.values()} == {np.dtype(np.float32)}
+    wide = load(folder.path, dtype=np.float64).parameters["embed.weight"]
+    np.testing.assert_array_equal(wide, expected["embeddings.word_embeddings.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scales", "said"),
+    [
+        ("encoder.layer.0.output.dense.weight", np.ones(11, np.float16), "F16 (11,)"),
+        ("encoder.layer.0.output.dense.weight", np.ones(12, np.float32), "F32 (12,)"),
+        ("encoder.layer.0.output.dense.weight", np.ones((12, 1), np.float16), "F16 (12, 1)"),
+        ("encoder.layer.0.output.dense.bias", np.ones(12, np.float16), "is F32 (12,) and"),
+    ],
+)
+def test_scales_that_do_not_fit_are_named(folder, name, scales, said):
+    array = folder.tensors[name]
+    kind = np.int8 if array.ndim == 2 else array.dtype
+    folder.tensors |= {name: array.astype(kind), f"{name}_scale": scales}
+    folder.write()
+    with pytest.raises(ModelError) as caught:
+        load(folder.path)
+    one_line(caught, name, f"{name}_scale", said, "its scales are F16 (rows,)")
+
+
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_halves_are_read_exactly_and_computed_in_float32(folder, kind):
     halves = {name: array.astype(kind) for name, array in folder.tensors.items()}

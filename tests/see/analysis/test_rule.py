@@ -68,7 +68,11 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
     layer, head = np.unravel_index(each.argmax(), each.shape)
     view = qkv.show(text, model=model)
     assert head_of(view) == (layer, head)
-    assert view.head.stands_out
+    assert f" {each.max():.2f} of the probability goes to other words" in view.head.reason
+    assert view.head.stands_out is bool(each.max() >= 0.1)
+    if not view.head.stands_out:
+        assert view.sentence.startswith(NONE)
+        return
     before, after = chances(model, text), chances(model, text, ablate=[(int(layer), int(head))])
     [[(word, share)]] = model.predict(text, 1)
     assert share == pytest.approx(before.max())
@@ -76,9 +80,10 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
         f"Without layer {layer}, head {head} the guess changes most: {word}, {before.max():.2f} → "
         f"{after[before.argmax()]:.2f}. In that head [MASK] looks most at "
     )
-    row = view.trace.pattern(int(layer), int(head))[view.trace.tokens.index("[MASK]")]
+    place = view.trace.tokens.index("[MASK]")
+    row = view.trace.pattern(int(layer), int(head))[place]
     assert view.sentence.endswith(f": {row.max():.2f}.")
-    assert f" {each.max():.2f} of the probability goes to other words" in view.head.reason
+    assert ("the word before it" in view.sentence) is bool(row.argmax() == place - 1)
 
 
 @pytest.mark.parametrize("text", [GAPS[1], SECOND[7], "I love you."])
@@ -101,11 +106,6 @@ def test_a_layer_or_a_head_narrows_the_choice(model: qkv.Model) -> None:
     assert qkv.walk(GAPS[0], model=model, layer=0, head=0).title == (
         "Layer 0, head 0, step by step."
     )
-
-
-def test_a_neighbour_at_a_gap_is_called_one(model: qkv.Model) -> None:
-    view = qkv.show(GAPS[1], model=model)
-    assert view.sentence.endswith("[MASK] looks most at the, the word before it: 1.00.")
 
 
 def test_without_a_model_or_of_an_edited_run_links_decide(model: qkv.Model) -> None:
@@ -251,7 +251,7 @@ def test_compare_takes_the_gap_of_both_where_it_is_asked_for(model: qkv.Model) -
     both = np.mean([moved(model, text) for text in texts], axis=0)
     view = qkv.compare(*texts, word="[MASK]", model=model)
     assert head_of(view) == np.unravel_index(both.argmax(), both.shape)
-    assert view.head.stands_out
+    assert view.head.stands_out is bool(both.max() >= 0.1)
     assert f"on average {both.max():.2f} of the probability" in view.head.reason
     asked = qkv.compare(*texts, word="[MASK]", model=model, layer=0, head=1)
     assert asked.head.reason == "it was asked for"

@@ -21,6 +21,7 @@ TYPES = {
     **{"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_},
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
+_SCALE = "_scale"  # behind the name of a matrix of int8
 _MOST_DIMENSIONS = 32
 _MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -62,6 +63,28 @@ class Stored:
         return array.view(bfloat16)
 
 
+@dataclass(frozen=True)
+class Int8Rows(Stored):
+    """A matrix of int8, each row of which is multiplied by a number of its own.
+
+    Attributes:
+        scales: these numbers, float16 (rows,).
+    """
+
+    scales: Stored
+
+    def same(self, other: Stored) -> bool:
+        """Whether both have the same bytes and the same scales."""
+        return (
+            isinstance(other, Int8Rows) and super().same(other) and self.scales.same(other.scales)
+        )
+
+    def read(self) -> Array:
+        """Its numbers, float32."""
+        rows: Array = self.raw.view(np.int8).reshape(self.shape)
+        return rows * self.scales.read().astype(np.float32)[:, None]
+
+
 class Tensors(dict[str, Stored]):
     """The tensors of a model by their names, each read when its numbers are asked for.
 
@@ -89,6 +112,20 @@ class Tensors(dict[str, Stored]):
             for name, shard in index.items():
                 if name not in self or self[name].path.name != shard:
                     raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
+        for name in [name for name in self if name + _SCALE in self]:
+            self[name] = self._scaled(name, self[name], self.pop(name + _SCALE))
+
+    def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
+        """A matrix of int8 with the scales that stand beside it; it counts as float32."""
+        if (rows.kind, len(rows.shape)) != ("I8", 2) or (
+            (scales.kind, scales.shape) != ("F16", rows.shape[:1])
+        ):
+            raise ModelError(
+                f"{self.source}: {name} is {rows.kind} {rows.shape} and {name}{_SCALE} is "
+                f"{scales.kind} {scales.shape}: a matrix is I8 (rows, columns) and its scales are "
+                "F16 (rows,)"
+            )
+        return Int8Rows(rows.path, "F32", rows.shape, rows.raw, scales)
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:

@@ -142,9 +142,9 @@ def guess(
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after
     (2, None)
-    >>> from qkv.see import stories
-    >>> print(guess(stories().told[0]).reason)
-    An oak is a tree. With the word hidden anything might be small, a man as well.
+    >>> view = guess("The oak is a small [MASK].", top_k=3, hide="oak")
+    >>> len(view.guesses[0]), len(view.after[0])
+    (3, 3)
     """
     check_theme(theme, "guess")
     without = ablate if isinstance(ablate, Mapping) else list(ablate)

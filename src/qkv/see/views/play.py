@@ -165,8 +165,8 @@ def play(
             why.
 
     >>> view = play("The opposite of black is [MASK].")
-    >>> view.opening.word, view.trace.tokens[view.opening.place]
-    ('black', '[MASK]')
+    >>> view.trace.tokens[view.opening.place], view.opening.word in view.text
+    ('[MASK]', True)
     """
     check_theme(theme, "play")
     (text,) = texts_of([TEXT if text is None else text], "play")

@@ -5,8 +5,8 @@
 
 /**
  * `found`, numbers of another run, is not written by anybody: see sources.js.
- * @typedef {{op: string, from?: string, found?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number, head?: number, 
- *            weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
+ * @typedef {{op: string, from?: string, found?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number,
+ *            head?: number, weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
 /**

@@ -37,7 +37,8 @@ import { unpack } from "../base/values.js";
  * @property {string[]} keys
  * @property {number[]} keySpecial
  * @property {[number, number, string][] | null} keyWords
- * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row  gives each weight of a query that is held
+ * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row  gives each weight of
+ *   a query that is held
  * @property {(l: number, h: number, i: number, j: number) => boolean} hidden
  * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether it is a reader's changes that hide it
  * @property {(l: number, h: number, j: number) => number | null} norm

@@ -42,7 +42,8 @@ export function readTokenizer(file) {
   const around = file.post_processor.single;
   const place = around.findIndex((part) => part.Sequence);
   /** @type {(parts: any[]) => Token[]} */
-  const put = (parts) => parts.map(({ SpecialToken: { id } }) => ({ id: /** @type {number} */ (ids.get(id)), token: id, start: 0, end: 0, special: true }));
+  const put = (parts) => parts.map(({ SpecialToken: { id: token } }) =>
+    ({ id: /** @type {number} */ (ids.get(token)), token, start: 0, end: 0, special: true }));
   return {
     normalizer: file.normalizer,
     words,
@@ -162,7 +163,8 @@ export function* wordsOf(marks) {
  */
 function pieces({ words, unknown, prefix, longest }, word) {
   /** @type {(token: string, first: number, last: number) => Token} */
-  const piece = (token, first, last) => ({ id: /** @type {number} */ (words.get(token)), token, start: word[first].start, end: word[last].end, special: false });
+  const piece = (token, first, last) =>
+    ({ id: /** @type {number} */ (words.get(token)), token, start: word[first].start, end: word[last].end, special: false });
   if (word.length > longest) return [piece(unknown, 0, word.length - 1)];
   const found = [];
   for (let first = 0; first < word.length; first = found.at(-1).next) {

@@ -37,7 +37,7 @@ function compare(box, data, ui) {
   const store = recordedStore(data, update);
   const { runs } = store.engine;
   const [bar, pair] = [viewBarPart(ui, store), pairPart(ui)];
-  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => /** @type {Required<Compared>} */ (found).changes[0]?.[0] || 0);
+  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes?.[0]?.[0] || 0);
   const [why, notes] = [el("p", { class: "note" }), el("div", {})];
   box.classList.add("recorded");
   box.append(
@@ -59,7 +59,8 @@ function compare(box, data, ui) {
   function update(now) {
     bar.update(now);
     const cursors = pair.sides.map((side, k) => (side.head ? side.cursor : first[k]));
-    pair.set({ state: now.state, runs, edits: [[], []], names: runs.map(({ source }) => /** @type {Source} */ (source).text.name), cursors });
+    const names = runs.map(({ source }) => /** @type {Source} */ (source).text.name);
+    pair.set({ state: now.state, runs, edits: [[], []], names, cursors });
     fill(why, whyOf(now, data.start));
     fill(notes, notesOf(now, runs));
   }

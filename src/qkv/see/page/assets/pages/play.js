@@ -180,7 +180,10 @@ function partsOf(ui, store) {
  */
 function originalHead(ui, store) {
   const looking = Object.create(store, {
-    set: { value: (/** @type {Partial<PlayState>} */ { text, edits, ...patch }, /** @type {{undo?: boolean}} */ options) => store.set(patch, options) },
+    set: {
+      value: (/** @type {Partial<PlayState>} */ { text, edits, ...patch }, /** @type {{undo?: boolean}} */ options) =>
+        store.set(patch, options),
+    },
   });
   const part = headPart(ui, looking, HANDS);
   part.node.dataset.part = "before";

@@ -172,7 +172,8 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   const key = largest.indexOf(Math.max(...largest));
   /** @type {Pick<Flow, "keys" | "rows" | "key_rows">} */
   const all = { keys: null, rows: null, key_rows: null };
-  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array: (name) => /** @type {Numbers} */ (one.arrays.get(name)) };
+  const array = (/** @type {string} */ name) => /** @type {Numbers} */ (one.arrays.get(name));
+  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array };
 }
 
 /**

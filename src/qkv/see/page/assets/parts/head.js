@@ -290,7 +290,8 @@ export function headPart(ui, store, hands = null) {
 
   /** @param {string} name @param {Vectors} vector @param {Span[]} spans */
   function stripOf(name, vector, spans) {
-    return { name, count: /** @type {HeadVectors} */ (shown.vectors).d, value: (/** @type {number} */ k, /** @type {number} */ c) => vector.at(spans[k].first, c), high: vector.high, size: STRIP };
+    const value = (/** @type {number} */ k, /** @type {number} */ c) => vector.at(spans[k].first, c);
+    return { name, count: /** @type {HeadVectors} */ (shown.vectors).d, value, high: vector.high, size: STRIP };
   }
 
   /**

@@ -236,7 +236,8 @@ export function mapPart(ui, store) {
     const place = JSON.stringify([text, layer, head, shape]);
     if (place === revealed || !grid.clientHeight) return;
     revealed = place;
-    const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head)).node;
+    const own = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head));
+    const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = own.node;
     /** @param {number} at @param {number} size @param {number} from @param {number} room */
     const near = (at, size, from, room) => Math.max(at + size - room, Math.min(at, from));
     grid.scrollTop = near(offsetTop - grid.offsetTop - 4, offsetHeight + 8, grid.scrollTop, grid.clientHeight);

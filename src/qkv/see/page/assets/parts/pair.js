@@ -118,7 +118,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     heatmap(ui, {
       describe: (/** @type {number} */ i, /** @type {number} */ j) => numbersOf(which, i, j),
       onpoint: (/** @type {number | null} */ i, /** @type {number | null} */ j = null) => look(which, i, j),
-      onpick: (/** @type {number} */ i, /** @type {number} */ _, /** @type {MouseEvent | KeyboardEvent} */ event) => choose(i, event.shiftKey),
+      onpick: (/** @type {number} */ i, /** @type {number} */ _, /** @type {MouseEvent | KeyboardEvent} */ event) =>
+        choose(i, event.shiftKey),
       onfree: () => sides.forEach((side) => side.free()),
       cell: { min: 12, max: 26 },
     }),
@@ -313,7 +314,9 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
  * @param {number[][]} rows
  */
 function pairTold(now, sides, rows) {
-  const values = sides.map((side, k) => (rows[k].length ? side.head.values(/** @type {number} */ (now.rows.places[rows[k][0]][k])) : new Map()));
+  /** @param {number} k */
+  const rowOf = (k) => /** @type {number} */ (now.rows.places[rows[k][0]][k]);
+  const values = sides.map((side, k) => (rows[k].length ? side.head.values(rowOf(k)) : new Map()));
   /** @param {Both} both @param {number} j */
   const line = (both, j) => {
     const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));

@@ -93,7 +93,8 @@ function drawnOf(ui, node, canvases, caption) {
     if (style.opacity !== "1") into.append((own = svg("g", { opacity: style.opacity })));
     const had = own.childNodes.length;
     if (style.display !== "contents") boxOf(style, box, own);
-    const picture = { svg: () => copyOf(element, null, box), canvas: () => canvasOf(/** @type {HTMLCanvasElement} */ (element), box, canvases) }[element.localName];
+    const canvas = () => canvasOf(/** @type {HTMLCanvasElement} */ (element), box, canvases);
+    const picture = { svg: () => copyOf(element, null, box), canvas }[element.localName];
     if (picture) own.append(picture());
     if (own.childNodes.length > had && !within) widen(box);
     if (picture) return;

@@ -270,6 +270,13 @@ export function numberOf(one) {
 }
 
 /**
+ * A number of a row that holds all of its columns.
+ * @param {Map<number, number>} values
+ * @param {number} c
+ */
+const valueIn = (values, c) => /** @type {number} */ (values.get(c));
+
+/**
  * The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second.
  * @param {Seen} seen
  * @param {Seen} other
@@ -280,7 +287,7 @@ export function differenceOf(seen, other) {
   const made = (l, h) => {
     const before = other.made(l, h);
     /** @param {Row} row @param {number} r */
-    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - /** @type {number} */ (before[r].values.get(c))])) });
+    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - valueIn(before[r].values, c)])) });
     return seen.made(l, h).map(minus);
   };
   return { rows: seen.rows, columns: seen.columns, made };
@@ -293,7 +300,7 @@ export function differenceOf(seen, other) {
  * @returns {(r: number, c: number) => number}
  */
 export function differenceFrom(original, head) {
-  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : /** @type {number} */ (head.values(r).get(c)) - /** @type {number} */ (original.values(r).get(c)));
+  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : valueIn(head.values(r), c) - valueIn(original.values(r), c));
 }
 
 /**

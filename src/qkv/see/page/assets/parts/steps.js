@@ -247,7 +247,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     set(next, { name, of, was: unchanged = null } = {}) {
       const was = name ?? flow?.steps[at].name;
       [flow, before] = [next, unchanged];
-      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(/** @type {(name: string) => Held} */ (next.array)), null];
+      const array = /** @type {(name: string) => Held} */ (next.array);
+      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(array), null];
       const found = next.steps.findIndex((one) => one.name === was);
       return show(found < 0 ? 0 : found);
     },

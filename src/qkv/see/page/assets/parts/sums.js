@@ -180,9 +180,11 @@ export function sumsOf(array) {
     if (op.kind !== "product" || !array(op.right).get) return null;
     const bias = op.bias ? value(op.bias, i, j) : 0;
     if (!op.terms) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
-    const [left, right] = [op.terms.map((/** @type {number} */ k) => value(op.left, i, k)), op.terms.map((/** @type {number} */ k) => value(op.right, k, j))];
-    const written = left.map((/** @type {number} */ _, /** @type {number} */ k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
-    return { left, right, places: op.terms, written, count: op.count, bias, whole: value(op.name, i, j) };
+    /** @type {number[]} */
+    const places = op.terms;
+    const [left, right] = [places.map((k) => value(op.left, i, k)), places.map((k) => value(op.right, k, j))];
+    const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
+    return { left, right, places, written, count: op.count, bias, whole: value(op.name, i, j) };
   }
 
   /**

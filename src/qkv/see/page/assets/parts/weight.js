@@ -270,7 +270,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPlace())));
       if (!can) return;
       box.classList.toggle("away", !held);
-      const keys = /** @type {Keyed[]} */ (list.listed().map((one, k) => ({ ...one, k }))).filter(({ c }) => c !== undefined && !head.hidden(own, c));
+      const all = /** @type {Keyed[]} */ (list.listed().map((one, k) => ({ ...one, k })));
+      const keys = all.filter(({ c }) => c !== undefined && !head.hidden(own, c));
       const which = JSON.stringify(keys.map(({ c, k, name }) => [c, k, name]));
       if (which !== drawn) build(keys);
       drawn = which;

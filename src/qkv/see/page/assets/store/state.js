@@ -3,6 +3,7 @@
 import { pick } from "../base/values.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/edits.js").ByOp} ByOp */
 
 /**
  * @typedef {object} PlayState
@@ -127,7 +128,7 @@ export function joinedMasks(edits) {
   const found = [];
   JOINED.set(edits, found);
   for (const edit of edits) {
-    const { op, query, key, ...where } = /** @type {import("../engine/edits.js").ByOp["mask"]} */ (edit);
+    const { op, query, key, ...where } = /** @type {ByOp["mask"]} */ (edit);
     let last = found.at(-1);
     if (op !== "mask") {
       found.push(edit);

@@ -273,7 +273,8 @@ export function playStore(data, heard) {
     const said = stateOf({ ...state, ...computed });
     const own = ruled.get(said.text) ?? null;
     const words = run?.words ?? [];
-    drawn = heard(/** @type {Told} */ ({ state: said, model, run, original, second, sentence, words, busy: Boolean(going), error, ruled: own }));
+    const told = { state: said, model, run, original, second, sentence, words, busy: Boolean(going), error, ruled: own };
+    drawn = heard(/** @type {Told} */ (told));
   }
 
   /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */

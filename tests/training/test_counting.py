@@ -1,0 +1,121 @@
+"""Counting: the look-up by hand, Kneser-Ney against the formula written out."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training import counting
+from training.counting import Corpus, KneserNey, LookUp, looked_up, main, perplexity
+from training.fits import Asked
+
+SENTENCES = [
+    *["the cat sat on the mat.", "the cat lay on the mat.", "the dog sat on the rug."],
+    *["a dog lay by the door.", "the cat sat by the fire.", "a dog sat on the mat."],
+    *["the cat lay by the door.", "the fire and the rug."],
+]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus.of(SENTENCES)
+
+
+def plain(corpus: Corpus, order: int, history: tuple[int, ...], word: int) -> float:
+    """Interpolated Kneser-Ney with three discounts, as the paper writes it."""
+    text = corpus.words.tolist()
+    size = len(corpus.vocabulary)
+    chance = 1 / size
+    for n in range(1, order + 1):
+        before = history[len(history) - n + 1 :] if n > 1 else ()
+        if len(before) < n - 1:
+            break
+        counts: Counter[tuple[int, ...]] = Counter()
+        if n == order:
+            counts.update(tuple(text[i : i + n]) for i in range(len(text) - n + 1))
+        else:
+            longer = {tuple(text[i : i + n + 1]) for i in range(len(text) - n)}
+            counts.update(one[1:] for one in longer)
+        of = Counter(counts.values())
+        share = of[1] / (of[1] + 2 * of[2])
+        discount = [0.0] + [
+            k - (k + 1) * share * max(1, of[k + 1]) / max(1, of[k]) for k in (1, 2, 3)
+        ]
+        discount = [min(max(one, 0), k) for k, one in enumerate(discount)]
+        own = {gram[-1]: count for gram, count in counts.items() if gram[:-1] == before}
+        total = sum(own.values())
+        if not total:
+            break
+        left = sum(discount[min(count, 3)] for count in own.values()) / total
+        count = own.get(word, 0)
+        chance = (count - discount[min(count, 3)]) / total + left * chance
+    return chance
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_chances_are_those_of_the_paper(corpus: Corpus, order: int) -> None:
+    model = KneserNey(corpus, order)
+    held_out = Corpus.of(["the dog lay on the rug.", "a cat sat"], corpus.vocabulary).words
+    found = model.chances(held_out)
+    for place in range(len(held_out)):
+        history = tuple(held_out[max(0, place - order + 1) : place].tolist())
+        expected = plain(corpus, order, history, int(held_out[place]))
+        np.testing.assert_allclose(found[place], expected, rtol=1e-12)
+
+
+def test_chances_sum_to_one(corpus: Corpus) -> None:
+    model = KneserNey(corpus, 3)
+    for history in ([0], [0, 2], [0, 2, 3, 4], [0, 5, 5, 5]):
+        chances = [
+            model.chances(np.array([*history, w]))[-1] for w in range(len(corpus.vocabulary))
+        ]
+        np.testing.assert_allclose(sum(chances), 1)
+
+
+def test_perplexity_leaves_out_what_no_word_is(corpus: Corpus) -> None:
+    model = KneserNey(corpus, 2)
+    held_out = Corpus.of(["the zebra sat."], corpus.vocabulary)
+    chances = model.chances(held_out.words)
+    expected = np.exp(-np.log(chances[[1, 3]]).mean())  # of "the" and "sat"
+    np.testing.assert_allclose(perplexity(model, held_out), expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "expected"),
+    [
+        (["the", "cat"], ["on"], ["lay", "sat"]),  # both once; then the first in the vocabulary
+        (["", "the", "dog"], [], ["sat"]),
+        (["by", "the"], [".", ""], ["door", "fire"]),
+        (["the", "zebra"], ["by"], ["sat", "lay"]),  # what is not known is no context
+    ],
+)
+def test_the_longest_context_counts(
+    corpus: Corpus, before: list[str], behind: list[str], expected: list[str]
+) -> None:
+    found = LookUp(corpus).guesses(before, behind)
+    assert sorted(found[: len(expected)]) == sorted(expected)
+
+
+def test_what_is_looked_up_is_asked_as_people_type(corpus: Corpus) -> None:
+    gap = Asked("a dog sat on the _", frozenset(["mat"]))
+    opening = Asked("the cat", frozenset(["sat"]))
+    found = looked_up(LookUp(corpus), [gap, opening])
+    assert found[0].fits
+    assert set(found[1].words) >= {"sat", "lay"}
+
+
+def test_the_command_reads_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parts: dict[str, list[list[str]]] = defaultdict(list)
+    parts |= {"train": [SENTENCES] * 2, "test": [["the dog sat on the mat."]]}
+    monkeypatch.setattr(counting, "read", lambda _, wanted: [(None, parts[wanted[0]])])
+    said: list[str] = []
+    main([str(tmp_path)], said.append)
+    assert [line.split(":")[0] for line in said] == [
+        *["looked up, gaps", "looked up, openings", "Kneser-Ney of 5 words"]
+    ]
+    corpus = Corpus.of(SENTENCES * 2)
+    expected = perplexity(
+        KneserNey(corpus), Corpus.of(["the dog sat on the mat."], corpus.vocabulary)
+    )
+    assert f"perplexity {expected:.1f} a known word" in said[-1]

@@ -1,0 +1,82 @@
+"""Sentences with gaps and openings: their files, and what counts as fitting."""
+
+from pathlib import Path
+
+import pytest
+
+import qkv
+from training.fits import GAPS, OPENINGS, PARTS, Asked, Said, asked, continued, guessed, main
+
+
+def test_the_files_are_as_they_say() -> None:
+    for path, gaps in ((GAPS, 1), (OPENINGS, 0)):
+        texts = [one.text for part in PARTS for one in asked(path, part)]
+        assert len(set(texts)) == len(texts)
+        assert all(text.split().count("_") == text.count("_") == gaps for text in texts)
+        assert all(text == text.casefold() for text in texts)
+        for part in PARTS:
+            for one in asked(path, part):
+                assert all(word.replace("'", "").isalpha() for word in one.fitting), one
+                assert one.fitting == {word.casefold() for word in one.fitting}
+
+
+def test_a_line_without_words_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.txt"
+    path.write_text("# about\n[test]\na _ = b\na cat\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^fits: gaps\.txt, line 4: write TEXT = WORD WORD"):
+        asked(path)
+
+
+def test_what_fits_and_what_repeats() -> None:
+    gap = Asked("the cat sat on the _", frozenset(["mat", "rug"]))
+    assert Said(gap, ("rug", "cat")).fits
+    assert not Said(gap, ("cat", "rug")).fits
+    assert Said(gap, ("cat", "rug")).among(2)
+    assert Said(gap, ("cat",)).repeats
+    assert not Said(gap, ("the",)).repeats  # no content word
+    assert not Said(gap, ()).fits
+    assert not Said(gap, ()).repeats
+
+
+def test_an_encoder_guesses_and_a_decoder_writes() -> None:
+    """Against `predict` and `generate` of the models that ship."""
+    encoder, decoder = qkv.load("wordnet"), qkv.load("wordnet-decoder")
+    [gap] = guessed(encoder, [Asked("he drank a glass of _", frozenset(["water"]))])
+    [expected] = encoder.predict("he drank a glass of [MASK]")
+    assert gap.words == tuple(word for word, _ in expected)
+    [opening] = continued(decoder, [Asked("once upon a", frozenset(["time"]))])
+    text = str(decoder.generate("once upon a", max_new_tokens=6))
+    assert opening.words == (text.split()[0].strip(".,;:"),)
+
+
+class Writes:
+    """A model that writes one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def generate(self, prompt: str, max_new_tokens: int) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" time, there", ("time",)),
+        ("s were", ()),
+        (' "Oh" said', ("oh",)),
+        (" 3 men", ()),
+        ("", ()),
+    ],
+)
+def test_the_next_word_is_one_by_itself(text: str, words: tuple[str, ...]) -> None:
+    [found] = continued(Writes(text), [Asked("the door", frozenset())])  # type: ignore[arg-type]
+    assert found.words == words
+
+
+def test_the_command_measures_by_what_a_model_does() -> None:
+    said: list[str] = []
+    main(["wordnet-decoder", "--choose", "--wrong"], said.append)
+    assert said[0].startswith("wordnet-decoder: the first fits in ")
+    assert " of 25, " in said[0]
+    assert len(said) == 1 + 25 - int(said[0].split("fits in ")[1].split()[0])

@@ -1,0 +1,84 @@
+"""docs/data/numbers.json has the numbers of the weights that ship, and README.md shows them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from substitutions import filled
+
+from training import numbers, readme
+
+TABLE = numbers.sections()
+KEPT = numbers.kept()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_section_has_the_numbers_of_the_weights(name: str) -> None:
+    found = numbers.numbers([name])
+    page = TABLE[name].get("page", "there is no such page")
+    kept = KEPT.get(name, {})
+    apart = {
+        one: (kept.get(one), value)
+        for one, value in found[name].items()
+        if not numbers.alike(kept.get(one, ""), value, rounded=":." in TABLE[name][one])
+    }
+    assert not apart, f"numbers.json has, and the weights give: regenerate: {numbers.AGAIN}"
+    untrue = [one for one in KEPT["untrue"] if one.startswith(f"{page}:")]
+    assert found["untrue"] == untrue, f"regenerate: {numbers.AGAIN}"
+
+
+def test_the_file_has_no_other_sections() -> None:
+    assert list(KEPT) == [*TABLE, "untrue"], f"regenerate: {numbers.AGAIN}"
+
+
+def test_each_number_stands_on_a_page() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in numbers.DOCS.rglob("*.md"))
+    used = set(re.findall(r"\{\{ (\w+\.\w+) \}\}", pages))
+    assert used == {f"{name}.{one}" for name in TABLE for one in KEPT[name]}
+
+
+def test_the_readme_shows_what_its_commands_print() -> None:
+    text = readme.PLACE.read_text(encoding="utf-8")
+    assert numbers.alike(readme.written(text), text, rounded=True), f"regenerate: {numbers.AGAIN}"
+
+
+def test_a_number_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"has no lesson1\.rivers"):
+        filled("It gives {{ lesson1.rivers }}.")
+
+
+def test_a_cell_that_may_fail_is_told_assert_by_assert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = """```{code-cell} ipython3
+x = 0.25
+```
+
+```{code-cell} ipython3
+:tags: [remove-cell, raises-exception]
+
+assert x > 1
+assert x < 1
+```
+"""
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    monkeypatch.setattr(numbers, "DOCS", tmp_path)
+    found = numbers.section({"page": "page.md", "quarter": "{x:.2f} of {1}"})
+    assert found == ({"quarter": "0.25 of 1"}, ["page.md: assert x > 1"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1,234 steps", "1,234 steps", True),
+        ("1,234 steps", "1,235 steps", False),  # a count
+        ("0.36 tree", "0.37 tree", True),  # rounded to its neighbour
+        ("0.36 tree", "0.38 tree", False),
+        ("0.36 tree", "0.36 man", False),
+        ("12.8%", "13%", False),  # as many digits
+        ("0.39430714", "0.39430799", True),  # a part in a million of float32
+    ],
+)
+def test_numbers_are_alike_but_for_rounding(one: str, other: str, same: bool) -> None:
+    assert numbers.alike(one, other, rounded=True) is same
+    assert numbers.alike(one, other) is (one == other)

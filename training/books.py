@@ -1,0 +1,233 @@
+"""The books that models read: `python -m training.books BOOKS` checks them and says what they hold.
+
+BOOKS is a clone of the public repository that `books.csv` was made from
+(github.com/mlschmitt/classic-books-markdown), or an archive of its files. Each book is held against
+its SHA-256. Those marked `use: no` are left out, and so is each sentence with a word of
+`dropped_words.txt`.
+
+Whole authors, and whole books of other authors, are kept from tokenizers and training: a part
+"choose" to choose weights and mixtures on, and a part "test" that only results are reported on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from training import command
+
+LISTED = Path(__file__).with_name("books.csv")
+DROPPED = Path(__file__).with_name("dropped_words.txt")
+PARTS = ("train", "choose", "test")
+
+_AUTHORS = {
+    "choose": ("Anna Sewell", "Edgar Wallace", "Kate Chopin"),
+    "test": (
+        *("Bram Stoker", "E.F. Benson", "Jerome K. Jerome", "Kenneth Grahame"),
+        "Richard Harding Davis",
+    ),
+}
+_BOOKS = {0: "choose", 1: "test"}  # which of 64 shares, by the hash of their paths
+
+_HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)
+_BRACKETS = re.compile(r"\[[^\]]*\]")
+_MARKS = re.compile(r"[*_\\#^~|]+")
+_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u00a0\u017f", "''\"\"\u2014 s")
+_DASHES = re.compile(r"\s*(?:--+|\u2014)\s*")
+_SPOILED = re.compile(r"[^\x20-\x7eà-öø-ÿÀ-ÖØ-Þ£…\u2014]|Ã")
+_ENDS = re.compile(r"(?<=[.?!…])([\"')]*)\s+(?=[\"'(]*[A-Z])")
+_SHORT = re.compile(
+    r"(?:^|[\s(\"'])(?:Mr|Mrs|Ms|Dr|St|Rev|Hon|Capt|Col|Gen|Lt|Sgt|Prof|Esq|Jr|Sr|No|Vol|vs|viz|[A-Z])"
+    r"\.$"
+)
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+
+
+class Book(NamedTuple):
+    """A row of the list.
+
+    Attributes:
+        path: in the repository.
+        author: who wrote it.
+        title: as its file says.
+        sha256: of its bytes.
+        part: "train", "choose" or "test".
+    """
+
+    path: str
+    author: str
+    title: str
+    sha256: str
+    part: str
+
+
+def listed(path: Path = LISTED) -> list[Book]:
+    """The books that may be used, in the order of the list.
+
+    >>> books = listed()
+    >>> len(books), {book.part for book in books} == set(PARTS)
+    (291, True)
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["use"] == "yes"]
+    return [
+        Book(row["path"], row["author"], row["title"], row["sha256"], part_of(row)) for row in rows
+    ]
+
+
+def part_of(row: dict[str, str]) -> str:
+    """The part of a book, which its author decides, or else its own path."""
+    for part, authors in _AUTHORS.items():
+        if row["author"] in authors:
+            return part
+    return _BOOKS.get(hashlib.sha256(row["path"].encode()).digest()[0] % 64, "train")
+
+
+def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, list[list[str]]]]:
+    """The books of these parts, as passages: sentences that follow one another.
+
+    Args:
+        source: a clone of the repository, or an archive of its files.
+        parts: which.
+
+    Raises:
+        ValueError: a book is missing or is not the listed one.
+        OSError: `source` cannot be read.
+    """
+    wanted = [book for book in listed() if book.part in parts]
+    for book, content in zip(wanted, _contents(source, wanted), strict=True):
+        found = hashlib.sha256(content).hexdigest()
+        if found != book.sha256:
+            raise ValueError(
+                f"books: {book.path} in {source} has SHA-256 {found[:12]}… and the list has "
+                f"{book.sha256[:12]}…: check out the commit that the list was made from"
+            )
+        yield book, passages(content.decode("utf-8"))
+
+
+def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
+    """The bytes of books, from a folder or an archive."""
+    if source.is_dir():
+        for book in books:
+            path = source / book.path
+            if not path.is_file():
+                raise ValueError(f"books: there is no {book.path} in {source}: give a whole clone")
+            yield path.read_bytes()
+        return
+    with tarfile.open(source) as archive:
+        names = {_inside(name): name for name in archive.getnames()}
+        # an archive is read from front to back, since it may be packed
+        found: dict[str, bytes] = {}
+        wanted = {book.path for book in books} & names.keys()
+        for member in archive:
+            if _inside(member.name) in wanted and (file := archive.extractfile(member)):
+                found[_inside(member.name)] = file.read()
+    for book in books:
+        if book.path not in found:
+            raise ValueError(f"books: there is no {book.path} in {source}: give the whole archive")
+        yield found[book.path]
+
+
+def _inside(name: str) -> str:
+    """The author's folder and the file of a path."""
+    return "/".join(Path(name).parts[-2:])
+
+
+def passages(text: str) -> list[list[str]]:
+    r"""The passages of a book: the sentences of each paragraph, in runs without what is dropped.
+
+    >>> passages("# Title: A\n\n-------\n\n## I\n\nMr. Lee sat _down_. He ate.\n\n* * *\n")
+    [['Mr. Lee sat down.', 'He ate.']]
+    """
+    text = _HEADER.sub("", text.replace("\ufeff", ""), count=1)
+    found: list[list[str]] = []
+    for paragraph in re.split(r"\n\s*\n", _HEADING.sub("", text)):
+        run: list[str] = []
+        for sentence in sentences(plain(paragraph)):
+            if is_clean(sentence):
+                run.append(sentence)
+            elif run:
+                found.append(run)
+                run = []
+        if run:
+            found.append(run)
+    return found
+
+
+def plain(paragraph: str) -> str:
+    r"""A paragraph as running text: without marks of emphasis, notes and broken lines.
+
+    >>> plain("He  said,--'Come\nin,'[1] she _did_.")
+    "He said, — 'Come in,' she did."
+    """
+    text = _MARKS.sub("", _BRACKETS.sub("", paragraph)).translate(_QUOTES)
+    return " ".join(_DASHES.sub(" \u2014 ", text).split())
+
+
+def sentences(text: str) -> list[str]:
+    r"""The sentences of running text.
+
+    >>> sentences("'Go!' said Dr. Lee. \"Why?\" He went.")
+    ["'Go!' said Dr. Lee.", '"Why?"', 'He went.']
+    """
+    found, begin = [], 0
+    for end in _ENDS.finditer(text):
+        if not _SHORT.search(text[begin : end.start()]):
+            found.append(text[begin : end.end(1)])
+            begin = end.end()
+    return [*found, text[begin:]] if text[begin:] else found
+
+
+def is_clean(sentence: str) -> bool:
+    """Whether a sentence has words, letters of Western languages alone, and nothing dropped.
+
+    >>> is_clean("He drank his tea."), is_clean("* 3 *"), is_clean("The HUSSY!")
+    (True, False, False)
+    """
+    if _SPOILED.search(sentence):
+        return False
+    words = [word.casefold() for word in _WORD.findall(sentence)]
+    return bool(words) and not any(is_dropped(word) for word in words)
+
+
+@cache
+def is_dropped(word: str) -> bool:
+    """Whether a word in small letters, its plural, or a part of it between hyphens is dropped."""
+    parts = {word, *word.split("-")}
+    ends = {part.removesuffix("'s") for part in parts}
+    return bool((ends | {one[:-1] for one in ends if one.endswith("s")}) & dropped())
+
+
+@cache
+def dropped(path: Path = DROPPED) -> frozenset[str]:
+    """The words that no model reads."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Check the books and count them."""
+    parser = argparse.ArgumentParser(prog="python -m training.books", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
+    source = parser.parse_args(arguments).books
+    books: Counter[str] = Counter()
+    words: Counter[str] = Counter()
+    for book, found in read(source):
+        books[book.part] += 1
+        words[book.part] += sum(len(one.split()) for run in found for one in run)
+    for part in PARTS:
+        say(f"{part}: {books[part]} books, {words[part]:,} words")
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,246 @@
+"""What counting alone gives, without any learning: `python -m training.counting BOOKS`.
+
+Two models are measured. One looks up the longest context around a gap, or before a next word, that
+the books have; the other is an interpolated Kneser-Ney model of five words. Both read the books
+that the models which ship are trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from qkv.arrays import Array
+from training import command
+from training.books import read
+from training.fits import FIVE, GAPS, OPENINGS, PARTS, Asked, Said, asked, shown
+
+ORDER = 5  # words
+WIDEST = 8  # words of context on each side that are looked up
+LEAST = 2  # times a word must stand in the books to be known
+END, UNKNOWN = 0, 1  # between sentences, and for a word that is not known
+
+_TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,;:?!\u2014]")
+
+
+def tokens(text: str) -> list[str]:
+    """Words in small letters, and punctuation.
+
+    >>> tokens('"Late!" he said.')
+    ['late', '!', 'he', 'said', '.']
+    """
+    return _TOKEN.findall(text.casefold())
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences end to end.
+
+    Attributes:
+        vocabulary: words by their numbers, the first of which are `END` and `UNKNOWN`.
+        words: (N,) int32, each sentence with `END` behind it, and one before the first.
+    """
+
+    vocabulary: dict[str, int]
+    words: Array
+
+    @classmethod
+    def of(cls, sentences: Iterable[str], vocabulary: dict[str, int] | None = None) -> Corpus:
+        """That of sentences, with the words of a vocabulary, or of those that occur `LEAST` times.
+
+        >>> corpus = Corpus.of(["a cat.", "a dog.", "the cat"])
+        >>> list(corpus.vocabulary), corpus.words.tolist()
+        (['', '?', 'a', 'cat', '.'], [0, 2, 3, 4, 0, 2, 1, 4, 0, 1, 3, 0])
+        """
+        cut = [tokens(one) for one in sentences]
+        if vocabulary is None:
+            counts = Counter(word for one in cut for word in one)
+            known = [word for word, count in counts.items() if count >= LEAST and word != "?"]
+            vocabulary = {word: number for number, word in enumerate(["", "?", *known])}
+        numbers = [END]
+        for one in cut:
+            numbers += [vocabulary.get(word, UNKNOWN) for word in one]
+            numbers.append(END)
+        return cls(vocabulary, np.array(numbers, np.int32))
+
+
+class LookUp:
+    """What stands most often in the longest context that a corpus has.
+
+    >>> corpus = Corpus.of(["he ate a pear", "he ate a pear", "she ate a plum", "she saw a plum"])
+    >>> LookUp(corpus).guesses(["she", "ate", "a"], [])
+    ['plum', 'pear']
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._names = list(corpus.vocabulary)
+        self._order = np.argsort(corpus.words, kind="stable")
+        self._starts = np.searchsorted(
+            corpus.words[self._order], np.arange(len(corpus.vocabulary) + 1)
+        )
+
+    def guesses(self, before: Sequence[str], behind: Sequence[str], count: int = FIVE) -> list[str]:
+        """The words that stand between these, those of longer contexts first."""
+        vocabulary, words = self._corpus.vocabulary, self._corpus.words
+        left = [vocabulary.get(word, UNKNOWN) for word in before][::-1][:WIDEST]
+        right = [vocabulary.get(word, UNKNOWN) for word in behind][:WIDEST]
+        sizes = [(one, two) for one in range(len(left) + 1) for two in range(len(right) + 1)]
+        found: list[str] = []
+        for near, far in sorted(sizes[1:], key=lambda one: (-sum(one), abs(one[0] - one[1]))):
+            if UNKNOWN in left[:near] or UNKNOWN in right[:far]:
+                continue
+            nearest, offset = (left[0], 1) if near else (right[0], -1)
+            places = self._order[self._starts[nearest] : self._starts[nearest + 1]] + offset
+            places = places[(places >= near) & (places < len(words) - far)]
+            for steps, context in ((-1, left[:near]), (1, right[:far])):
+                for distance, word in enumerate(context, 1):
+                    places = places[words[places + steps * distance] == word]
+            standing = Counter(words[places].tolist())
+            for number, _ in sorted(standing.items(), key=lambda one: (-one[1], one[0])):
+                name = self._names[number]
+                if name[:1].isalpha() and name not in found:
+                    found.append(name)
+            if len(found) >= count:
+                break
+        return found[:count]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The n-grams of one length, as keys in order: the number of what stands before times V + word.
+
+    Attributes:
+        keys: (G,) sorted.
+        counts: (G,) how often each is counted.
+        totals: by the number of what stands before, the sum of these counts.
+        kept: by the same, the share that is left to shorter contexts.
+        discounts: (3,) what is taken off counts of 1, of 2 and of more.
+    """
+
+    keys: Array
+    counts: Array
+    totals: Array
+    kept: Array
+    discounts: Array
+
+
+class KneserNey:
+    """An interpolated Kneser-Ney model with three discounts an order.
+
+    Source:
+        Chen and Goodman 1999, "An empirical study of smoothing techniques for language modeling".
+
+    Args:
+        corpus: what is counted.
+        order: the most words of an n-gram.
+    """
+
+    def __init__(self, corpus: Corpus, order: int = ORDER) -> None:
+        self.vocabulary = corpus.vocabulary
+        words = corpus.words.astype(np.int64)
+        size = len(corpus.vocabulary)
+        self._size = size
+        grams: list[tuple[Array, Array]] = []  # keys, and which each place from n - 1 on has
+        counted: list[Array] = []
+        for n in range(1, order + 1):
+            before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)
+            keys, firsts, numbers, counts = np.unique(
+                before * size + words[n - 1 :],
+                return_index=True,
+                return_inverse=True,
+                return_counts=True,
+            )
+            if grams:  # what is shorter counts by how many words stand before it
+                endings = grams[-1][1][firsts + 1]
+                counted[-1] = np.bincount(endings, minlength=len(grams[-1][0]))
+            grams.append((keys, numbers))
+            counted.append(counts)
+        self._orders = [
+            _order(keys, counts, size) for (keys, _), counts in zip(grams, counted, strict=True)
+        ]
+
+    def chances(self, words: Array) -> Array:
+        """The chance of each word, (N,), by those before it; the first of all has none before."""
+        words = words.astype(np.int64)
+        chance = np.full(len(words), 1 / self._size)
+        before = np.zeros(len(words), np.int64)
+        known = np.ones(len(words), bool)
+        for one in self._orders:
+            keys = before * self._size + words
+            place = np.minimum(np.searchsorted(one.keys, keys), len(one.keys) - 1)
+            is_there = known & (one.keys[place] == keys)
+            counts = np.where(is_there, one.counts[place], 0)
+            discount = np.where(counts > 0, one.discounts[np.clip(counts, 1, 3) - 1], 0)
+            at = np.where(known & (before < len(one.totals)), before, 0)
+            total = np.where(known, one.totals[at], 0)
+            seen = total > 0
+            own = np.divide(counts - discount, total, where=seen, out=np.zeros(len(words)))
+            chance = np.where(seen, own + np.where(seen, one.kept[at], 1) * chance, chance)
+            known = np.concatenate([[False], is_there[:-1]])
+            before = np.concatenate([[0], place[:-1]])
+        return chance
+
+
+def _order(keys: Array, counts: Array, size: int) -> _Order:
+    """An order, from its n-grams and how often each is counted."""
+    before = keys // size
+    many = [np.bincount(before, counts == n).astype(float) for n in (1, 2)]
+    many.append(np.bincount(before, counts > 2).astype(float))
+    n1, n2, n3, n4 = (max(1, int((counts == n).sum())) for n in (1, 2, 3, 4))
+    share = n1 / (n1 + 2 * n2)
+    found = [1 - 2 * share * n2 / n1, 2 - 3 * share * n3 / n2, 3 - 4 * share * n4 / n3]
+    discounts = np.clip(found, 0, [1, 2, 3])
+    totals = np.bincount(before, counts).astype(float)
+    left = sum(d * n for d, n in zip(discounts, many, strict=True))
+    kept = np.divide(left, totals, where=totals > 0, out=np.ones(len(totals)))
+    return _Order(keys, counts, totals, kept, discounts)
+
+
+def perplexity(model: KneserNey, corpus: Corpus) -> float:
+    """That of each known word of a corpus, punctuation and ends left out."""
+    names = np.array([name[:1].isalpha() for name in corpus.vocabulary])
+    names[UNKNOWN] = False
+    chances = model.chances(corpus.words)[names[corpus.words]]
+    return float(np.exp(-np.log(chances).mean()))
+
+
+def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
+    """What the look-up says in gaps, and behind openings."""
+    found = []
+    for one in questions:
+        before, gap, behind = one.text.partition("_")
+        right = tokens(behind) + ([] if behind.rstrip()[-1:] in ".?!" else [""]) * bool(gap)
+        found.append(Said(one, tuple(model.guesses(["", *tokens(before)], right))))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(prog="python -m training.counting", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
+    parser.add_argument("--choose", action="store_true", help="on what choices are made on")
+    given = parser.parse_args(arguments)
+    part = PARTS[given.choose]
+    books = read(given.books, ["train"])
+    corpus = Corpus.of(one for _, runs in books for run in runs for one in run)
+    model = LookUp(corpus)
+    for name, path in (("gaps", GAPS), ("openings", OPENINGS)):
+        say(shown(f"looked up, {name}", looked_up(model, asked(path, part))))
+    held_out = Corpus.of(
+        (one for _, runs in read(given.books, [part]) for run in runs for one in run),
+        corpus.vocabulary,
+    )
+    found = perplexity(KneserNey(corpus), held_out)
+    say(f"Kneser-Ney of {ORDER} words: perplexity {found:.1f} a known word")
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,159 @@
+"""How often what a model says fits: `python -m training.fits MODEL [MODEL ...]`.
+
+`gaps.txt` has 200 sentences with a gap, as people type them, and `openings.txt` 60 openings, each
+with the words that fit; both have others, "[choose]", to choose between weights on. They were
+written before any model was trained on books. MODEL is a folder or a name: one that names hidden
+words is measured on the gaps, one that writes on the openings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import qkv
+from training import command
+from training.lesson import is_content
+from training.shares import in_words
+
+GAPS = Path(__file__).with_name("gaps.txt")
+OPENINGS = Path(__file__).with_name("openings.txt")
+PARTS = ("test", "choose")
+FIVE = 5
+
+_FIRST = re.compile(r"\s+[\"'(]*([^\W\d_]+(?:['-][^\W\d_]+)*)")
+
+
+class Asked(NamedTuple):
+    """A sentence with a gap, "_", or an opening.
+
+    Attributes:
+        text: as somebody types it.
+        fitting: the words that fit, in small letters.
+    """
+
+    text: str
+    fitting: frozenset[str]
+
+
+class Said(NamedTuple):
+    """What a model says of what it was asked.
+
+    Attributes:
+        asked: that.
+        words: its guesses, the likeliest first.
+    """
+
+    asked: Asked
+    words: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the first one fits."""
+        return self.among(1)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the first one is a content word that the text has already."""
+        first = self.words[:1]
+        return bool(first) and is_content(first[0]) and first[0] in words_of(self.asked.text)
+
+    def among(self, count: int) -> bool:
+        """Whether one of so many fits."""
+        return any(word in self.asked.fitting for word in self.words[:count])
+
+
+def asked(path: Path, part: str = "test") -> list[Asked]:
+    """What is asked in one part of a file.
+
+    Raises:
+        ValueError: a line is no text, "=" and words; the message names it.
+
+    >>> [len(asked(path, part)) for path in (GAPS, OPENINGS) for part in PARTS]
+    [200, 60, 60, 25]
+    """
+    found, at = [], ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        line = line.strip()
+        if line.startswith("["):
+            at = line.strip("[]")
+        elif line and not line.startswith("#") and at == part:
+            text, _, words = line.partition(" = ")
+            if not words:
+                raise ValueError(f"fits: {path.name}, line {number}: write TEXT = WORD WORD ...")
+            found.append(Asked(text, frozenset(words.split())))
+    return found
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in small letters.
+
+    >>> words_of("It's a _ , Tom")
+    ["it's", 'a', 'tom']
+    """
+    return [word.casefold() for word in re.findall(r"[^\W_]+(?:['-][^\W_]+)*", text)]
+
+
+def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
+    """The five likeliest words in each gap."""
+    assert model.tokenizer is not None
+    mask = str(model.tokenizer.mask)
+    found = []
+    for gap in gaps:
+        [guesses] = model.predict(gap.text.replace("_", mask), top_k=FIVE)
+        found.append(Said(gap, tuple(word.casefold() for word, _ in guesses)))
+    return found
+
+
+def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
+    """The next word of each opening, written greedily; none where the last word goes on."""
+    found = []
+    for opening in openings:
+        text = str(model.generate(opening.text, max_new_tokens=tokens))
+        first = _FIRST.match(text)
+        found.append(Said(opening, (first[1].casefold(),) if first else ()))
+    return found
+
+
+def shown(name: str, said: Sequence[Said]) -> str:
+    """How many fit, with the interval of 95%.
+
+    >>> one = Asked("the cat _ a mouse", frozenset(["ate"]))
+    >>> print(shown("two guesses", [Said(one, ("ate", "saw")), Said(one, ("mouse", "ate"))]))
+    two guesses: the first fits in 1 of 2, 50.0% (9.5 to 90.5), one of five in 2, 100.0% (34.2 to
+    100.0), it repeats a content word in 1
+    """
+    tries = len(said)
+    first, five = (sum(one.among(count) for one in said) for count in (1, FIVE))
+    parts = [f"{name}: the first fits in {first} of {tries}, {in_words(first, tries)}"]
+    if any(len(one.words) > 1 for one in said):
+        repeated = sum(one.repeats for one in said)
+        parts += [f"one of five in {five}, {in_words(five, tries)}"]
+        parts += [f"it repeats a content word in {repeated}"]
+    return ", ".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure models."""
+    parser = argparse.ArgumentParser(prog="python -m training.fits", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("models", nargs="+", help="folders or names")
+    parser.add_argument("--choose", action="store_true", help="on what choices are made on")
+    parser.add_argument("--wrong", action="store_true", help="print what does not fit, too")
+    given = parser.parse_args(arguments)
+    part = PARTS[given.choose]
+    for name in given.models:
+        model = qkv.load(name)
+        writes = model.generates
+        said = (continued if writes else guessed)(model, asked(OPENINGS if writes else GAPS, part))
+        say(shown(name, said))
+        for one in said if given.wrong else ():
+            if not one.fits:
+                say(f"  {one.asked.text}: {', '.join(one.words)}")
+
+
+if __name__ == "__main__":
+    command(main)

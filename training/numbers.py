@@ -1,0 +1,187 @@
+"""The numbers of the shipped models that the documentation quotes: `python -m training.numbers`.
+
+`numbers.toml` has a section for each page: the page, and names with what they stand for, as
+f-strings. The cells of the page run, each f-string is evaluated with the variables that they leave,
+and docs/data/numbers.json keeps the results. A page then writes `{{ lesson1.river }}`, and Sphinx
+puts the number there. A section of a page without cells has `code` in place of them.
+
+A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) holds what a page
+says of the shipped weights beyond numbers. Its asserts that fail stand in the file under "untrue":
+these sentences need an author.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import json
+import linecache
+import re
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkv.files import replacing
+from training import command, readme
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+FILE = DOCS / "data" / "numbers.json"
+DATA = ROOT / "src" / "qkv" / "data"  # of the models
+AGAIN = "python -m training.numbers"
+_CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(?::[^\n]*\n)+)?", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def sections() -> dict[str, dict[str, str]]:
+    """The table: for each section what its names stand for, and `page` or `code`."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def cells(page: str) -> list[tuple[str, bool]]:
+    r"""The code cells of a page's text, and whether each may fail.
+
+    >>> cells('''```{code-cell} ipython3
+    ... :tags: [remove-cell, raises-exception]
+    ...
+    ... assert 1 + 1 == 2
+    ... ```''')
+    [('assert 1 + 1 == 2\n', True)]
+    """
+    found = []
+    for block in _CELL.findall(page):
+        options = _OPTIONS.match(block)
+        assert options is not None
+        found.append((block[options.end() :].lstrip("\n"), "raises-exception" in options[0]))
+    return found
+
+
+def section(table: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The values of one section, and the asserts of its page that fail."""
+    names: dict[str, Any] = {"__name__": "page"}
+    if "page" not in table:
+        exec(table["code"], names)
+        return _values(table, names), []
+    page = DOCS / table["page"]
+    untrue: list[str] = []
+    with _on_page(page.parent):
+        for source, may_fail in cells(page.read_text(encoding="utf-8")):
+            if may_fail:
+                untrue += [f"{table['page']}: {one}" for one in _failing(source, names)]
+            else:
+                _run(source, table["page"], names)
+        return _values(table, names), untrue
+
+
+def numbers(only: Sequence[str] = ()) -> dict[str, Any]:
+    """Compute every section, or those that are named: {section: {name: value}, "untrue": [...]}."""
+    found: dict[str, Any] = {}
+    untrue: list[str] = []
+    for name, table in sections().items():
+        if not only or name in only:
+            found[name], more = section(table)
+            untrue += more
+    return found | {"untrue": untrue}
+
+
+def _values(table: Mapping[str, str], names: dict[str, Any]) -> dict[str, str]:
+    """Each name's f-string with the variables of a page."""
+    own = {name: form for name, form in table.items() if name not in ("page", "code")}
+    found = {}
+    for name, form in own.items():
+        try:
+            found[name] = str(eval(f"f'''{form}'''", names))
+        except Exception as error:
+            error.add_note(f"of {name} = '{form}' in numbers.toml")
+            raise
+    return found
+
+
+def _run(source: str, page: str, names: dict[str, Any]) -> None:
+    """Run a cell, whose source tracebacks and `inspect` find."""
+    name = f"<cell of {page}, {hash(source)}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), names)
+
+
+def _failing(source: str, names: dict[str, Any]) -> Iterator[str]:
+    """The statements of a cell that raise."""
+    for node in ast.parse(source).body:
+        try:
+            exec(compile(ast.Module([node], []), "cell", "exec"), names)
+        except Exception:
+            yield ast.unparse(node)
+
+
+@contextlib.contextmanager
+def _on_page(folder: Path) -> Iterator[None]:
+    """Run cells as a notebook would, without showing anything."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with warnings.catch_warnings(), contextlib.chdir(folder), quiet, np.printoptions():
+        warnings.simplefilter("ignore")
+        with mpl.rc_context({"backend": "agg"}):
+            yield
+        plt.close("all")
+
+
+def alike(one: str, other: str, rounded: bool = False) -> bool:
+    """Whether two values are the same but for how they are rounded.
+
+    Another processor may round a number to the neighbour of its last digit. What is not rounded, as
+    the name of a head or a count, is the same.
+
+    >>> alike("0.32", "0.33", rounded=True), alike("3.2", "3.3")
+    (True, False)
+    """
+    if one == other or not rounded:
+        return one == other
+    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return all(_near(a.replace(",", ""), b.replace(",", "")) for a, b in pairs)
+
+
+def _near(one: str, other: str) -> bool:
+    """Whether two numbers have as many digits behind the point and are one apart in the last.
+
+    Those with many digits may differ by what float32 does; counts are the same.
+    """
+    digits = [len(each.partition(".")[2]) for each in (one, other)]
+    if digits[0] != digits[1] or not digits[0]:
+        return one == other
+    return abs(float(one) - float(other)) < max(1.5 * 10.0 ** -digits[0], 1e-5 * abs(float(one)))
+
+
+def kept() -> dict[str, Any]:
+    """What the file has."""
+    found: dict[str, Any] = json.loads(FILE.read_bytes())
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the file and what README.md shows, and say what is untrue of the weights."""
+    parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.parse_args(arguments)
+    found = numbers()
+    with replacing(FILE) as file:
+        file.write((json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+    text = readme.written(readme.PLACE.read_text(encoding="utf-8"))
+    with replacing(readme.PLACE) as file:
+        file.write(text.encode())
+    for one in found["untrue"]:
+        print(f"numbers: no longer true: {one}")
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,52 @@
+"""The outputs that README.md shows, printed anew: a part of `python -m training.numbers`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from qkv.cli import main
+
+PLACE = Path(__file__).resolve().parents[1] / "README.md"
+WIDTH = "80"  # columns of the terminal
+# Of each command the lines that are shown: a pattern, and how many lines from its first match on.
+LINES = {
+    "walk": [
+        (r"\d+\. Scores: ", 1),
+        (r"   scores = Q @", 1),
+        (r"   scores\[\w+, \w+\] = ", 2),
+        (r"   weights\[\w+, \w+\] = exp\(-?\d", 1),
+        (r"   chances\[\w+, \w+\] = exp\(-?\d", 1),
+    ],
+    "show": [(r"\w+ looks at |No head stands out", 1), (r"bank +\W", 1)],
+    "compare": [(r"\w+ looks at |No head stands out", 2)],
+}
+_BLOCK = re.compile(r"^```console\n(\$ qkv (\w+) .*)\n(?:.*\n)*?```$", re.MULTILINE)
+
+
+def written(text: str) -> str:
+    """A text with the output of each command in its console blocks as it is now."""
+
+    def block(found: re.Match[str]) -> str:
+        return "\n".join(["```console", found[1], *_shown(found[1], found[2]), "```"])
+
+    return _BLOCK.sub(block, text)
+
+
+def _shown(command: str, verb: str) -> Iterator[str]:
+    """The lines of a command's output that are shown, and `...` for those between."""
+    _, _, *arguments = shlex.split(command)
+    printed = CliRunner().invoke(main, arguments, env={"COLUMNS": WIDTH}, catch_exceptions=False)
+    lines, at = [line.rstrip() for line in printed.stdout.splitlines()], 0
+    for pattern, count in LINES[verb]:
+        first = next((n for n in range(at, len(lines)) if re.match(pattern, lines[n])), None)
+        if first is None:
+            raise ValueError(f"readme: `{command}` prints no line like {pattern!r}: see LINES")
+        if first > at:
+            yield "..."
+        at = first + count
+        yield from lines[first:at]
