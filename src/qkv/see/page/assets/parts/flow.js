@@ -166,7 +166,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   if (first) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
-  else if (block.resid_mid) restFlow(one);
+  else if (block.mlp_out) restFlow(one);
   else one.write("output", run.resid[layer + 1], { name: "Y", source: `trace.hidden_states[${layer + 1}][0]` }, { from: ["X", "joined"] });
   const largest = run.pattern[layer][head].subarray(token * one.T, (token + 1) * one.T);
   const key = largest.indexOf(Math.max(...largest));

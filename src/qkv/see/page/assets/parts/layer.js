@@ -17,7 +17,6 @@ import "./layer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./block.js").Flow} Flow */
-/** @typedef {import("./block.js").FlowStep} FlowStep */
 /** @typedef {import("./head.js").HeadVectors} HeadVectors */
 
 /**
@@ -78,7 +77,7 @@ export function stepsPart(ui, store) {
       fill(title, `Layer ${state.layer}${alone ? ", part by part" : ` as data flows through it, and head ${state.head} in it`}`);
       down.disabled = !state.layer;
       up.disabled = state.layer === run.pattern.length - 1;
-      const opens = first ? { name: alone ? /** @type {FlowStep} */ (flow.steps.findLast(({ op }) => op.kind === "sum")).name : "scores" } : {};
+      const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum")?.name : "scores" } : {};
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
     };
