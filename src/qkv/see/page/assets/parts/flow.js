@@ -14,7 +14,7 @@ import STEPS from "../../../steps/steps.json";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/engine.js").Step} Step */
-/** @typedef {Record<string, Float32Array>} Parameters_ */
+/** @typedef {Record<string, Float32Array>} Known  parameters, by their names */
 
 /**
  * A layer whose steps are being written down.
@@ -32,7 +32,7 @@ import STEPS from "../../../steps/steps.json";
  * @property {Edit[]} edits
  * @property {number} token  whose vectors are measured
  * @property {Step} block  what the layer has computed
- * @property {Parameters_ | null} known  the parameters, where they can be had
+ * @property {Known | null} known  the parameters, where they can be had
  */
 
 const FEW_UNITS = 8; // hidden units that are shown of all
@@ -148,7 +148,7 @@ export function parametersOf(run, layer) {
  * @param {Run} run
  * @param {PlayState} state
  * @param {{eps?: number}} model
- * @param {Parameters_ | null} known  the parameters, where they can be had
+ * @param {Known | null} known  the parameters, where they can be had
  * @returns {Flow | null}
  */
 export function flowOf(run, { layer, head, edits, query, place }, model, known) {
@@ -182,7 +182,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
  */
 function embeddingFlow(one) {
   const { write, run, known, T, D } = one;
-  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => /** @type {Parameters_} */ (known)[`${name}.weight`]);
+  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => /** @type {Known} */ (known)[`${name}.weight`]);
   one.arrays.set("segment", numbersOf(segment, [D]));
   const rows = Array.from(run.ids);
   write("words", E, { rows, ids: rows.slice(0, 12).join(", ") + (rows.length > 12 ? ", …" : ""), table: "" });
@@ -342,7 +342,7 @@ function contextFlow(one, V, size, heads) {
  */
 function linearFlow(one, row, data, part, wide, given = {}, about = {}) {
   const { right } = ROWS[row].op;
-  const [weight, bias] = ["weight", "bias"].map((kind) => /** @type {Parameters_} */ (one.known)[`blocks.${one.layer}.${part}.${kind}`]);
+  const [weight, bias] = ["weight", "bias"].map((kind) => /** @type {Known} */ (one.known)[`blocks.${one.layer}.${part}.${kind}`]);
   const added = right.replace("W", "b");
   one.arrays.set(right, transposed(weight, wide));
   one.arrays.set(added, numbersOf(bias, [bias.length]));

@@ -111,7 +111,7 @@ export function headPart(ui, store, hands = null) {
     update,
   };
   /** @type {Now} */
-  let now; // once a text was run, as what follows
+  let now; // both once a text was run
   /** @type {Shown} */
   let shown;
   /** @type {[number | null, number, boolean, string]} */

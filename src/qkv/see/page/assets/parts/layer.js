@@ -17,6 +17,7 @@ import "./layer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./block.js").Flow} Flow */
+/** @typedef {import("./flow.js").Known} Known */
 /** @typedef {import("./head.js").HeadVectors} HeadVectors */
 
 /**
@@ -34,12 +35,12 @@ export function stepsPart(ui, store) {
   const view = stepsView(ui, { onpick: (step, row) => step.side === "queries" && store.set({ query: row }) });
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
-  /** @type {Map<string, Record<string, Float32Array> | null>} */
+  /** @type {Map<string, Known | null>} */
   const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
   const turn = inTurn();
   let first = true;
   /** @type {Now} */
-  let now; // once a text was run: until then all of it is hidden
+  let now; // once a text was run; until then the part is hidden
 
   /**
    * The parameters of the layer, once they are there; null where they are not to be had, undefined while they come.
@@ -70,7 +71,7 @@ export function stepsPart(ui, store) {
     /** @type {Flow} */
     let flow;
     const make = () => {
-      flow = /** @type {Flow} */ (flowOf(run, state, model, /** @type {Record<string, Float32Array> | null} */ (parameters)));
+      flow = /** @type {Flow} */ (flowOf(run, state, model, /** @type {Known | null} */ (parameters)));
       if (alone) flow = streamOf(flow);
     };
     const draw = () => {

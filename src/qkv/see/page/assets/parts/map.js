@@ -170,7 +170,7 @@ export function mapPart(ui, store) {
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
   /** @type {Now} */
-  let now; // once a text was run, as what is seen of it
+  let now; // both once a text was run
   /** @type {Seen} */
   let seen;
   /** @type {[Cell[], string, string, string]} */

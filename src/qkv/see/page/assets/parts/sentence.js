@@ -246,7 +246,7 @@ function chosenWord(store) {
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
   /** @type {Now} */
-  let now; // once a text was run, as the chip that is chosen and the words of the model
+  let now; // all three once a text was run
   /** @type {Chip} */
   let span;
   /** @type {Set<string>} */
@@ -359,8 +359,8 @@ function storyOf(data, text) {
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {
-  /** @param {any} place */
-  const of = (place) => words.find(([first, last]) => place >= first && place < last);
+  /** @param {number | null} place */
+  const of = (place) => words.find(([first, last]) => place !== null && place >= first && place < last);
   const own = of(state.query);
   if (own && state.query !== state.place) return range(own[0], own[1]);
   const row = run.pattern[state.layer][state.head].subarray((state.query ?? 0) * run.tokens.length);

@@ -26,7 +26,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
   const picks = new Map(); // name of a step -> the cell whose sum is shown
   /** @type {Flow} */
-  let flow; // once it is set, as its sums
+  let flow; // both once a flow is set
   /** @type {ReturnType<typeof sumsOf>} */
   let sums;
   /** @type {[number, number, string[], Record<string, number> | null]} */
