@@ -28,7 +28,7 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
  * @property {string} ask
  * @property {string[]} options
  * @property {string} told  once the reader has guessed
- * @property {Partial<PlayState>} before  what the page shows
+ * @property {Partial<PlayState> & {text: string, place: number}} before  what the page shows
  * @property {Partial<PlayState>} after  and then
  * @property {Probe[]} probes
  * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
@@ -36,7 +36,7 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
 
 /**
  * What the probes of a card measure.
- * @param {any} engine  of the store
+ * @param {Door} engine  of the store
  * @param {Card} card
  * @returns {Promise<number[]>}
  */
@@ -53,7 +53,7 @@ async function probedBy(engine, { before, probes }) {
     const found = await run(probe.edits);
     if (probe.of === "weight") return weightOf(found, /** @type {Required<Probe>} */ (probe));
     const chances = chancesOf(found.logits);
-    return probe.of === "chance" ? chances[words.indexOf(probe.word)] : movedChance(chancesOf((await run([])).logits), chances);
+    return probe.of === "chance" ? chances[words.indexOf(/** @type {string} */ (probe.word))] : movedChance(chancesOf((await run([])).logits), chances);
   }));
 }
 
@@ -195,7 +195,7 @@ export function cardsPart(ui, store) {
         measured.set(mine, values);
         update({ state: store.state, run });
       };
-      probedBy(store.engine, cards[mine]).then(heard, reportError);
+      probedBy(/** @type {Door} */ (store.engine), cards[mine]).then(heard, reportError);
     }
     node.hidden = !measured.get(mine);
     if (node.hidden) return;

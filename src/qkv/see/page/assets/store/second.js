@@ -20,7 +20,7 @@ import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
 
 /**
  * The run of the second text of a state; null where it has none.
- * @param {any} engine
+ * @param {Door} engine
  * @param {PlayState} state  whose places are those of `first`
  * @param {Run} first  the run of its first text, without edits
  * @param {any} model
