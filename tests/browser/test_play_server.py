@@ -15,12 +15,12 @@ from playwright.sync_api import Browser, Page
 import qkv
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
-from models.support import mask_bert
+from models.support import WORDS, mask_bert
 from qkv.models import Model
 
 from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
-from .play import rest
+from .play import address, rest
 from .playing import open_head, until
 from .support import press, read, readout
 from .test_engine import offsets
@@ -180,6 +180,20 @@ def test_the_layers_of_a_decoder_as_data_flows_through_them(
     place = int(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query') ?? -1"))
     place = len(ids) - 1 if place < 0 else place
     assert hidden == ["open" if key <= place else "hidden" for key in range(len(ids))]
+
+
+def test_the_layers_of_a_model_without_mlps(open_served: Open, tmp_path: Path) -> None:
+    config = {"model_type": "qkv-attention-only", "vocab_size": len(WORDS), "hidden_size": 12}
+    write_small(tmp_path, {**config, "num_attention_heads": 3, "num_hidden_layers": 2})
+    page = open_served("--model", tmp_path)
+    painted(page)
+    tabs = page.locator("[data-part=steps]").get_by_role("tab")
+    head = ["Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"]
+    for state, names in (({"only": ["block"]}, []), ({"inside": True, "only": None}, head)):
+        page.evaluate("hash => { location.hash = hash; }", address(**state))
+        tabs.nth(1 + len(names)).wait_for()
+        rest(page)
+        assert [text.split()[-1] for text in tabs.all_inner_texts()] == ["X", *names, "Y"]
 
 
 def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Path) -> None:

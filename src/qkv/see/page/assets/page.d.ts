@@ -1,6 +1,7 @@
 // What the browser has and this version of TypeScript does not know yet, and what a page puts on its window.
 
 interface Array<T> {
+  at(place: -1): T; // the last one: it counts as there, like [0]
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
   findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }

@@ -54,7 +54,7 @@ export function canvas2d(canvas, width, height) {
   if (pens.other) return pens.other(canvas, width, height);
   canvas.width = Math.max(1, Math.round(width * ratio));
   canvas.height = Math.max(1, Math.round(height * ratio));
-  const pen = canvas.getContext("2d");
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   return pen;
 }
@@ -63,6 +63,7 @@ export function canvas2d(canvas, width, height) {
  * Diagonal stripes: what a mask hides.
  * @param {Ui} ui
  * @param {CanvasRenderingContext2D} pen
+ * @returns {CanvasPattern}
  */
 export function hatch(ui, pen, colour = "--hatch") {
   const tile = el("canvas", { width: 6, height: 6, "data-stroke": ui.color(colour) });
@@ -75,7 +76,7 @@ export function hatch(ui, pen, colour = "--hatch") {
     brush.lineTo(shift + 6, 0);
   }
   brush.stroke();
-  return pen.createPattern(tile, "repeat");
+  return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));
 }
 
 /**

@@ -154,7 +154,7 @@ export function stretcher(ui, checked, onchange) {
 export function foldedTable(summary, label) {
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": label });
   const node = el("details", { class: "as-table", ontoggle: draw }, el("summary", {}, summary), box);
-  /** @type {() => {caption: string, columns: string[], rows: any[][]}} */
+  /** @type {(() => {caption: string, columns: string[], rows: any[][]}) | null} */
   let told = null;
   function draw() {
     if (!node.open || !told) return fill(box);

@@ -18,7 +18,7 @@ function build(node, attributes, children) {
 /**
  * An HTML element; children are nodes or strings, which become text.
  * @param {string} tag
- * @param {any} attributes
+ * @param {any} [attributes]
  * @param {...any} children
  */
 export function el(tag, attributes, ...children) {
@@ -28,7 +28,7 @@ export function el(tag, attributes, ...children) {
 /**
  * An SVG element.
  * @param {string} tag
- * @param {any} attributes
+ * @param {any} [attributes]
  * @param {...any} children
  */
 export function svg(tag, attributes, ...children) {

@@ -40,16 +40,16 @@ export function heatmap(ui, options) {
   const bar = el("div");
   const zoom = el("button", { type: "button", class: "zoom", onclick: enlarge });
   const node = el("div", { class: "map-block" }, zoom, box, readout, bar);
-  /** @type {[number, number]} */
+  /** @type {[number, number] | null} */
   let at = null; // the cell pointed at
   let large = false; // cells although they do not all fit
-  /** @type {HTMLCanvasElement} */
+  /** @type {HTMLCanvasElement | null} */
   let picture = null; // the whole matrix, a pixel for one or more cells
-  /** @type {number[]} */
+  /** @type {number[] | null} */
   let widths = null; // of the widest names of rows and of columns
   /** @type {any} */
   let shape = null; // where things are: see layout
-  /** @type {[CanvasPattern, [number, number][]]} */
+  /** @type {[CanvasPattern | null, [number, number][]]} */
   let [orange, mine] = [null, []]; // the stripes of what the reader hid, and where it is in the picture
   /** @type {number | null} */
   let lit = null; // which number of the cell's vectors is marked
@@ -172,7 +172,7 @@ export function heatmap(ui, options) {
     [pen.fillStyle, pen.font, pen.textAlign] = [ui.color("--dim"), `bold ${font(12)}`, "right"];
     if (o.left) pen.fillText(o.left.name, left - 8, top - 10);
     if (o.top) pen.fillText(o.top.name, left - 8, heading + o.top.size / 2);
-    /** @param {boolean} on @param {number} size */
+    /** @param {boolean | null} on @param {number} size */
     const style = (on, size) => {
       pen.fillStyle = ui.color(on ? "--ink" : "--dim");
       pen.font = (on ? "bold " : "") + font(Math.min(12, Math.max(9, size)));
@@ -221,7 +221,7 @@ export function heatmap(ui, options) {
       return pen.fillRect(x(j), y(i), wide - line, tall - line);
     }
     const colour = shade(ui, share(value));
-    const over = o.changed && j < shape.m && o.changed(i, j) ? orange : stripes;
+    const over = o.changed && j < shape.m && o.changed(i, j) ? /** @type {CanvasPattern} */ (orange) : stripes;
     for (const style of Number.isNaN(value) ? [css(colour), over] : [css(colour)]) {
       pen.fillStyle = style;
       pen.fillRect(x(j), y(i), wide - line, tall - line);
@@ -280,7 +280,7 @@ export function heatmap(ui, options) {
     if (!(j < shape.m)) return;
     const { names, top, left, cell, tall } = shape;
     const [wide, high] = [o.left.size / o.left.count, o.top.size / o.top.count];
-    const [own, over] = [names + lit * wide, top - 4 - (lit + 1) * high];
+    const [own, over] = [names + /** @type {number} */ (lit) * wide, top - 4 - (/** @type {number} */ (lit) + 1) * high];
     const spots = [];
     if (y(i) >= down + top - 1) spots.push([own, y(i) - down, wide, tall - 1]);
     if (x(j) >= right + left - 1) spots.push([x(j) - right, over, cell - 1, high]);
@@ -375,11 +375,10 @@ export function heatmap(ui, options) {
   /**
    * Points at a cell, or at none.
    * @param {number | null} i
-   * @param {number} [j]
+   * @param {number | null} [j]
    */
   function point(i, j, aloud = false) {
-    /** @type {[number, number] | null} */
-    const next = i === null ? null : [i, j];
+    const next = i === null ? null : /** @type {[number, number]} */ ([i, j]);
     if (String(next) === String(at)) return;
     at = next;
     if (o.onpoint) o.onpoint(i, j);
@@ -470,7 +469,7 @@ export function heatmap(ui, options) {
 
   /**
    * Marks a number of the vectors of the cell, or none.
-   * @param {number} c
+   * @param {number | null} c
    */
   function mark(c) {
     if (c === lit) return;

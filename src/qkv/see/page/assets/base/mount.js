@@ -63,7 +63,7 @@ function mount(host, data, styles, view) {
   /** @type {Ui} */
   const ui = {
     stops(name) {
-      if (!ramps.has(name)) ramps.set(name, ui.color(name).match(/\w\w/g).map((part) => parseInt(part, 16)));
+      if (!ramps.has(name)) ramps.set(name, /** @type {string[]} */ (ui.color(name).match(/\w\w/g)).map((part) => parseInt(part, 16)));
       return ramps.get(name);
     },
     say(text) {

@@ -41,7 +41,7 @@ export function visible(token) {
     .replace(/^ +| +$/g, (blanks) => "␣".repeat(blanks.length))
     .replaceAll("\n", "⏎")
     .replaceAll("\t", "⇥")
-    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${mark.codePointAt(0).toString(16)}⟩`);
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu, (mark) => `⟨${/** @type {number} */ (mark.codePointAt(0)).toString(16)}⟩`);
   return text || "∅";
 }
 

@@ -16,7 +16,7 @@ export function inTurn() {
     due ||= performance.now() + SHORT;
     while (left.length && performance.now() < due) {
       try {
-        promised.push(left.shift()());
+        promised.push(/** @type {() => any} */ (left.shift())());
       } catch (reason) {
         reportError(reason); // the others go on
       }
@@ -40,7 +40,9 @@ export function inTurn() {
   return (jobs) => {
     left = [...jobs];
     if (!waiting) {
-      let keep;
+      /** @type {() => void} */
+      let keep = () => {};
+      /** @type {Promise<void>} */
       const promise = new Promise((resolve) => (keep = () => resolve()));
       waiting = { promise, keep };
     }

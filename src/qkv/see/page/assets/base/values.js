@@ -9,7 +9,7 @@ export function unpack(packed) {
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   if (packed.bits === 8) return bytes;
-  return new ({ 16: Uint16Array, 32: Uint32Array }[packed.bits] || Float32Array)(bytes.buffer);
+  return new ({ 16: Uint16Array, 32: Uint32Array }[/** @type {16 | 32} */ (packed.bits)] || Float32Array)(bytes.buffer);
 }
 
 /**

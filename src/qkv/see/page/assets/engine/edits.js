@@ -9,14 +9,22 @@
  *            head?: number, weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
+/**
+ * What an edit has, by its kind.
+ * @typedef {{hide: Edit & {token: number}, mask: Edit & {query: number, key: number}, row: Edit & {query: number, weights: number[]},
+ *            swap: Edit & {token: number, with: string}, scale: Edit & {value: number}, ablate: Edit & {layer: number},
+ *            causal: Edit}} ByOp
+ */
+
 /** @type {WeakMap<Edit[], Map<string, Edit[]>>} */
 const BY_OP = new WeakMap();
 
 /**
  * The edits of one kind, in their order; sorted once for each list, which may have thousands.
+ * @template {keyof ByOp} Op
  * @param {Edit[]} edits
- * @param {string} op
- * @returns {Edit[]}
+ * @param {Op} op
+ * @returns {ByOp[Op][]}
  */
 export function editsOf(edits, op) {
   let known = BY_OP.get(edits);
@@ -24,10 +32,10 @@ export function editsOf(edits, op) {
     BY_OP.set(edits, (known = new Map()));
     for (const edit of edits) {
       if (!known.has(edit.op)) known.set(edit.op, []);
-      known.get(edit.op).push(edit);
+      /** @type {Edit[]} */ (known.get(edit.op)).push(edit);
     }
   }
-  return known.get(op) ?? [];
+  return /** @type {ByOp[Op][]} */ (known.get(op) ?? []);
 }
 
 /**
@@ -36,7 +44,7 @@ export function editsOf(edits, op) {
  * @returns {"projections" | "heads" | "rest"}
  */
 export function stageOf({ op, at }) {
-  if (["resid_pre", "q", "k", "v"].includes(at)) return "projections";
+  if (["resid_pre", "q", "k", "v"].includes(/** @type {string} */ (at))) return "projections";
   return op === "ablate" || (at !== undefined && at !== "pattern") ? "rest" : "heads";
 }
 
@@ -97,7 +105,7 @@ export function axesOf(at, T, { heads: H, dim: D }) {
 export function indicesOf(edit, axes) {
   let found = [0];
   for (const [name, size] of axes) {
-    const chosen = name && edit[name] !== undefined ? [edit[name]] : Array.from({ length: size }, (_, i) => i);
+    const chosen = name && edit[name] !== undefined ? [/** @type {number} */ (edit[name])] : Array.from({ length: size }, (_, i) => i);
     found = found.flatMap((i) => chosen.map((j) => i * size + j));
   }
   return found;
@@ -105,7 +113,7 @@ export function indicesOf(edit, axes) {
 
 /**
  * What an edit puts in the place of numbers of an activation: by op, from the edit and what they were.
- * @type {Record<string, (edit: Edit, part: number[]) => ArrayLike<number>>}
+ * @type {Record<string, (edit: Required<Edit>, part: number[]) => ArrayLike<number>>}
  */
 const CHANGES = {
   row: ({ weights }) => weights,
@@ -133,7 +141,7 @@ function placeOf({ op, at, head, token, query }) {
 export function changed(edits, at, x, T, sizes) {
   for (const edit of edits.filter((one) => placeOf(one).at === at)) {
     const indices = indicesOf(placeOf(edit), axesOf(at, T, sizes));
-    const values = CHANGES[edit.op](edit, indices.map((i) => x[i]));
+    const values = CHANGES[edit.op](/** @type {Required<Edit>} */ (edit), indices.map((i) => x[i]));
     x = x.slice();
     indices.forEach((i, n) => (x[i] = values[n]));
   }

@@ -9,5 +9,6 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
  * @returns {{start: number, end: number}[]}  each is text.slice(start, end)
  */
 export function gapsOf(text) {
-  return Array.from(text.matchAll(GAPS), ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
+  const found = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
+  return Array.from(found, ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
 }

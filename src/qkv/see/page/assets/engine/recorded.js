@@ -58,8 +58,8 @@ function recordedRun(written) {
   const text = { ...written, special: flags(special, written.length), key_special: flags(others, written.key_length) };
   const source = reader(text);
   const { heads, length: L, key_length: S } = text;
-  /** @type {Float32Array[][] | null} */
-  let pattern = null;
+  /** @type {Float32Array[][]} */
+  let pattern; // once it is asked for
   return {
     tokens: text.tokens,
     special: text.special.map(Boolean),

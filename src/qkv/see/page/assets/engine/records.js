@@ -5,6 +5,7 @@ import { axesOf } from "./edits.js";
 import schema from "../../../../edits/schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./edits.js").ByOp} ByOp */
 /** @typedef {import("./engine.js").Model} Model */
 /** @typedef {import("./wordpiece.js").Token} Token */
 /** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
@@ -127,6 +128,7 @@ export function shown(value) {
  */
 export function swapped(tokens, edits, { ids }) {
   const found = tokens.map(({ id, token }) => ({ id, token }));
-  for (const edit of edits.filter(({ op }) => op === "swap")) found[edit.token] = { id: ids.get(edit.with), token: edit.with };
+  for (const edit of /** @type {ByOp["swap"][]} */ (edits.filter(({ op }) => op === "swap")))
+    found[edit.token] = { id: /** @type {number} */ (ids.get(edit.with)), token: edit.with };
   return found;
 }

@@ -34,7 +34,7 @@ export function openServer(model, form) {
   /**
    * What the server answers: {about, arrays}.
    * @param {object} body
-   * @param {AbortSignal} signal
+   * @param {AbortSignal} [signal]
    */
   async function post(body, signal) {
     for (;;) {
@@ -107,7 +107,7 @@ export function openServer(model, form) {
  * @param {string} message
  */
 function keyFrom(form, message) {
-  const [input, said] = [form.querySelector("input"), form.querySelector("[role=status]")];
+  const [input, said] = [/** @type {HTMLInputElement} */ (form.querySelector("input")), /** @type {Element} */ (form.querySelector("[role=status]"))];
   said.textContent = message;
   form.hidden = false;
   input.focus();

@@ -20,7 +20,7 @@ import { tokenize } from "./wordpiece.js";
  */
 export function* withSources(model, memory, ids, edits) {
   const all = [];
-  for (const edit of edits) {
+  for (const edit of /** @type {Required<Edit>[]} */ (edits)) {
     const mean = edit.op === "ablate" && edit.with === "mean";
     if (!mean && edit.from === undefined) all.push(edit);
     else {
@@ -46,7 +46,7 @@ function meanOf(z, D) {
 /**
  * The ids of the text that an edit takes an activation from.
  * @param {Model} model
- * @param {Edit} edit
+ * @param {Required<Edit>} edit
  * @param {number} T
  */
 function sourceOf({ tokenizer, sizes }, { op, from }, T) {
@@ -58,7 +58,7 @@ function sourceOf({ tokenizer, sizes }, { op, from }, T) {
 /**
  * The part of an activation that an edit is of.
  * @param {Step[]} steps
- * @param {Edit} edit
+ * @param {Required<Edit>} edit
  * @param {number} T
  * @param {Model} model
  */

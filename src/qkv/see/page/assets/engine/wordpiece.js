@@ -42,7 +42,8 @@ export function readTokenizer(file) {
   const around = file.post_processor.single;
   const place = around.findIndex((part) => part.Sequence);
   /** @type {(parts: any[]) => Token[]} */
-  const put = (parts) => parts.map(({ SpecialToken: { id } }) => ({ id: ids.get(id), token: id, start: 0, end: 0, special: true }));
+  const put = (parts) => parts.map(({ SpecialToken: { id: token } }) =>
+    ({ id: /** @type {number} */ (ids.get(token)), token, start: 0, end: 0, special: true }));
   return {
     normalizer: file.normalizer,
     words,
@@ -83,14 +84,14 @@ export function tokenize(tokenizer, text, most) {
  */
 export function* tokensOf(tokenizer, text) {
   const { mask, apart, ids } = tokenizer;
-  const spelled = apart ? Array.from(text.matchAll(apart)) : [];
+  const spelled = apart ? Array.from(/** @type {Iterable<RegExpExecArray>} */ (text.matchAll(apart))) : [];
   const named = spelled.map(({ 0: token, index }) => ({ token, start: index, end: index + token.length }));
   const gaps = mask ? gapsOf(text).map((gap) => ({ ...gap, token: mask })) : [];
   let last = 0;
   for (const { token, start, end } of [...gaps, ...named].sort((one, other) => one.start - other.start)) {
     if (start < last) continue; // a mask token that is spelled out is both
     yield* piecesOf(tokenizer, text.slice(last, start), last);
-    yield { id: ids.get(token), token, start, end, special: false };
+    yield { id: /** @type {number} */ (ids.get(token)), token, start, end, special: false };
     last = end;
   }
   yield* piecesOf(tokenizer, text.slice(last), last);
@@ -130,7 +131,7 @@ export function* normalized(rules, text, start) {
 
 /** @param {string} mark */
 function isChinese(mark) {
-  const code = mark.codePointAt(0);
+  const code = /** @type {number} */ (mark.codePointAt(0));
   return CHINESE.some((first, i) => i % 2 === 0 && first <= code && code <= CHINESE[i + 1]);
 }
 
@@ -162,7 +163,8 @@ export function* wordsOf(marks) {
  */
 function pieces({ words, unknown, prefix, longest }, word) {
   /** @type {(token: string, first: number, last: number) => Token} */
-  const piece = (token, first, last) => ({ id: words.get(token), token, start: word[first].start, end: word[last].end, special: false });
+  const piece = (token, first, last) =>
+    ({ id: /** @type {number} */ (words.get(token)), token, start: word[first].start, end: word[last].end, special: false });
   if (word.length > longest) return [piece(unknown, 0, word.length - 1)];
   const found = [];
   for (let first = 0; first < word.length; first = found.at(-1).next) {

@@ -10,8 +10,7 @@ import { tokenize } from "./wordpiece.js";
 /** @typedef {import("./engine.js").Step} Step */
 
 /**
- * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[],
- *            names?: string[], rows?: Record<string, number[]>}} Question
+ * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[]}} Question
  * @typedef {{id: number, ask: string, steps: Generator<any, any>}} Job
  */
 
@@ -24,7 +23,7 @@ const memory = new Memory();
 const next = new MessageChannel(); // a message to oneself comes after those that wait: they are heard between two steps
 next.port1.onmessage = work;
 
-/** @type {Record<string, (question: Question) => Generator<any, any>>} */
+/** @type {Record<string, (question: any) => Generator<any, any>>} */
 const ASKED = { run, sweep, parameters };
 
 onmessage = ({ data: { read, drop, ...question } }) => {
@@ -112,7 +111,7 @@ function* sweep(question) {
 
 /**
  * Parameters by their names; of tables those rows alone that are asked for.
- * @param {Question} question
+ * @param {{names: string[], rows?: Record<string, number[]>}} question
  */
 function* parameters({ names, rows = {} }) {
   const { parameters: all, sizes: { dim: D } } = model;

@@ -10,6 +10,7 @@ import { pairPart } from "../parts/pair.js";
 import { viewBarPart } from "../parts/view_bar.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/recorded.js").Source} Source */
 /** @typedef {import("../engine/recorded.js").Text} Text */
 /** @typedef {import("../store/store.js").Now} Now */
 
@@ -36,7 +37,7 @@ function compare(box, data, ui) {
   const store = recordedStore(data, update);
   const { runs } = store.engine;
   const [bar, pair] = [viewBarPart(ui, store), pairPart(ui)];
-  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes[0]?.[0] || 0);
+  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes?.[0]?.[0] || 0);
   const [why, notes] = [el("p", { class: "note" }), el("div", {})];
   box.classList.add("recorded");
   box.append(
@@ -44,7 +45,7 @@ function compare(box, data, ui) {
     el("p", { class: "lead" }, found.sentence),
     ...(found.texts ?? []).map((text, k) => el("p", { class: "compared" }, el("b", {}, data.texts[k].name), " ", el("bdi", {}, visible(text)))),
     ...(found.why ? [el("p", { class: "note" }, found.why)] : []),
-    el("div", { class: "panels" }, found.what === "runs" ? changes(found, data.texts[0]) : shared(found, data, open)),
+    el("div", { class: "panels" }, found.what === "runs" ? changes(/** @type {Required<Compared>} */ (found), data.texts[0]) : shared(/** @type {Required<Compared>} */ (found), data, open)),
     bar.node, why, notes, helpOf(), pair.node,
   );
 
@@ -58,7 +59,8 @@ function compare(box, data, ui) {
   function update(now) {
     bar.update(now);
     const cursors = pair.sides.map((side, k) => (side.head ? side.cursor : first[k]));
-    pair.set({ state: now.state, runs, edits: [[], []], names: runs.map(({ source }) => source.text.name), cursors });
+    const names = runs.map(({ source }) => /** @type {Source} */ (source).text.name);
+    pair.set({ state: now.state, runs, edits: [[], []], names, cursors });
     fill(why, whyOf(now, data.start));
     fill(notes, notesOf(now, runs));
   }
@@ -90,7 +92,7 @@ function layerChart(values, layers, label) {
 
 /**
  * What a change of the run changed in each token, largest first.
- * @param {Compared} compare
+ * @param {Required<Compared>} compare
  * @param {Text} text
  */
 function changes(compare, text) {
@@ -138,7 +140,7 @@ function changes(compare, text) {
 
 /**
  * How alike the shared word is layer by layer, and what it looks at most on each side.
- * @param {Compared} compare
+ * @param {Required<Compared>} compare
  * @param {any} data
  * @param {(layer: number, head: number) => void} open
  */

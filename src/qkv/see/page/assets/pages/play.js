@@ -28,8 +28,10 @@ import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {ReturnType<typeof regionOf>} Region */
 /** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */
@@ -80,8 +82,8 @@ function play(box, data, ui) {
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
-  /** @type {(Now | null)[]} */
-  let [last, told] = [null, null]; // what was heard, and the same as the parts are told it
+  /** @type {Told[]} */
+  let [last, told] = []; // what was heard, and the same as the parts are told it
   const turn = inTurn();
 
   box.classList.add("play");
@@ -113,7 +115,7 @@ function play(box, data, ui) {
     if (only) box.dataset.only = only.join(" ");
     else delete box.dataset.only;
     const held = only?.map((name) => PART_OF[name] ?? name);
-    for (const { name, node } of regions) node.hidden = only !== null && !held.includes(name);
+    for (const { name, node } of regions) node.hidden = only !== null && !held?.includes(name);
     for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
     saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
     inside.hidden = only !== null;
@@ -121,7 +123,7 @@ function play(box, data, ui) {
     whole.href = store.address({ only: null });
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     last = now;
     const { state, model, busy, error } = now;
@@ -149,7 +151,7 @@ export const start = starting(play);
 /**
  * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
  * @param {Ui} ui
- * @param {Store} store
+ * @param {LiveStore} store
  * @returns {Parts}
  */
 function partsOf(ui, store) {
@@ -185,11 +187,11 @@ function originalHead(ui, store) {
   });
   const part = headPart(ui, looking, HANDS);
   part.node.dataset.part = "before";
-  /** @param {Now} now */
+  /** @param {Told} now */
   const update = (now) => {
     const { state, original } = now;
     const shows = state.beside && state.edits.length > 0;
-    return shows ? part.update({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) }) : undefined;
+    return shows ? part.update(/** @type {Told} */ ({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) })) : undefined;
   };
   return { node: part.node, update };
 }
@@ -217,7 +219,7 @@ function regionOf(ui, name, label, parts) {
 function tabsOf(store, regions) {
   const names = /** @type {PlayState["tab"][]} */ (Object.keys(TABS));
   /** @param {string} tab */
-  const idOf = (tab) => ON_TAB[tab].map((name) => regions.find((region) => region.name === name).node.id).join(" ");
+  const idOf = (tab) => ON_TAB[tab].map((name) => /** @type {Region} */ (regions.find((region) => region.name === name)).node.id).join(" ");
   const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
   const buttons = names.map((tab, i) =>
     el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
@@ -226,7 +228,7 @@ function tabsOf(store, regions) {
   /** @param {number} i */
   const choose = (i) => store.set({ tab: names[i] });
   const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
-  /** @param {Now} now */
+  /** @param {Told} now */
   const update = ({ state }) => {
     move.at = names.indexOf(state.tab);
     buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));

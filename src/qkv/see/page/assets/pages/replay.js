@@ -58,7 +58,7 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;
-    const [a, b] = data.hidden.shape; // an axis of 1 holds for all
+    const [a, b] = /** @type {NonNullable<Replay["hidden"]>} */ (data.hidden).shape; // an axis of 1 holds for all
     const k = (((a > 1 ? l : 0) * b + (b > 1 ? h : 0)) * L + i) * L + j;
     return (bits[k >> 3] >> (7 - (k & 7))) & 1;
   }
@@ -115,8 +115,8 @@ export const start = starting((box, payload, ui) => {
    */
   function chart(what, high_, low_) {
     const node = el("div", { class: "replay-chart", onclick: (/** @type {MouseEvent} */ { clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
-    /** @type {((step: number) => number) | null} */
-    let x = null;
+    /** @type {(step: number) => number} */
+    let x; // once it is drawn
     function draw() {
       const width = node.clientWidth;
       const tall = width < 420 ? low_ : high_;
@@ -180,7 +180,7 @@ export const start = starting((box, payload, ui) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const room = (high - low) * 0.05 || 0.05;
     const ground = low >= 0 ? Math.max(0, low - room) : low - room;
-    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: data.logged[now()] }] };
+    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
   }, 170, 130);
 
   // ---- one head, and all of them

@@ -22,7 +22,7 @@ export const start = starting((box, payload, ui) => {
   const places = new Map(); // word -> the sentences it is in
   tokens.forEach((token, i) => places.set(token, (places.get(token) || new Set()).add(of[i])));
   /** @param {number} i */
-  const named = (i) => cut(visible(tokens[i]), 18) + (several && places.get(tokens[i]).size > 1 ? ` (${letter(of[i])})` : "");
+  const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (places.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
   const plane = planePart(ui, shift, named);
   let at = stages.length - 1;
 

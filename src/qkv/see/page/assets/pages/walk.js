@@ -8,6 +8,8 @@ import { stepsView } from "../parts/steps.js";
 import { numbersOf } from "../parts/sums.js";
 
 /** @typedef {import("../parts/block.js").Flow} Flow */
+/** @typedef {import("../parts/sums.js").Numbers} Numbers */
+/** @typedef {{b64: string | null, shape: number[], rows: "rows" | "key_rows" | number[] | null, columns: number[] | null}} Packed */
 
 export const start = starting((box, payload, ui) => {
   const view = stepsView(ui, { stretch: payload.stretch });
@@ -15,7 +17,7 @@ export const start = starting((box, payload, ui) => {
     box,
     el("h2", { class: "title" }, payload.title),
     el("p", { class: "sentence" }, payload.walk.which),
-    payload.walk.reasons.map((line) => el("p", { class: "note" }, line)),
+    payload.walk.reasons.map((/** @type {string} */ line) => el("p", { class: "note" }, line)),
     view.node,
   );
   view.set(walkFlow(payload.walk));
@@ -23,18 +25,22 @@ export const start = starting((box, payload, ui) => {
 
 /**
  * A walk of a payload, with its numbers unpacked as they are asked for.
+ * @param {any} walk  WALK of page/walk.py
  * @returns {Flow}
  */
 function walkFlow(walk) {
+  /** @type {Map<string, Numbers>} */
   const opened = new Map();
+  /** @param {Packed} packed */
   const open = ({ b64, shape, rows, columns }) => {
     const places = typeof rows === "string" ? walk[rows] : rows;
     return numbersOf(b64 === null ? null : unpack({ b64 }), shape, { rows: places, columns });
   };
+  /** @param {string} name */
   const array = (name) => {
     if (!opened.has(name)) opened.set(name, open(walk.arrays[name]));
     return opened.get(name);
   };
-  const steps = walk.steps.map((step) => ({ ...step, lengths: step.lengths && unpack(step.lengths) }));
+  const steps = walk.steps.map((/** @type {any} */ step) => ({ ...step, lengths: step.lengths && unpack(step.lengths) }));
   return { ...walk, steps, array };
 }

@@ -87,9 +87,11 @@ function laneOf(name) {
  * The steps that a step reads, by their numbers.
  * @param {FlowStep[]} steps
  * @param {number} k
+ * @returns {number[]}
  */
 function readIn(steps, k) {
   const { op, name, reads } = steps[k];
+  /** @type {Map<string, any>} */
   const known = new Map(steps.slice(0, k).map((step, i) => [step.name, i]));
   if (reads) return reads.map((one) => known.get(one));
   const asked = [op.of, op.left, op.right, ...(op.from ?? []), ...(op.kind === "sum" ? op.terms : [])];
@@ -149,7 +151,7 @@ function rowIn(flow, step, token) {
  */
 export function lengthIn(flow, step, token) {
   const length = step.lengths?.[rowIn(flow, step, token)];
-  return Number.isFinite(length) ? length : null;
+  return Number.isFinite(length) ? /** @type {number} */ (length) : null;
 }
 
 /**
@@ -166,7 +168,7 @@ function streamWords(flow, k, token, before) {
   const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // of three, no one is what was added
   const part = PARTS[adds];
   if (!part) return `length ${number(length, 1)}`;
-  const long = number(lengthIn(flow, flow.steps.find(({ name }) => name === adds), token), 1);
+  const long = number(lengthIn(flow, /** @type {FlowStep} */ (flow.steps.find(({ name }) => name === adds)), token), 1);
   const was = number(before?.[adds], 1);
   return `length ${number(length, 1)}: ${part} ${before && was !== long ? `${was} →` : "added"} ${long}`;
 }
@@ -230,8 +232,8 @@ export function blockPart(ui, { onshow, panel }) {
   const words = el("p", { class: "note" });
   const body = el("div", { class: "block-body" }, picture, list);
   const node = el("div", { class: "block" }, words, body);
-  /** @type {Flow | null} */
-  let flow = null;
+  /** @type {Flow} */
+  let flow; // once it is set
   /** @type {[number, string, Record<string, number> | null]} */
   let [token, made, before] = [0, "", null];
   const tabs = roving(list, {
@@ -269,7 +271,7 @@ export function blockPart(ui, { onshow, panel }) {
     const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
     const height = LINE * (places.at(-1).line + 1);
     const lengths = steps.map((step) => (OTHER_NUMBERS.includes(step.name) ? null : lengthIn(flow, step, token)));
-    const scale = WIDEST / Math.max(1e-9, ...lengths);
+    const scale = WIDEST / Math.max(1e-9, .../** @type {number[]} */ (lengths));
     const wide = lengths.map((length) => (length === null ? THIN : length && Math.max(1, length * scale)));
     for (const [k, button] of [...list.children].entries()) Object.assign(button.style, { left: `${at[k][0]}px`, top: `${at[k][1]}px` });
     body.style.height = `${height}px`;
@@ -301,7 +303,7 @@ export function blockPart(ui, { onshow, panel }) {
    */
   function others(at, scale) {
     const k = flow.steps.findIndex(({ op }) => op.kind === "joined");
-    const joined = k >= 0 && flow.array(flow.steps[k].name);
+    const joined = k >= 0 ? flow.array(flow.steps[k].name) : null;
     if (!joined?.row) return [];
     const [row, size, [x, y]] = [joined.row(token), flow.steps[k].op.width, at[k]];
     let left = x + 74;

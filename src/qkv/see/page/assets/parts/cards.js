@@ -7,10 +7,12 @@ import { chance, chancesOf, movedChance } from "../store/chances.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_cards.py
 
@@ -26,7 +28,7 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
  * @property {string} ask
  * @property {string[]} options
  * @property {string} told  once the reader has guessed
- * @property {Partial<PlayState>} before  what the page shows
+ * @property {Partial<PlayState> & {text: string, place: number}} before  what the page shows
  * @property {Partial<PlayState>} after  and then
  * @property {Probe[]} probes
  * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
@@ -34,7 +36,7 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
 
 /**
  * What the probes of a card measure.
- * @param {any} engine  of the store
+ * @param {Door} engine  of the store
  * @param {Card} card
  * @returns {Promise<number[]>}
  */
@@ -49,15 +51,15 @@ async function probedBy(engine, { before, probes }) {
   };
   return Promise.all(probes.map(async (probe) => {
     const found = await run(probe.edits);
-    if (probe.of === "weight") return weightOf(found, probe);
+    if (probe.of === "weight") return weightOf(found, /** @type {Required<Probe>} */ (probe));
     const chances = chancesOf(found.logits);
-    return probe.of === "chance" ? chances[words.indexOf(probe.word)] : movedChance(chancesOf((await run([])).logits), chances);
+    return probe.of === "chance" ? chances[words.indexOf(/** @type {string} */ (probe.word))] : movedChance(chancesOf((await run([])).logits), chances);
   }));
 }
 
 /**
  * @param {Run} run
- * @param {Probe} probe
+ * @param {Required<Probe>} probe
  */
 function weightOf({ tokens, pattern }, { layer, head, query, keys }) {
   const heads = head === undefined ? pattern.flat() : [pattern[layer][head]];
@@ -99,7 +101,7 @@ function probeNumber({ probes }, values, i) {
 
 /**
  * Begins the lesson; null where the model has none.
- * @param {any} store
+ * @param {Store} store
  */
 export function lessonButton(store) {
   const { cards = [] } = store.data;
@@ -107,15 +109,15 @@ export function lessonButton(store) {
   return cards.length ? el("button", { type: "button", class: "lesson in-whole", onclick: open }, `A lesson: ${cards.length} cards`) : null;
 }
 
-/** @param {any} store @param {number} k */
+/** @param {Store} store @param {number} k */
 function openCard(store, k) {
   store.set({ ...store.data.cards[k].before, beside: false, second: null, card: k, guess: null });
 }
 
 /**
  * The lesson: the card that is open.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function cardsPart(ui, store) {
@@ -131,8 +133,8 @@ export function cardsPart(ui, store) {
   const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // by card
-  /** @type {[number | null, any, any]} */
-  let [at, drawn, kept] = [null, null, null]; // kept: what the reader had before the lesson
+  /** @type {[number, any, any]} */
+  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // at: while a card is open; kept: what the reader had before the lesson
 
   function close() {
     store.set({ ...kept, card: null, guess: null });
@@ -179,9 +181,9 @@ export function cardsPart(ui, store) {
     next.classList.toggle("ready", own !== null);
   }
 
-  /** @param {Pick<Now, "state" | "run">} now */
+  /** @param {Pick<Told, "state" | "run">} now */
   function update({ state, run }) {
-    at = state.card !== null && cards[state.card] ? state.card : null;
+    at = /** @type {any} */ (state.card !== null && cards[state.card] ? state.card : null);
     node.hidden = at === null || !measured.get(at);
     if (at === null) [drawn, kept] = [null, state];
     if (at === null || !run) return;
@@ -193,7 +195,7 @@ export function cardsPart(ui, store) {
         measured.set(mine, values);
         update({ state: store.state, run });
       };
-      probedBy(store.engine, cards[mine]).then(heard, reportError);
+      probedBy(/** @type {Door} */ (store.engine), cards[mine]).then(heard, reportError);
     }
     node.hidden = !measured.get(mine);
     if (node.hidden) return;

@@ -97,8 +97,8 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const written = el("p", { class: "sum-written" });
   const table = foldedTable("The bars as a table", "table of the bars");
   const node = el("div", { class: "sum" }, chart, said, written, after, table.node);
-  /** @type {Bars | null} */
-  let shown = null;
+  /** @type {Bars} */
+  let shown; // once it is set
   /** @type {number | null} */
   let pointed = null; // the bar that is pointed at
   let place = { left: 0, wide: 1 };
@@ -232,7 +232,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     set(bars) {
       node.hidden = !bars;
       const many = shown?.values.length;
-      shown = bars;
+      shown = /** @type {Bars} */ (bars);
       if (!bars) return;
       if (bars.values.length !== many) pointed = null;
       write();

@@ -14,13 +14,15 @@ import "./changes.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/store.js").Store} Store */
 
 const WINDOWS = [1, 2, 4, 8];
 
-/** @param {Ui} ui @param {any} store @returns {Part} */
+/** @param {Ui} ui @param {Store} store @returns {Part} */
 export function changesPart(ui, store) {
   const list = el("ul", { class: "changed", "aria-label": "what you changed" });
   const masks = maskMenu(ui, store);
@@ -29,7 +31,7 @@ export function changesPart(ui, store) {
   const why = el("p", { class: "why" });
   const node = el("div", { "data-part": "changes" }, el("div", { class: "row" }, list, why), controls);
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     const { state, run } = now;
     controls.hidden = !(state.inside || state.only) || !run;
@@ -48,8 +50,8 @@ export function changesPart(ui, store) {
     const offer = run && offerOf(store.data, now);
     fill(why, offer?.on ? offer.why : all.length ? null : "Nothing is changed yet: what you change will stand here, to be taken back.");
     if (!run) return;
-    masks.update(now);
-    heat.update(now);
+    masks.update(/** @type {Now} */ (now));
+    heat.update(/** @type {Now} */ (now));
   }
   return { node, update };
 }
@@ -81,7 +83,7 @@ export function inWords({ state: { edits }, run, original, words, model }) {
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
   for (const edit of edits) {
-    const { op, token, query, layer, value } = edit;
+    const { op, token, query, layer, value } = /** @type {Required<Edit>} */ (edit);
     if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
     else if (op === "swap") put(`swap ${token}`, edit, () => [plain(nameIn(original, token)), " → ", plain(plainName(edit.with))]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
@@ -97,7 +99,7 @@ export function inWords({ state: { edits }, run, original, words, model }) {
 
 /**
  * The edits as they are when something is changed.
- * @param {any} store
+ * @param {Store} store
  * @returns {Edit[]}
  */
 function editsNow(store) {
@@ -129,7 +131,7 @@ function windowOf(edits, size) {
   return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // that many are as far apart
 }
 
-/** @param {Ui} ui @param {any} store */
+/** @param {Ui} ui @param {Store} store */
 function maskMenu(ui, store) {
   /** @param {Edit} given */
   const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
@@ -167,7 +169,7 @@ function entropyOf(row) {
   return total;
 }
 
-/** @param {Ui} ui @param {any} store */
+/** @param {Ui} ui @param {Store} store */
 function temperature(ui, store) {
   const id = ui.id("temperature");
   const slider = el("input", { id, type: "range", min: -3, max: 3, step: 0.25 });
@@ -186,9 +188,9 @@ function temperature(ui, store) {
     const scale = state.edits.findLast(({ op }) => op === "scale");
     const now = scale ? usual / scale.value : 1;
     slider.value = String(Math.log2(now));
-    const T = run.tokens.length;
+    const [query, T] = [state.query ?? 0, run.tokens.length];
     /** @param {Run} one */
-    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(state.query * T, (state.query + 1) * T);
+    const rowOf = (one) => one.pattern[state.layer][state.head].subarray(query * T, (query + 1) * T);
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
     fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
   };

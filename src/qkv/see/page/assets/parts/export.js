@@ -9,8 +9,11 @@ import { isRemoved } from "./map.js";
 import { matricesIn } from "./save.js";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/second.js").Second} Second */
 /** @typedef {import("./save.js").Sheet} Sheet */
 /** @typedef {import("./save.js").Table} Table */
+/** @typedef {import("../store/store.js").Store} Store */
 
 const MOST_ROWS = 500_000; // of a table
 
@@ -59,7 +62,7 @@ function wordNumbers({ run, original, model }) {
  * @returns {Table}
  */
 function layerNumbers({ state, run, original }) {
-  const alike = run.resid.map((one, l) => cosineAt(one, original.resid[l], state.place, run.tokens.length));
+  const alike = run.resid.map((one, l) => cosineAt(one, original.resid[l], /** @type {number} */ (state.place), run.tokens.length));
   return { columns: ["behind", "cosine_with_original"], rows: alike.map((value, l) => [l ? `layer ${l - 1}` : "embeddings", value]) };
 }
 
@@ -116,16 +119,16 @@ function sheetsOf(name, now, data, part) {
 /**
  * What the live page says of a part that is saved.
  * @param {string} name
- * @param {Now} now
- * @param {any} store
+ * @param {Told} now
+ * @param {Store} store
  * @param {any} part
  */
 export function aboutPart(name, now, store, part) {
   const { state, model, run, second, sentence } = now;
   if (!run || (name === "second" && !second)) return null;
-  const changes = inWords(now).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));
-  const texts = name === "second" ? [sentence, second.text] : [sentence];
+  const changes = inWords(/** @type {Now} */ (now)).map(({ said }) => el("span", {}, said).textContent.replace(/×$/, ""));
+  const texts = name === "second" ? [sentence, /** @type {Second} */ (second).text] : [sentence];
   const caption = [texts.map((text) => `“${visible(text)}”`).join(" beside "), ...changes, store.engine.name || model.name].join(" · ");
   const called = name === "head" ? `head-${state.layer}.${state.head}` : name;
-  return { name: called, text: sentence, caption, numbers: sheetsOf(name, now, store.data, part) };
+  return { name: called, text: sentence, caption, numbers: sheetsOf(name, /** @type {Now} */ (now), store.data, part) };
 }

@@ -9,13 +9,39 @@ import STEPS from "../../../steps/steps.json";
 
 /** @typedef {import("./block.js").Flow} Flow */
 /** @typedef {import("./block.js").FlowStep} FlowStep */
+/** @typedef {import("./sums.js").Numbers} Numbers */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/engine.js").Step} Step */
+/** @typedef {Record<string, Float32Array>} Known  parameters, by their names */
+
+/**
+ * A layer whose steps are being written down.
+ * @typedef {object} Layer
+ * @property {FlowStep[]} steps
+ * @property {ReturnType<typeof flowWriter>["arrays"]} arrays
+ * @property {ReturnType<typeof flowWriter>["write"]} write
+ * @property {number} T
+ * @property {number} D
+ * @property {number} [eps]
+ * @property {string} read  the name of what the attention reads
+ * @property {Run} run
+ * @property {number} layer
+ * @property {number} head
+ * @property {Edit[]} edits
+ * @property {number} token  whose vectors are measured
+ * @property {Step} block  what the layer has computed
+ * @property {Known | null} known  the parameters, where they can be had
+ */
 
 const FEW_UNITS = 8; // hidden units that are shown of all
 /** @type {{rows: Record<string, any>, phrases: Record<string, string>}} */
 const { rows: ROWS, phrases: PHRASES } = STEPS;
-// The norms of a layer by what they give, as a trace has them.
+/**
+ * The norms of a layer by what they give, as a trace has them.
+ * @type {Record<string, string>}
+ */
 const TRACED = { N: "ln1.normalized", N1: "ln1.normalized", N2: "ln2.normalized", Y: "normalized_resid_post" };
 
 /**
@@ -40,6 +66,7 @@ export function fill(text, given) {
 function flowWriter(tokens, token) {
   /** @type {FlowStep[]} */
   const steps = [];
+  /** @type {Map<string, Numbers>} */
   const arrays = new Map();
   const T = tokens.length;
   return {
@@ -58,19 +85,32 @@ function flowWriter(tokens, token) {
       arrays.set(made.name, numbersOf(data, [T, wide]));
       const lengths = columns ? tokens.map((_, t) => (t === token ? lengthAt(data, t, wide) : NaN)) : null;
       const shape = `(T=${T}, ${columns || "T"}=${wide})`;
+      /** @type {Pick<FlowStep, "shown" | "weights" | "cell">} */
       const usual = { shown: null, weights: false, cell: null };
       steps.push({ ...usual, ...made, shape, columns: columns ? null : "keys", lengths, op: from ? { ...op, from } : op, ...about });
     },
   };
 }
 
+/**
+ * How long one of several vectors is.
+ * @param {ArrayLike<number>} data  one vector after another
+ * @param {number} t  which of them
+ * @param {number} wide  how many numbers each has
+ */
 export function lengthAt(data, t, wide) {
   let total_ = 0;
   for (let i = t * wide; i < (t + 1) * wide; i++) total_ += data[i] ** 2;
   return Math.sqrt(total_);
 }
 
-/** The columns of one of so many heads, side by side. */
+/**
+ * The columns of one of so many heads, side by side.
+ * @param {Float32Array} array  of all heads
+ * @param {number} T
+ * @param {number} heads
+ * @param {number} head
+ */
 function columnsOfHead(array, T, heads, head) {
   const size = array.length / T / heads;
   const found = new Float32Array(T * size);
@@ -78,7 +118,11 @@ function columnsOfHead(array, T, heads, head) {
   return found;
 }
 
-/** A linear layer's weight, (out, in), as formulas have it, or some of its columns: (in, out). */
+/**
+ * A linear layer's weight, (out, in), as formulas have it, or some of its columns: (in, out).
+ * @param {Float32Array} weight
+ * @param {number} wide
+ */
 function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
   const found = new Float32Array(wide * count_);
   for (let o = 0; o < count_; o++) for (let i = 0; i < wide; i++) found[i * count_ + o] = weight[(first + o) * wide + i];
@@ -104,7 +148,7 @@ export function parametersOf(run, layer) {
  * @param {Run} run
  * @param {PlayState} state
  * @param {{eps?: number}} model
- * @param {Record<string, Float32Array> | null} known  the parameters, where they can be had
+ * @param {Known | null} known  the parameters, where they can be had
  * @returns {Flow | null}
  */
 export function flowOf(run, { layer, head, edits, query, place }, model, known) {
@@ -122,18 +166,23 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   if (first) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
-  else if (block.resid_mid) restFlow(one);
+  else if (block.mlp_out) restFlow(one);
   else one.write("output", run.resid[layer + 1], { name: "Y", source: `trace.hidden_states[${layer + 1}][0]` }, { from: ["X", "joined"] });
   const largest = run.pattern[layer][head].subarray(token * one.T, (token + 1) * one.T);
   const key = largest.indexOf(Math.max(...largest));
+  /** @type {Pick<Flow, "keys" | "rows" | "key_rows">} */
   const all = { keys: null, rows: null, key_rows: null };
-  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array: (name) => one.arrays.get(name) };
+  const array = (/** @type {string} */ name) => /** @type {Numbers} */ (one.arrays.get(name));
+  return { ...all, layer, head, tokens, start: [token, key], steps: one.steps, array };
 }
 
-/** From words and places to the input of the first layer. */
+/**
+ * From words and places to the input of the first layer.
+ * @param {Layer} one
+ */
 function embeddingFlow(one) {
   const { write, run, known, T, D } = one;
-  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => known[`${name}.weight`]);
+  const [E, P, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => /** @type {Known} */ (known)[`${name}.weight`]);
   one.arrays.set("segment", numbersOf(segment, [D]));
   const rows = Array.from(run.ids);
   write("words", E, { rows, ids: rows.slice(0, 12).join(", ") + (rows.length > 12 ? ", …" : ""), table: "" });
@@ -144,11 +193,18 @@ function embeddingFlow(one) {
   normFlow(one, "H", "X", run.resid[0], "embed_norm");
 }
 
+/** @param {Float32Array} data */
 function lastOf(data) {
   return data[data.length - 1];
 }
 
-/** A norm of a layer; gives its name. Where the parameters are not known, neither is which norm it is. */
+/**
+ * A norm of a layer; gives its name. Where the parameters are not known, neither is which norm it is.
+ * @param {Layer} one
+ * @param {string} of
+ * @param {string} name
+ * @param {Float32Array} data
+ */
 function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
   if (!one.known) {
     one.write("traced norm", data, { name, key: `"${TRACED[name]}", ${one.layer}`, note }, { from: [of] });
@@ -162,18 +218,24 @@ function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
   return name;
 }
 
-/** The placeholders of a bias: its name, and how a line adds it. */
+/**
+ * The placeholders of a bias: its name, and how a line adds it.
+ * @param {string} bias
+ */
 function biased(bias) {
   return { bias, plus: ` + ${bias}` };
 }
 
-/** From the input to what the heads bring. */
+/**
+ * From the input to what the heads bring.
+ * @param {Layer} one
+ */
 function attentionFlow(one) {
   const { write, run, block, layer, head, edits, token, T } = one;
   const heads = run.pattern[layer].length;
   const d = block.q.length / T / heads;
   const shared = heads / (block.k.length / T / d);
-  /** @type {Record<string, any>} */
+  /** @type {Record<string, Float32Array>} */
   const made = {};
   for (const letter of ["Q", "K", "V"]) {
     const of = letter === "Q" ? head : Math.floor(head / shared);
@@ -194,6 +256,7 @@ function attentionFlow(one) {
   if (masked) {
     const changed = yours.some(Boolean);
     const later = hidden.every((away, i) => Boolean(away) === i % T > Math.floor(i / T));
+    /** @type {Record<string, any>} */
     const given = { added: "", line: "scaled", mask: null, sizes: "T", later: "j > i", why: PHRASES[changed ? "yours" : "is_causal"] };
     write(later ? "masked later" : "masked", scores.map((x, i) => (hidden[i] ? -Infinity : x * scale)), given, { changed });
   }
@@ -210,14 +273,28 @@ function attentionFlow(one) {
   contextFlow(one, V, V.length / T, heads);
 }
 
-/** The product of two rows. */
+/**
+ * The product of two rows.
+ * @param {Float32Array} left
+ * @param {number} i
+ * @param {Float32Array} right
+ * @param {number} j
+ * @param {number} d  how many numbers a row has
+ */
 function dotOf(left, i, right, j, d) {
   let sum = 0;
   for (let c = 0; c < d; c++) sum += left[i * d + c] * right[j * d + c];
   return sum;
 }
 
-/** Q, K or V of the head. */
+/**
+ * Q, K or V of the head.
+ * @param {Layer} one
+ * @param {string} letter
+ * @param {number} of  the head that has it
+ * @param {number} shared  by how many heads
+ * @param {Float32Array} data
+ */
 function projectionFlow(one, letter, of, shared, data) {
   const { known, layer, D, T, head } = one;
   const size = data.length / T;
@@ -234,7 +311,13 @@ function projectionFlow(one, letter, of, shared, data) {
   one.write("projection", data, { ...given, ...biased(bias), ...places, x: one.read, whose: whose ? `${whose},` : fill(PHRASES.head, { head }) });
 }
 
-/** The values that the weights bring together, of this head and of all. */
+/**
+ * The values that the weights bring together, of this head and of all.
+ * @param {Layer} one
+ * @param {Float32Array} V
+ * @param {number} size
+ * @param {number} heads
+ */
 function contextFlow(one, V, size, heads) {
   const { write, run, block, layer, head, T } = one;
   const weights = run.pattern[layer][head];
@@ -249,17 +332,27 @@ function contextFlow(one, V, size, heads) {
   write("joined", block.z, { ...given, heads: heads > 1 ? "[head 0 | head 1 | ⋯]" : "head 0" }, { from: [removed ? "instead" : "context"] });
 }
 
-/** A linear layer of the block, `wide` its input. */
+/**
+ * A linear layer of the block, `wide` its input.
+ * @param {Layer} one
+ * @param {string} row  of steps.json
+ * @param {Float32Array} data
+ * @param {string} part
+ * @param {number} wide
+ */
 function linearFlow(one, row, data, part, wide, given = {}, about = {}) {
   const { right } = ROWS[row].op;
-  const [weight, bias] = ["weight", "bias"].map((kind) => one.known[`blocks.${one.layer}.${part}.${kind}`]);
+  const [weight, bias] = ["weight", "bias"].map((kind) => /** @type {Known} */ (one.known)[`blocks.${one.layer}.${part}.${kind}`]);
   const added = right.replace("W", "b");
   one.arrays.set(right, transposed(weight, wide));
   one.arrays.set(added, numbersOf(bias, [bias.length]));
   one.write(row, data, { ...biased(added), ...given }, about);
 }
 
-/** The output projection, and its result added to the residual stream. */
+/**
+ * The output projection, and its result added to the residual stream.
+ * @param {Layer} one
+ */
 function addedFlow(one) {
   const { write, block, layer, T, known } = one;
   if (known) linearFlow(one, "out", block.attn_out, "attn.out_proj", block.z.length / T);
@@ -267,11 +360,15 @@ function addedFlow(one) {
   write("attention added", block.resid_mid, { given: "out" });
 }
 
+/** @param {Layer} one */
 function handedOn({ layer, run }) {
   return layer + 1 === run.pattern.length ? PHRASES.last : fill(PHRASES["handed on"], { next: layer + 1 });
 }
 
-/** From what the heads bring to what the layer gives, where norms stand before the parts. */
+/**
+ * From what the heads bring to what the layer gives, where norms stand before the parts.
+ * @param {Layer} one
+ */
 function normedFirst(one) {
   const { write, block, run, layer } = one;
   addedFlow(one);
@@ -280,7 +377,10 @@ function normedFirst(one) {
   write("MLP added", run.resid[layer + 1], { given: "mlp", note: handedOn(one) });
 }
 
-/** The same where norms stand behind them, as BERT has it. */
+/**
+ * The same where norms stand behind them, as BERT has it.
+ * @param {Layer} one
+ */
 function restFlow(one) {
   const { write, block, layer, run, known } = one;
   const here = `blocks.${layer}`;
@@ -292,7 +392,10 @@ function restFlow(one) {
   normFlow(one, "R2", "Y", run.resid[layer + 1], `${here}.norm2`, handedOn(one));
 }
 
-/** The MLP by its hidden units, of which those are shown that are largest at the token. */
+/**
+ * The MLP by its hidden units, of which those are shown that are largest at the token.
+ * @param {Layer} one
+ */
 function unitsFlow(one) {
   const { write, block, T, D, token, run } = one;
   const F = block.post.length / T;

@@ -3,9 +3,9 @@
 
 import { ONE_OF } from "../store/state.js";
 
-/**
- * @param {any} store
- */
+/** @typedef {import("../store/store.js").Store} Store */
+
+/** @param {Store} store */
 export function inFrame(store) {
   if (window.parent === window) return;
   window.addEventListener("message", ({ source, data }) => {

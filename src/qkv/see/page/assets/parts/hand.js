@@ -1,12 +1,13 @@
 // How a change that follows the hand is sent: no faster than it is computed.
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../store/store.js").Store} Store */
 
 /**
  * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
- * @param {any} store
+ * @param {Store} store
  */
 export function oneAtATime(store) {
   /** @type {[boolean, {patch: Partial<PlayState>, undo: boolean} | null]} */
@@ -25,7 +26,7 @@ export function oneAtATime(store) {
     },
     /**
      * Is called at every change.
-     * @param {Now} now
+     * @param {Told} now
      */
     update({ busy }) {
       if (busy) return;

@@ -16,6 +16,7 @@ import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifferenc
 import "./head.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -95,7 +96,7 @@ export function headPart(ui, store, hands = null) {
     el("span", { class: "operand-name" }, "weights × V"), result);
   const around = el("p", { class: "note" });
   const why = el("p", { class: "note why" });
-  const byRule = el("button", { type: "button", onclick: () => store.byRule() }, "Let the rule choose");
+  const byRule = el("button", { type: "button", onclick: () => store.byRule?.() }, "Let the rule choose");
   const weights = holds ? null : hands.weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
   const table = foldedTable("The same as a table", "table of weights");
   const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
@@ -109,10 +110,10 @@ export function headPart(ui, store, hands = null) {
     onnumber: /** @type {((c: number | null) => void) | null} */ (null),
     update,
   };
-  /** @type {Now | null} */
-  let now = null;
-  /** @type {Shown | null} */
-  let shown = null;
+  /** @type {Now} */
+  let now; // both once a text was run
+  /** @type {Shown} */
+  let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
   /** @type {[number | null, number, number[]]} */
@@ -123,7 +124,7 @@ export function headPart(ui, store, hands = null) {
   /** @type {[Record<string, any>, boolean]} */
   let [forMap, anew] = [{}, false]; // what the map and the lines are still to be told
   paint?.over(map);
-  paint?.node.append(weights.controls);
+  paint?.node.append(/** @type {NonNullable<typeof weights>} */ (weights).controls);
   ui.redraw(() => now && refresh(layout()));
 
   /** @param {number} token */
@@ -228,8 +229,8 @@ export function headPart(ui, store, hands = null) {
 
   function drawValues() {
     if (operand.hidden) return;
-    const { vectors, head } = shown;
-    const places = list.listed().map(({ c }) => head.columns[c]?.first);
+    const { vectors, head } = /** @type {Shown & {vectors: HeadVectors}} */ (shown);
+    const places = list.listed().map(({ c }) => head.columns[/** @type {number} */ (c)]?.first);
     strip(values, places.length, (k, c) => (places[k] === undefined ? 0 : vectors.v.at(places[k], c) / vectors.v.high));
     strip(result, 1, (_, c) => vectors.z.at(tokenOf(active()[0]), c) / vectors.z.high);
     operand.style.setProperty("--header", `${list.node.querySelector(".from").offsetHeight}px`);
@@ -244,9 +245,10 @@ export function headPart(ui, store, hands = null) {
    */
   function strip(canvas, count_, value) {
     const pen = canvas2d(canvas, STRIP, count_ * ROW);
-    const wide = STRIP / shown.vectors.d;
+    const { d } = /** @type {HeadVectors} */ (shown.vectors);
+    const wide = STRIP / d;
     for (let k = 0; k < count_; k++)
-      for (let c = 0; c < shown.vectors.d; c++) {
+      for (let c = 0; c < d; c++) {
         pen.fillStyle = css(shade(ui, value(k, c)));
         pen.fillRect(c * wide, k * ROW, Math.ceil(wide), ROW - 1);
       }
@@ -289,7 +291,7 @@ export function headPart(ui, store, hands = null) {
   /** @param {string} name @param {Vectors} vector @param {Span[]} spans */
   function stripOf(name, vector, spans) {
     const value = (/** @type {number} */ k, /** @type {number} */ c) => vector.at(spans[k].first, c);
-    return { name, count: shown.vectors.d, value, high: vector.high, size: STRIP };
+    return { name, count: /** @type {HeadVectors} */ (shown.vectors).d, value, high: vector.high, size: STRIP };
   }
 
   /**
@@ -314,11 +316,11 @@ export function headPart(ui, store, hands = null) {
     return ruled.said.replaceAll(maskOf(model), "?");
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
-    now = next.run ? next : null;
     for (const part of [paint, weights]) part?.update(next);
-    if (!now) return undefined;
+    if (!next.run) return undefined;
+    now = next;
     const { state, run, original } = now;
     const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
     const head = arrange(seenIn(run, state.edits, state), at);
@@ -379,7 +381,7 @@ export function headPart(ui, store, hands = null) {
  */
 function weightsTold(head, at) {
   /** @param {number} r @param {number} c */
-  const cell = (r, c) => [head.hidden(r, c) ? "hidden" : fixed(head.at(r, c), 3), head.changed(r, c)];
+  const cell = (r, c) => [head.hidden(r, c) ? "hidden" : fixed(/** @type {number} */ (head.at(r, c)), 3), head.changed(r, c)];
   return {
     caption: `weights of layer ${at.l}, head ${at.h}: queries down, keys across`,
     columns: head.columns.map(({ name }) => visible(name)),

@@ -11,11 +11,14 @@ import { stepsView } from "./steps.js";
 import "./layer.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./block.js").Flow} Flow */
+/** @typedef {import("./flow.js").Known} Known */
+/** @typedef {import("./head.js").HeadVectors} HeadVectors */
 
 /**
  * The chosen layer as data flows through it, and the steps of the chosen row as a table.
@@ -32,11 +35,12 @@ export function stepsPart(ui, store) {
   const view = stepsView(ui, { onpick: (step, row) => step.side === "queries" && store.set({ query: row }) });
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
-  /** @type {Map<string, Record<string, Float32Array> | null>} */
+  /** @type {Map<string, Known | null>} */
   const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
   const turn = inTurn();
-  /** @type {[boolean, Now | null]} */
-  let [first, now] = [true, null];
+  let first = true;
+  /** @type {Now} */
+  let now; // once a text was run; until then the part is hidden
 
   /**
    * The parameters of the layer, once they are there; null where they are not to be had, undefined while they come.
@@ -56,30 +60,30 @@ export function stepsPart(ui, store) {
     return undefined;
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
-    now = next;
+    now = /** @type {Now} */ (next);
     const { state, run, original, model } = now;
     node.hidden = !run?.blocks?.[state.layer]?.q;
     if (node.hidden || !state.inside || !run.tokens.length) return turn([]);
     const parameters = parametersFor(run, state.layer);
     const alone = state.only?.includes("block") && !state.only.includes("steps"); // the residual stream is looked at
-    /** @type {Flow | null} */
+    /** @type {Flow} */
     let flow;
     const make = () => {
-      flow = flowOf(run, state, model, parameters);
+      flow = /** @type {Flow} */ (flowOf(run, state, model, /** @type {Known | null} */ (parameters)));
       if (alone) flow = streamOf(flow);
     };
     const draw = () => {
       fill(title, `Layer ${state.layer}${alone ? ", part by part" : ` as data flows through it, and head ${state.head} in it`}`);
       down.disabled = !state.layer;
       up.disabled = state.layer === run.pattern.length - 1;
-      const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum").name : "scores" } : {};
+      const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum")?.name : "scores" } : {};
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
     };
     const shows = parameters === undefined ? [] : [make, draw]; // without them what was shown stays
-    return turn([() => table.set(next), ...shows]);
+    return turn([() => table.set(/** @type {Now} */ (next)), ...shows]);
   }
   return { node, update };
 }
@@ -104,7 +108,7 @@ function rowTable() {
 
   /** @param {Now} now */
   function set({ state, run }) {
-    const vectors = vectorsOf(run, state.layer, state.head);
+    const vectors = /** @type {HeadVectors} */ (vectorsOf(run, state.layer, state.head));
     const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
     const { layer, head, edits } = state;
     const usual = 1 / Math.sqrt(vectors.d);

@@ -69,8 +69,8 @@ export function lines(ui, { onhover, onpick, onfree }) {
     art,
     keys,
   );
-  /** @type {Shown | null} */
-  let now = null;
+  /** @type {Shown} */
+  let now; // once it is set
   /** @type {Key[]} */
   let listed = [];
   /** @param {number} k */
@@ -129,7 +129,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
 
     /** @param {number} i */
     function draw(i) {
-      let token = old.get(i);
+      let token = /** @type {HTMLElement} */ (old.get(i));
       if (!token) {
         const { name, first: place } = head.rows[i];
         token = el(

@@ -14,6 +14,7 @@ import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.j
 import "./map.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -56,7 +57,7 @@ function headsInOrder({ layers, heads, measures }, order) {
   const [, sign] = MEASURES.find(([name]) => name === order && measures?.[name]) ?? [];
   if (!sign) return { all, wide: heads };
   /** @param {Placed} placed */
-  const value = ([l, h]) => measures[order][l][h];
+  const value = ([l, h]) => /** @type {Record<string, number[][]>} */ (measures)[order][l][h];
   /** @param {Placed} head */
   const rank = (head) => value(head) ?? 1e9 * sign; // the last, where there is none
   /** @param {number | null} x */
@@ -137,7 +138,7 @@ function effects(store, heard) {
       if (mine === going) going = null;
       heard();
     };
-    store.engine.sweep(state.text, state.edits, part, { at: [state.place], signal: mine.signal }).then(end, end);
+    /** @type {Door} */ (store.engine).sweep(state.text, state.edits, part, { at: [state.place], signal: mine.signal }).then(end, end);
   }
   return { want, stop, of: (/** @type {string} */ name) => found[name], all: () => Object.values(found), busy: () => Boolean(going) };
 }
@@ -168,8 +169,12 @@ export function mapPart(ui, store) {
   /** @type {Record<string, [string, number]>} */
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
-  /** @type {[Now | null, Seen | null, Cell[], string, string, string]} */
-  let [now, seen, cells, shape, painted, scale] = [null, null, [], "", "", ""];
+  /** @type {Now} */
+  let now; // both once a text was run
+  /** @type {Seen} */
+  let seen;
+  /** @type {[Cell[], string, string, string]} */
+  let [cells, shape, painted, scale] = [[], "", "", ""];
   let [sorted, wide, revealed] = ["place", 1, ""];
   const move = roving(grid, {
     count: () => cells.length,
@@ -231,7 +236,8 @@ export function mapPart(ui, store) {
     const place = JSON.stringify([text, layer, head, shape]);
     if (place === revealed || !grid.clientHeight) return;
     revealed = place;
-    const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = cells.find((cell) => cell.layer === layer && cell.head === head).node;
+    const own = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head));
+    const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = own.node;
     /** @param {number} at @param {number} size @param {number} from @param {number} room */
     const near = (at, size, from, room) => Math.max(at + size - room, Math.min(at, from));
     grid.scrollTop = near(offsetTop - grid.offsetTop - 4, offsetHeight + 8, grid.scrollTop, grid.clientHeight);
@@ -257,7 +263,7 @@ export function mapPart(ui, store) {
       const far = movedShare(original.pattern[cell.layer][cell.head], run.pattern[cell.layer][cell.head]);
       return { value: far, text: chance(far), said: `its weights differ by ${chance(far)}` };
     }
-    const effect = state.colouring === "effect" && !removed ? sweep.of(cell.name) : null;
+    const effect = state.colouring === "effect" && !removed ? sweep?.of(cell.name) : null;
     if (!effect) return { value: null, text: "", said: "" };
     const { moved, word: first, from, to } = effect;
     return { value: moved, text: chance(moved), said: `removing it moves ${chance(moved)} of the chance; ${visible(first)} ${chance(from)} → ${chance(to)}` };
@@ -275,8 +281,8 @@ export function mapPart(ui, store) {
         ? "Weights now minus weights in the original, blue for more and red for less. The number is the share of a row's weight that went elsewhere, on average (half the sum of the differences)."
         : "Nothing is changed yet, so nothing differs.";
     if (state.place === null) return "There is no word to look at: choose one in the sentence.";
-    const done = sweep.all().length;
-    const wait = sweep.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
+    const done = sweep?.all().length;
+    const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
     return `Without this head, so much of the chance at ${visible(run.tokens[state.place])} would be with other words (total variation: half the sum of the differences; 0 nothing, 1 all).${wait}`;
   }
 
@@ -328,7 +334,7 @@ export function mapPart(ui, store) {
         const colour = shade(ui, (values[i].value ?? 0) / high);
         fill(thumb);
         thumb.style.background = css(colour);
-        thumb.dataset.value = figure.textContent;
+        thumb.dataset.value = /** @type {string} */ (figure.textContent);
       });
     else if (which !== painted) {
       const from = state.colouring === "change" ? differenceOf(seen, seenIn(original, [], state)) : seen;
@@ -344,10 +350,10 @@ export function mapPart(ui, store) {
     painted = which;
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
-    now = next.run ? next : null;
-    if (!now) return;
+    if (!next.run) return;
+    now = next;
     const { state, run } = now;
     seen = seenIn(run, state.edits, state);
     const { text } = seen.source;

@@ -10,11 +10,12 @@ import { isRemoved } from "./map.js";
 import "./motion.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./head.js").HeadVectors} HeadVectors */
-/** @typedef {ReturnType<typeof arising>} Arising */
+/** @typedef {NonNullable<ReturnType<typeof arising>>} Arising */
 /** @typedef {ReturnType<typeof tinted>} Colours */
 
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
@@ -104,7 +105,7 @@ function together(keys, weights, across, vectors) {
  */
 function factorIn(rows, edits, d) {
   const seen = rows.filter(({ others, score }) => !others && Number.isFinite(score));
-  const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), null);
+  const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), /** @type {Rising | null} */ (null));
   const factor = best ? best.score / best.raw : scaleOf(edits, 1 / Math.sqrt(d));
   const usual = Math.abs(factor * Math.sqrt(d) - 1) < 1e-3;
   return { by: usual ? `÷ √${d}` : `× ${number(factor, 3)}`, rescaled: edits.some(({ op }) => op === "scale") };
@@ -297,12 +298,12 @@ export function motionPart(ui) {
   );
   /** @type {Now | null} */
   let now = null;
-  /** @type {Arising | null} */
-  let row = null;
+  /** @type {Arising} */
+  let row; // where there is one
   /** @type {Colours | null} */
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
-  let [pen, wide, at, playing, inView, before] = [null, 0, last, false, false, 0];
+  let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
   let [figures, told] = ["", -1]; // what the numbers are now, and what is said
   ui.redraw(() => {
     colours = null;
@@ -435,13 +436,13 @@ export function motionPart(ui) {
     });
   }
 
-  /** @param {Now} next */
+  /** @param {Told} next */
   function update(next) {
     const was = now;
     now = next.run && next.state.inside ? next : null;
-    row = now && arising(now);
+    row = /** @type {Arising} */ (now && arising(now));
     node.hidden = !row;
-    if (!row) return stop();
+    if (!row || !now) return stop();
     /** @param {Now} now */
     const about = ({ state: { text, edits, layer, head } }) => JSON.stringify([text, edits, layer, head]);
     const same = was !== null && about(was) === about(now);

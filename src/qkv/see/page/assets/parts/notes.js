@@ -5,6 +5,7 @@ import { visible } from "../base/text.js";
 import { seenIn } from "./sight.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/recorded.js").Source} Source */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /** @param {any} data */
@@ -35,7 +36,7 @@ export function whyOf({ state, run }, start) {
  */
 export function notesOf({ state }, runs) {
   const long = state.mode === "length";
-  const texts = runs.map(({ source }) => source.text);
+  const texts = runs.map(({ source }) => /** @type {Source} */ (source).text);
   const said = [
     long &&
       "A contribution is the length of what a key sends to a query, |weight × v W_O| (Kobayashi et al. 2020): much weight on a short vector moves little.",

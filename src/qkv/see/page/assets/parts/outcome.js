@@ -12,10 +12,15 @@ import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
 import "./outcome.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
-/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {Now & {state: PlayState & {place: number}}} Looked  where a word is looked at */
+/** @typedef {import("../engine/edits.js").ByOp} ByOp */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
@@ -55,7 +60,7 @@ export function outcomeOf(before, after, words) {
  */
 function scaleEnd(x) {
   const power = 10 ** Math.floor(Math.log10(Math.max(x, 1e-6)));
-  return Number(([1, 2, 5, 10].find((times) => times * power >= x) * power).toPrecision(1));
+  return Number((/** @type {number} */ ([1, 2, 5, 10].find((times) => times * power >= x)) * power).toPrecision(1));
 }
 
 /**
@@ -76,7 +81,7 @@ function changedHeads(original, run) {
 
 /**
  * A sentence that says what would stand at the place, and what the changes did to it.
- * @param {Now} now
+ * @param {Looked} now
  * @param {Outcome} outcome
  * @returns {Said[]}
  */
@@ -102,7 +107,7 @@ function headlineOf(now, { rows, moved, shows }) {
 
 /**
  * The sentence of a model that gives no logits: how alike the last vector of the word stays to itself.
- * @param {Now} now
+ * @param {Looked} now
  */
 function wordlessHeadline(now) {
   const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
@@ -113,7 +118,7 @@ function wordlessHeadline(now) {
 
 /**
  * What the model does at the place, and where that is: [verb, words that a sentence may begin with].
- * @param {Now} now
+ * @param {Looked} now
  * @returns {[string, any[]]}
  */
 function wayOfSaying(now) {
@@ -126,25 +131,29 @@ function wayOfSaying(now) {
 
 /**
  * Where the text that is run has a mask token.
- * @param {Now} now
+ * @param {Looked} now
  */
 function masks({ run, model }) {
   return run.tokens.flatMap((token, place) => (token === maskOf(model) ? [place] : []));
 }
 
-/** @param {Now} now */
+/** @param {Looked} now */
 function isBlank(now) {
   return !now.model.next && masks(now).includes(now.state.place);
 }
 
 /**
  * What was changed, as words that a sentence begins with.
- * @param {Now} now
+ * @param {Looked} now
  * @returns {Said[]}
  */
 function causeOf(now) {
-  /** @param {string} op */
+  /**
+   * @template {keyof ByOp} Op
+   * @param {Op} op
+   */
   const of = (op) => editsOf(now.state.edits, op);
+  /** @type {Said[][]} */
   const clauses = [];
   const hidden = of("hide").map(({ token }) => token);
   if (hidden.length) clauses.push(["without ", ...listOf(wordsAt(now, hidden))]);
@@ -168,8 +177,8 @@ function causeOf(now) {
 
 /**
  * Links that are hidden, in words.
- * @param {Now} now
- * @param {Edit[]} edits
+ * @param {Looked} now
+ * @param {ByOp["mask"][]} edits
  */
 function linksOf(now, edits) {
   const [{ query, key, layer, head }] = edits;
@@ -180,8 +189,8 @@ function linksOf(now, edits) {
 
 /**
  * Rows of weights that somebody set, in words.
- * @param {Now} now
- * @param {Edit[]} edits
+ * @param {Looked} now
+ * @param {ByOp["row"][]} edits
  */
 function rowsOf(now, edits) {
   const [{ query, layer, head }] = edits;
@@ -191,7 +200,7 @@ function rowsOf(now, edits) {
 
 /**
  * The name of a token for a reader: its word as the model reads it, with any swap.
- * @param {Now} now
+ * @param {Looked} now
  * @param {number} token
  */
 function nameAt(now, token) {
@@ -201,7 +210,7 @@ function nameAt(now, token) {
 
 /**
  * The words that tokens make up, each once; of a word that is only partly there the tokens.
- * @param {Now} now
+ * @param {Looked} now
  * @param {number[]} tokens
  */
 function wordsAt(now, tokens) {
@@ -229,8 +238,8 @@ function sentenceOf(parts) {
 
 /**
  * What follows from the changes: `headline` is the sentence, `node` all that stands below it.
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function outcomePart(ui, store) {
@@ -240,7 +249,7 @@ export function outcomePart(ui, store) {
   /** @type {[string, (() => void) | null, boolean | null]} */
   let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
 
-  /** @param {Now} now */
+  /** @param {Looked} now */
   function draw(now) {
     if (!now.run.logits.length) {
       const said = wordlessHeadline(now);
@@ -256,9 +265,9 @@ export function outcomePart(ui, store) {
     fill(bars, wordBars(now, outcome));
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
-    const { run, original, state, model } = now;
+    const { run, original, state, model } = /** @type {Looked} */ (now);
     const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);
     node.setAttribute("aria-busy", String(Boolean(now.busy || !known)));
     headline.toggleAttribute("data-old", !known);
@@ -270,10 +279,10 @@ export function outcomePart(ui, store) {
     }
     if (!known) return;
     const made = JSON.stringify([numberOf(run), numberOf(original), state.place]);
-    if (made !== drawn) draw(now);
+    if (made !== drawn) draw(/** @type {Looked} */ (now));
     if (made !== drawn || inside !== state.inside) {
       more.hidden = !state.inside;
-      chart = state.inside ? whatMoved(now, fill(more)) : null;
+      chart = state.inside ? whatMoved(/** @type {Looked} */ (now), fill(more)) : null;
     }
     [drawn, inside] = [made, state.inside];
     for (const button of more.querySelectorAll("[data-head]"))
@@ -282,7 +291,7 @@ export function outcomePart(ui, store) {
 
   /**
    * Alike layer by layer, and the heads that changed most; gives what draws the chart.
-   * @param {Now} now
+   * @param {Looked} now
    * @param {HTMLElement} box
    */
   function whatMoved(now, box) {
@@ -312,7 +321,7 @@ export function outcomePart(ui, store) {
 
 /**
  * The words of a place, and what the bars mean where something is changed.
- * @param {Now} now
+ * @param {Looked} now
  * @param {Outcome} given
  */
 function wordBars(now, { rows }) {
@@ -382,7 +391,7 @@ export function alikeTable(alike, caption = "cosine with the original") {
 
 /**
  * Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none.
- * @param {any} store
+ * @param {Store} store
  * @param {{layer: number, head: number, moved: number}[]} heads
  * @param {string} note
  * @param {string} none

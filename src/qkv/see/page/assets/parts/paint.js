@@ -73,6 +73,8 @@ function cellsBetween([i, j], [r, c]) {
   return range(1, steps + 1).map((k) => [Math.round(i + ((r - i) * k) / steps), Math.round(j + ((c - j) * k) / steps)]);
 }
 
+/** @typedef {{base: Edit[], hides: boolean, cells: Map<string, Pair>, last: Pair | null}} Stroke */
+
 /**
  * What paints the mask of one head.
  * @param {Ui} ui
@@ -96,9 +98,11 @@ export function paintBar(ui, store, step) {
   const [query, key] = [stepper("query", "Query"), stepper("key", "Key")];
   const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
   const hand = oneAtATime(store);
-  /** @type {[HeatMap | null, {head: Head, at: At, own: number, key: number} | null]} */
-  let [map, told] = [null, null];
-  /** @type {{base: Edit[], hides: boolean, cells: Map<string, Pair>, last: Pair | null} | null} */
+  /** @type {HeatMap} */
+  let map; // once it is there
+  /** @type {{head: Head, at: At, own: number, key: number}} */
+  let told; // once it is set
+  /** @type {Stroke | null} */
   let stroke = null; // base: the edits before; hides: or opens; cells: by "row column"; last: the cell that it is at
   let painted = false; // by the pointer, so that the click after it paints nothing
 
@@ -174,14 +178,15 @@ export function paintBar(ui, store, step) {
     if (why) return;
     event.currentTarget.setPointerCapture(event.pointerId);
     stroke = { base: store.state.edits, hides: !isMasked(...cell), cells: new Map(), last: null };
-    pass(cell);
+    pass(stroke, cell);
   }
 
   /**
    * The stroke goes on to a cell, over those on the way.
+   * @param {Stroke} stroke
    * @param {Pair} cell
    */
-  function pass(cell) {
+  function pass(stroke, cell) {
     const first = !stroke.cells.size;
     const fresh = (stroke.last ? cellsBetween(stroke.last, cell) : [cell]).filter((one) => !stroke.cells.has(one.join(" ")) && !refused(...one));
     stroke.last = cell;
@@ -196,7 +201,7 @@ export function paintBar(ui, store, step) {
     if (!stroke) return;
     const cell = cellUnder(event);
     if (!cell) stroke.last = null;
-    else if (cell.join(" ") !== stroke.last?.join(" ")) pass(cell);
+    else if (cell.join(" ") !== stroke.last?.join(" ")) pass(stroke, cell);
   }
 
   function end() {

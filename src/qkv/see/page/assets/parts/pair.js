@@ -34,7 +34,7 @@ const CELLS = 40; // up to so many columns each has cells of its own, beyond the
 function axisOf(one, other) {
   const places = alongside(one, other);
   /** @param {Both} both */
-  const nameOf = ([a, b]) => (a === null ? other[b] : b === null || one[a] === other[b] ? one[a] : `${visible(one[a])} / ${visible(other[b])}`);
+  const nameOf = ([a, b]) => (a === null ? other[/** @type {number} */ (b)] : b === null || one[a] === other[b] ? one[a] : `${visible(one[a])} / ${visible(other[b])}`);
   const inverse = [0, 1].map((k) => new Map(places.map((both, i) => [both[k], i])));
   return { places, names: places.map(nameOf), at: (k, place) => inverse[k].get(place) };
 }
@@ -47,8 +47,8 @@ function axisOf(one, other) {
  * @param {{heard: () => void, onpick: (token: number) => void}} options
  */
 function sideOf(ui, { heard, onpick }) {
-  /** @type {{head: Head | null, held: number[], cursor: number, at: At | null, high: number}} */
-  const self = { head: null, held: [], cursor: 0, at: null, high: 1 };
+  /** @type {{head: Head, held: number[], cursor: number, at: At, high: number}} */
+  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // until both are set
   /** @type {number | null} */
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});
@@ -128,8 +128,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   const table = foldedTable("The chosen row as a table", "table of both");
   const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
-  /** @type {Shown | null} */
-  let now = null;
+  /** @type {Shown} */
+  let now; // once it is set
   let [pointing, quiet] = [false, false]; // quiet: several things change, and are drawn once
   let shown = ""; // which heads the heat maps show
 
@@ -167,7 +167,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
 
   /** @param {number} i @param {boolean} add */
   function choose(i, add) {
-    sides.forEach((side, k) => now.rows.places[i][k] !== null && side.pick(now.rows.places[i][k], add));
+    sides.forEach((side, k) => now.rows.places[i][k] !== null && side.pick(/** @type {number} */ (now.rows.places[i][k]), add));
   }
 
   /**
@@ -176,7 +176,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
    */
   function mark(next = []) {
     if (quiet || !now) return;
-    const rows = sides.map((side, k) => side.active().map((r) => now.rows.at(k, r)));
+    const rows = sides.map((side, k) => side.active().map((r) => /** @type {number} */ (now.rows.at(k, r))));
     const both = [...new Set(rows.flat())];
     [rows[0], rows[1], both].forEach((marked, k) => maps[k].set({ ...next[k], marked, home: homeOf(k % 2) }));
     table.set(() => pairTold(now, sides, rows));
@@ -217,7 +217,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     const here = [0, 1].map((k) => weightAt(k, i, j));
     const title = `${visible(now.rows.names[i])} → ${j in now.columns.names ? visible(now.columns.names[j]) : AWAY}`;
     if (which < 2 && here[which] === null) return `${title}: not in ${now.names[which]}`;
-    if (which < 2) return cellNumbers(sides[which].head, sides[which].at, ...cellAt(which, i, j));
+    if (which < 2) return cellNumbers(sides[which].head, sides[which].at, .../** @type {[number, number]} */ (cellAt(which, i, j)));
     const fields = here.map((x, k) => [now.names[k], x === null ? "not there" : number(x || 0, 5)]);
     return { title, fields: [...fields, ["difference", here.includes(null) ? "–" : number(difference(i, j), 5)]] };
   }
@@ -294,7 +294,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
    */
   function knownOf(k, i) {
     const r = now.rows.places[i][k];
-    return r === null ? [] : sides[k].head.known(r).map(([c, value]) => [now.columns.at(k, c), value]);
+    return r === null ? [] : sides[k].head.known(r).map(([c, value]) => [/** @type {number} */ (now.columns.at(k, c)), value]);
   }
 
   /** @param {number} i */
@@ -314,7 +314,9 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
  * @param {number[][]} rows
  */
 function pairTold(now, sides, rows) {
-  const values = sides.map((side, k) => (rows[k].length ? side.head.values(now.rows.places[rows[k][0]][k]) : new Map()));
+  /** @param {number} k */
+  const rowOf = (k) => /** @type {number} */ (now.rows.places[rows[k][0]][k]);
+  const values = sides.map((side, k) => (rows[k].length ? side.head.values(rowOf(k)) : new Map()));
   /** @param {Both} both @param {number} j */
   const line = (both, j) => {
     const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));

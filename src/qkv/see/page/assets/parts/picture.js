@@ -126,7 +126,7 @@ function boxOf(style, { left: x, top: y, width, height }, into) {
   const [ground, clear] = plainColour(style.backgroundColor);
   if (clear > 0) rect(0, { fill: ground, "fill-opacity": clear < 1 ? clear : null });
   if (style.backgroundImage.startsWith("linear-gradient(to right, rgb")) {
-    const stops = style.backgroundImage.match(/rgb\([^)]*\)/g);
+    const stops = /** @type {string[]} */ (style.backgroundImage.match(/rgb\([^)]*\)/g));
     const id = newId("ramp");
     into.append(svg("linearGradient", { id }, stops.map((stop, i) => svg("stop", { offset: short(i / (stops.length - 1)), "stop-color": stop }))));
     rect(0, { fill: `url(#${id})` });
@@ -233,7 +233,7 @@ function textOf(text, rect, style, end, turned) {
  */
 function isTurned(element) {
   const { transform, writingMode } = getComputedStyle(element);
-  return writingMode !== "horizontal-tb" && (transform.startsWith("matrix(-1") || isTurned(element.parentElement));
+  return writingMode !== "horizontal-tb" && (transform.startsWith("matrix(-1") || isTurned(/** @type {Element} */ (element.parentElement)));
 }
 
 /** @param {CSSStyleDeclaration} style */
@@ -241,8 +241,8 @@ function fontOf({ fontStyle, fontWeight, fontSize, fontFamily }) {
   return `${fontStyle} ${fontWeight} ${fontSize} ${fontFamily}`;
 }
 
-/** @type {CanvasRenderingContext2D | null} */
-let measuring = null; // a pen for measures and colours
+/** @type {CanvasRenderingContext2D} */
+let measuring; // a pen for measures and colours
 
 /** @param {string} font */
 function penFor(font) {
@@ -413,7 +413,7 @@ function vectorPen(width, height) {
         return ruler.measureText(text).actualBoundingBoxAscent;
       };
       const shift = -(up(pen.textBaseline) - up("alphabetic"));
-      const [, style, weight, size, family] = /^(italic )?(bold |\d+ )?([\d.]+px) (.*)$/.exec(ruler.font);
+      const [, style, weight, size, family] = /** @type {RegExpExecArray} */ (/^(italic )?(bold |\d+ )?([\d.]+px) (.*)$/.exec(ruler.font));
       const anchor = { center: "middle", right: "end", end: "end" }[pen.textAlign] ?? null;
       group.append(svg("text", { x: short(x), y: short(y + shift), ...filled(), "text-anchor": anchor, "font-family": family, "font-size": size, "font-weight": weight?.trim() ?? null,
         "font-style": style?.trim() ?? null, textLength: short(Math.min(wide, most)), lengthAdjust: "spacingAndGlyphs", style: { "white-space": "pre" } }, forXml(text)));
@@ -426,7 +426,7 @@ function vectorPen(width, height) {
      */
     createPattern: (tile) =>
       svg("pattern", { id: newId("stripes"), width: 6, height: 6, patternUnits: "userSpaceOnUse" },
-        svg("path", { d: "M-6 6l6 -6M0 6l6 -6M6 6l6 -6", stroke: plainColour(tile.dataset.stroke)[0], "stroke-width": 1.2 })),
+        svg("path", { d: "M-6 6l6 -6M0 6l6 -6M6 6l6 -6", stroke: plainColour(/** @type {string} */ (tile.dataset.stroke))[0], "stroke-width": 1.2 })),
   };
   return pen;
 }
@@ -453,7 +453,7 @@ function plainColour(colour, whole = false) {
   pen.fillStyle = "#000";
   pen.fillStyle = colour;
   const plain = /^#\w{6}$/.test(pen.fillStyle);
-  if (plain) return [`rgb(${pen.fillStyle.match(/\w\w/g).map((part) => parseInt(part, 16)).join(", ")})`, 1];
+  if (plain) return [`rgb(${/** @type {string[]} */ (pen.fillStyle.match(/\w\w/g)).map((part) => parseInt(part, 16)).join(", ")})`, 1];
   pen.fillRect(0, 0, 1, 1);
   const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
   const cover = Math.round((1000 * a) / 255) / 1000;

@@ -32,7 +32,7 @@ export function lineColour(k) {
 function ticks(low, high) {
   const rough = (high - low) / 7 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((k) => k * power >= rough) * power;
+  const step = /** @type {number} */ ([1, 2, 5, 10].find((k) => k * power >= rough)) * power;
   const found = [];
   for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(k * step);
   return found;

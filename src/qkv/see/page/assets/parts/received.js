@@ -5,11 +5,14 @@ import { el, fill, word } from "../base/elements.js";
 import { count, number } from "../base/text.js";
 import "./received.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/recorded.js").Source} Source */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * @param {any} ui
+ * @param {Ui} ui
  * @returns {Part}
  */
 export function receivedPart(ui) {
@@ -43,11 +46,11 @@ export function receivedPart(ui) {
   canvas.addEventListener("pointerleave", () => say(best));
   ui.redraw(draw);
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update({ state, run }) {
     node.hidden = !run?.source?.text.summary;
     if (node.hidden) return;
-    source = run.source;
+    source = /** @type {Run & {source: Source}} */ (run).source;
     values = Array.from(source.keys, (_, j) => source.received(state.layer, state.head, j));
     best = values.map((_, j) => j).sort((a, b) => values[b] - values[a]).slice(0, 3);
     say(best);

@@ -8,6 +8,7 @@ import { pictureOf, pngOf, svgText } from "./picture.js";
 import "./save.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {{name: string, text: string, caption: string, numbers: Sheet[]}} About */
 
 /**
  * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
@@ -72,9 +73,9 @@ export function matricesIn(node) {
 
 /**
  * A menu that saves what a part shows. `about` says of what, each time that it is asked.
- * @param {any} ui
+ * @param {Ui} ui
  * @param {HTMLElement} around  what its picture is of: the part, or more
- * @param {() => {name: string, text: string, caption: string, numbers: Sheet[]} | null} about  `name`: of the part, in
+ * @param {() => About | null} about  `name`: of the part, in
  *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
  */
 export function saveMenu(ui, around, about) {
@@ -85,7 +86,8 @@ export function saveMenu(ui, around, about) {
   let [paper, later] = [null, 0]; // paper: for a text to copy
   /** @param {string} label @param {any} make */
   const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
-  const picture = () => pictureOf(ui, around, about().caption);
+  const there = /** @type {() => About} */ (about); // once the menu is open
+  const picture = () => pictureOf(ui, around, there().caption);
 
   function list() {
     const found = about();
@@ -100,23 +102,23 @@ export function saveMenu(ui, around, about) {
    * @param {number} k
    */
   function csvFile(k) {
-    const [, name, table] = about().numbers[k];
+    const [, name, table] = there().numbers[k];
     return { name, kind: "csv", text: csvOf(table()) };
   }
 
   function svgFile() {
-    return { name: about().name, kind: "svg", text: svgText(picture()) };
+    return { name: there().name, kind: "svg", text: svgText(picture()) };
   }
 
   async function pngFile() {
-    return { name: about().name, kind: "png", blob: await pngOf(picture()) };
+    return { name: there().name, kind: "png", blob: await pngOf(picture()) };
   }
 
   /** @param {any} make */
   async function save(make) {
     try {
       const { name, kind, text, blob } = await make();
-      const called = `${fileName(name, about().text)}.${kind}`;
+      const called = `${fileName(name, there().text)}.${kind}`;
       const free = letsFilesOut();
       handOver(called, blob ?? new Blob([text], { type: kind === "svg" ? "image/svg+xml" : "text/csv" }));
       fill(done, free ? `Saved: ${called}` : `The frame around this page may forbid to save ${called}.${text ? " Here it is to copy." : " Open the page in a window of its own for that."}`);

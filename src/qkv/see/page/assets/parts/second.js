@@ -13,11 +13,13 @@ import { numberOf } from "./sight.js";
 import "./second.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../store/second.js").Second} Second */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {Now & {second: Second}} Two  where there is a second text */
 
 const FEWEST = 0.005; // a smaller difference of a row of weights is none
 
@@ -37,8 +39,8 @@ export function secondPart(ui, store) {
     el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
   /** @type {[number, number | null, number | null, string, (() => void) | null]} */
   let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
-  /** @type {Now | null} */
-  let last = null;
+  /** @type {Told} */
+  let last; // what was told last
 
   for (const part of [fit, pair.node, more]) part.hidden = true; // until there is a second text
   field.addEventListener("input", () => {
@@ -60,7 +62,7 @@ export function secondPart(ui, store) {
     if (which) update(last); // the first text's token is the same
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     const { state, run, second } = now;
     const opened = last?.run && !last.second && second;
@@ -92,15 +94,15 @@ export function secondPart(ui, store) {
       titles: ["In the first", "In the second"],
       cursors: [state.query ?? 0, other],
     });
-    chart = drawAlike(now, alike, other, store);
-    fill(words, wordsOfBoth(now));
+    chart = drawAlike(/** @type {Two} */ (now), alike, other, store);
+    fill(words, wordsOfBoth(/** @type {Two} */ (now)));
   }
   return { node, update };
 }
 
 /**
  * How alike the chosen tokens are, and the heads in which they look at different words; gives what draws the chart.
- * @param {Now} now
+ * @param {Two} now
  * @param {HTMLElement} box
  * @param {number} other
  * @param {Store} store
@@ -151,7 +153,7 @@ function apart(run, second, own, other) {
 
 /**
  * What the model would put in each; nothing where it has no words or a text has no place for one.
- * @param {Now} now
+ * @param {Two} now
  */
 function wordsOfBoth({ state, run, second, model }) {
   if (!run.logits.length || !second.run.logits.length || state.place === null || second.place === null) return null;

@@ -17,8 +17,10 @@ import "./sentence.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -36,7 +38,7 @@ import "./sentence.css";
 
 const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
 
-/** @param {Ui} ui @param {Store} store @returns {Part} */
+/** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
@@ -47,10 +49,12 @@ export function sentencePart(ui, store) {
   const another = el("button", { type: "button", class: "in-whole another", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
   const share = el("button", { type: "button", class: "in-whole", onclick: () => giveAddress() }, "Share");
-  const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, last)) }, "Copy as Python");
+  const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, /** @type {Now} */ (last))) }, "Copy as Python");
   const notes = el("div", { class: "unread" });
-  /** @type {[Now | null, number, Offer | null]} */
-  let [last, typed, pending] = [null, -Infinity, null];
+  /** @type {Told} */
+  let last; // what was told last
+  /** @type {[number, Offer | null]} */
+  let [typed, pending] = [-Infinity, null];
 
   field.addEventListener("input", () => {
     store.set({ text: field.value.toWellFormed() }, { undo: performance.now() - typed > 1000 });
@@ -74,7 +78,7 @@ export function sentencePart(ui, store) {
     paper.node,
   );
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update(now) {
     last = now;
     const { state, run } = now;
@@ -90,8 +94,8 @@ export function sentencePart(ui, store) {
     fill(offer, pending ? pending.label : "Hide a word");
     offer.disabled = !pending;
     offer.setAttribute("aria-pressed", String(Boolean(pending?.on)));
-    chips.update(now);
-    chosen.update(now, pending);
+    chips.update(/** @type {Now} */ (now));
+    chosen.update(/** @type {Now} */ (now), pending);
     fill(notes, unreadOf(now.sentence, run, now.model));
   }
   return { node, update };
@@ -213,7 +217,7 @@ function hiddenTokens(edits) {
  */
 function hiding(edits, tokens) {
   const hidden = hiddenTokens(edits);
-  if (tokens.every((token) => hidden.has(token))) return edits.filter(({ op, token }) => !(op === "hide" && tokens.includes(token)));
+  if (tokens.every((token) => hidden.has(token))) return edits.filter(({ op, token }) => !(op === "hide" && tokens.includes(/** @type {number} */ (token))));
   return [...edits, ...tokens.filter((token) => !hidden.has(token)).map((token) => ({ op: "hide", token }))];
 }
 
@@ -241,8 +245,12 @@ function chosenWord(store) {
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
-  /** @type {[Now | null, Chip | null, Set<string> | null]} */
-  let [now, span, known] = [null, null, null];
+  /** @type {Now} */
+  let now; // all three once a text was run
+  /** @type {Chip} */
+  let span;
+  /** @type {Set<string>} */
+  let known;
   const places = () => range(span.tokens[0], span.tokens[1]);
 
   form.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
@@ -284,7 +292,7 @@ function chosenWord(store) {
   function update(next, offer) {
     now = next;
     known ??= now.model && new Set(now.model.words);
-    span = chipsOf(now).find(({ chosen }) => chosen) ?? null;
+    span = /** @type {Chip} */ (chipsOf(now).find(({ chosen }) => chosen));
     node.hidden = !span || span.kinds.includes("special");
     if (node.hidden) return;
     /** @param {string} kind */
@@ -352,7 +360,7 @@ function storyOf(data, text) {
  */
 function mostSeen({ state, run, words }) {
   /** @param {number | null} place */
-  const of = (place) => words.find(([first, last]) => place >= first && place < last);
+  const of = (place) => words.find(([first, last]) => place !== null && place >= first && place < last);
   const own = of(state.query);
   if (own && state.query !== state.place) return range(own[0], own[1]);
   const row = run.pattern[state.layer][state.head].subarray((state.query ?? 0) * run.tokens.length);

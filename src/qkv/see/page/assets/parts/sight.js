@@ -41,7 +41,7 @@ function sight(source, state) {
     (state.merge && words ? words : names.map(/** @returns {[number, number, string]} */ (name, i) => [i, i + 1, name]))
       .filter(
         ([first]) =>
-          !(state.skip && special[first]) && (part === "all" || first < text.split === (wanted === "A")),
+          !(state.skip && special[first]) && (part === "all" || first < /** @type {number} */ (text.split) === (wanted === "A")),
       )
       .map(([first, last, name]) => ({ first, last, name }));
   const rows = spans(text.tokens, text.words, text.special, part[0]);
@@ -67,7 +67,7 @@ function sight(source, state) {
       let [gone, held] = [0, 0];
       for (let i = first; i < last; i++) {
         source.row(l, h, i, (j, weight) => {
-          const value = (weight * (norms ? norms[j] : 1)) / (last - first);
+          const value = (weight * (norms ? /** @type {number} */ (norms[j]) : 1)) / (last - first);
           held += weight / (last - first);
           if (columnAt[j] < 0) gone += value;
           else values.set(columnAt[j], (values.get(columnAt[j]) || 0) + value);
@@ -90,7 +90,7 @@ function sight(source, state) {
     highest() {
       if (highest === null)
         for (let k = 0; k < text.layers.length * text.heads; k++)
-          highest = Math.max(highest, largest(made(Math.floor(k / text.heads), k % text.heads)));
+          highest = Math.max(highest ?? 0, largest(made(Math.floor(k / text.heads), k % text.heads)));
       return highest;
     },
   };
@@ -151,7 +151,7 @@ export function arrange(seen, { l, h }) {
      * @param {number} r
      * @param {number} c
      */
-    changed: (r, c) => Boolean(text.hidden && source.changed) && everywhere(r, c, source.changed),
+    changed: (r, c) => Boolean(text.hidden && source.changed) && everywhere(r, c, /** @type {Source["hidden"]} */ (source.changed)),
   };
 }
 
@@ -270,6 +270,13 @@ export function numberOf(one) {
 }
 
 /**
+ * A number of a row that holds all of its columns.
+ * @param {Map<number, number>} values
+ * @param {number} c
+ */
+const valueIn = (values, c) => /** @type {number} */ (values.get(c));
+
+/**
  * The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second.
  * @param {Seen} seen
  * @param {Seen} other
@@ -280,7 +287,7 @@ export function differenceOf(seen, other) {
   const made = (l, h) => {
     const before = other.made(l, h);
     /** @param {Row} row @param {number} r */
-    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - before[r].values.get(c)])) });
+    const minus = ({ values }, r) => ({ values: new Map([...values].map(([c, value]) => [c, value - valueIn(before[r].values, c)])) });
     return seen.made(l, h).map(minus);
   };
   return { rows: seen.rows, columns: seen.columns, made };
@@ -293,7 +300,7 @@ export function differenceOf(seen, other) {
  * @returns {(r: number, c: number) => number}
  */
 export function differenceFrom(original, head) {
-  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : head.values(r).get(c) - original.values(r).get(c));
+  return (r, c) => (head.hidden(r, c) && original.hidden(r, c) ? NaN : valueIn(head.values(r), c) - valueIn(original.values(r), c));
 }
 
 /**

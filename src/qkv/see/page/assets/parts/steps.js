@@ -13,52 +13,72 @@ import "./steps.css";
 
 /** @typedef {import("./block.js").Flow} Flow */
 /** @typedef {import("./block.js").FlowStep} FlowStep */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("./sums.js").Held} Held */
+/** @typedef {[number, number]} Cell */
 
 /**
- * @param {any} ui
+ * The steps of a flow.
+ * @param {Ui} ui
  * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  hears of a cell that is chosen
  */
 export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
+  /** @type {Map<string, Cell>} */
   const picks = new Map(); // name of a step -> the cell whose sum is shown
-  /** @type {Flow | null} */
-  let flow = null;
-  /** @type {ReturnType<typeof sumsOf> | null} */
-  let sums = null;
+  /** @type {Flow} */
+  let flow; // both once a flow is set
+  /** @type {ReturnType<typeof sumsOf>} */
+  let sums;
+  /** @type {[number, number, string[], Record<string, number> | null]} */
   let [at, token, keys, before] = [0, 0, [], null];
+  /** @type {Cell | null} */
   let pointed = null; // the cell under the pointer
 
   const drawn = inTurn();
 
   const step = () => flow.steps[at];
-  const value = (name, i, j) => flow.array(name).get(i, j);
+  /** @param {string} name @param {number} i @param {number} j */
+  const value = (name, i, j) => /** @type {Held} */ (flow.array(name)).get(i, j);
+  /** @param {number} x */
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
-  const names = (one) => ({ keys, place: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
+  /** @type {(one: FlowStep) => string[]} */
+  const names = (one) => /** @type {Record<string, string[]>} */ ({ keys, place: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
+  /** @param {FlowStep} one */
   const held = (one) => (one.side === "place" ? null : one.side === "keys" ? flow.key_rows : flow.rows);
+  /** @param {FlowStep} one */
   const rowsOf = (one) => held(one) || names(one).map((_, i) => i);
+  /** @param {FlowStep} one */
   const columnsOf = (one) => (one.shown ? one.shown.at : Array.from({ length: flow.array(one.name).shape.at(-1) }, (_, j) => j));
   const isLast = () => at === flow.steps.length - 1;
   const isOwn = () => at === flow.own_step;
+  /** @param {FlowStep} one */
   const first = (one) => (one.side === "place" ? 0 : flow.start[one.side === "keys" && flow.keys ? 1 : 0]);
+  /** @type {(one: FlowStep) => Cell} */
   const start = (one) => one.cell || [first(one), one.columns ? flow.start[1] : columnsOf(one)[0]];
+  /** @param {FlowStep} one */
   const pickOf = (one) => picks.get(one.name) || start(one);
 
   const id = ui.id("walk");
   const block = blockPart(ui, { onshow: (k) => show(k), panel: id });
   // where the block stands below, a node that is chosen there takes the reader to what it shows
   block.node.addEventListener("click", () => way.getBoundingClientRect().bottom < 0 && way.scrollIntoView());
+  /** @param {number} by */
   const go = (by) => () => by && block.go(at + by);
-  const turn = ({ key }) => (go({ ArrowLeft: -1, ArrowRight: 1 }[key] || 0)());
-  const [back, next] = [["◀ Back", -1], ["Next ▶", 1]].map(([text, by]) => el("button", { type: "button", onclick: go(by) }, text));
-  const [title, note, end, mapTitle] = ["h3", "p", "p", "h4"].map((tag) => el(tag, { class: { p: "note" }[tag] }));
+  /** @param {KeyboardEvent} event */
+  const turn = ({ key }) => (go(/** @type {Record<string, number>} */ ({ ArrowLeft: -1, ArrowRight: 1 })[key] || 0)());
+  const [back, next] = /** @type {[string, number][]} */ ([["◀ Back", -1], ["Next ▶", 1]]).map(([text, by]) => el("button", { type: "button", onclick: go(by) }, text));
+  const [title, note, end, mapTitle] = ["h3", "p", "p", "h4"].map((tag) => el(tag, { class: /** @type {Record<string, string>} */ ({ p: "note" })[tag] }));
   const [formula, code] = [el("dd", { class: "formula" }), el("dd", { class: "code" })];
   const written = toggle(ui, "Numbers in the cells", true, () => draw());
   const stretched = stretcher(ui, stretch, () => draw());
   const bars = sumBars(ui, { writes: false });
+  /** @param {number | null} k @param {number} j */
   const onpoint = (k, j) => {
     pointed = k === null ? null : [rowsOf(step())[k], columnsOf(step())[j]];
     for (const each of isOwn() ? [map, own] : []) each.point(k, j);
     drawBars();
   };
+  /** @param {number} k @param {number} j */
   const onpick = (k, j) => {
     picks.set(step().name, [rowsOf(step())[k], columnsOf(step())[j]]);
     for (const each of [map, own]) each.set({ picked: [k, j], home: [k, j] });
@@ -70,6 +90,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const [map, own] = ["Result", "The model's own"].map((label) => heatmap(ui, { label, value: () => 0, onpoint, onpick }));
   const ownTitle = el("h4", {});
   const ownPanel = el("div", { class: "panel", hidden: true }, ownTitle, own.node);
+  /** @type {HTMLElement[]} */
   const boxes = [map, own].map((each) => each.node.querySelector(".map"));
   boxes.forEach((one, k) => one.addEventListener("scroll", () => isOwn() && boxes[1 - k].scrollTo(one.scrollLeft, one.scrollTop)));
   const panels = el("div", {}, el("div", { class: "panel" }, mapTitle, map.node, bars.node), ownPanel);
@@ -78,28 +99,40 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const way = el("div", { class: "walk-way", onkeydown: turn }, back, next);
   const node = el("div", { class: "steps-view" }, block.node, el("div", { class: "steps-panel" }, way, panel));
 
-  /** What a number of a step is made of, as bars; null where that is no sum. */
+  /**
+   * What a number of a step is made of, as bars; null where that is no sum.
+   * @param {FlowStep} one
+   * @param {number} i
+   * @param {number} j
+   */
   function behind(one, i, j) {
     const { op, name } = one;
     const label = `what ${name} is made of`;
+    /** @param {string} matrix @param {string} place */
     const of = (matrix, place) => `${matrix}[${place}]`;
     const query = visible(names(one)[i]);
     if (op.kind === "softmax") {
       const along = columnsOf(one);
+      /** @param {Float64Array} row */
       const few = (row) => along.map((k) => row[k]);
-      const row = flow.array(op.of).row(i);
+      const row = /** @type {Held} */ (flow.array(op.of)).row(i);
       const parts = { scores: few(row), raised: few(powers(row)[1]), shares: along.map((k) => value(name, i, k)) };
-      return shareBars(label, { ...parts, names: one.columns ? keys : one.shown.names, at: along.indexOf(j), of: op.of, name });
+      return shareBars(label, { ...parts, names: one.columns ? keys : /** @type {NonNullable<FlowStep["shown"]>} */ (one.shown).names, at: along.indexOf(j), of: op.of, name });
     }
     const sum = sums.products(op, i, j);
     return sum && productBars(label, sum, of(op.left, query), of(op.right, op.flip ? visible(keys[j]) : `:, ${j}`));
   }
 
-  /** What the heat map is to show of a step: its own result, or the model's. */
+  /**
+   * What the heat map is to show of a step: its own result, or the model's.
+   * @param {FlowStep} one
+   * @param {string} name  of the array
+   */
   function matrix(one, name) {
     const rows = rowsOf(one);
     const shownColumns = columnsOf(one);
-    const get = (i, j) => flow.array(name).get(i, shownColumns[j]);
+    /** @param {number} i @param {number} j */
+    const get = (i, j) => /** @type {Held} */ (flow.array(name)).get(i, shownColumns[j]);
     const wide = shownColumns.length;
     const columns = one.columns ? keys : one.shown ? one.shown.names : shownColumns.map(String);
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
@@ -107,11 +140,15 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const size = Math.max(-least, most);
     // a few numbers of trained vectors are far larger than the rest, and would leave it one grey
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
-    const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], sizes.at(-1 - trim));
+    const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;
+    /** @param {number} k @param {number} j */
     const hidden = (k, j) => one.weights && one.op.of === "masked" && value("masked", rows[k], j) === -Infinity;
+    /** @param {number} x */
     const text = (x) => (size < 0.01 ? inSum(x) : fixed(x, size < 100 ? 3 : 1));
+    /** @param {number} k @param {number} j */
     const place = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
+    /** @type {Cell} */
     const home = [Math.max(0, rows.indexOf(pickOf(one)[0])), shownColumns.indexOf(pickOf(one)[1])];
     return {
       label: name === "own" ? `The model's own ${flow.own}` : `${one.name}, ${one.title}`,
@@ -119,9 +156,10 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       columns,
       low: least < 0 ? -high : 0, // 0 in the middle
       high,
-      value: (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
-      text: written.input.checked ? (k, j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,
+      value: (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
+      text: written.input.checked ? (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,
       cell: written.input.checked ? { min: 58, max: 96, height: 26 } : {},
+      /** @param {number} k @param {number} j */
       describe(k, j) {
         const x = get(rows[k], j);
         const how = name === "own" ? "" : sums.spell(one.op, rows[k], shownColumns[j]);
@@ -129,7 +167,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
         const same = name === "own" ? value(one.name, rows[k], shownColumns[j]) : x;
         if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
         const where = place(k, j);
-        return { title: `${name === "own" ? where.replace(one.name, flow.own) : where} = ${inSum(x)}`, fields };
+        return { title: `${name === "own" ? where.replace(one.name, /** @type {string} */ (flow.own)) : where} = ${inSum(x)}`, fields };
       },
       picked: home,
       home,
@@ -159,11 +197,11 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
     fill(formula, one.formula);
     fill(code, one.code);
-    const few = held(one) && `shown: ${held(one).length} of ${names(one).length} rows, those of the largest weights`;
+    const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those of the largest weights`;
     const length = lengthIn(flow, one, token);
     const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
-    fill(note, [one.note, few, long].filter(Boolean).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
-    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(flow.difference)}.`);
+    fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
+    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;
     end.hidden = !flow.own || (!isLast() && !isOwn());
     end.className = "lead";
@@ -175,7 +213,10 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     next.setAttribute("aria-disabled", String(isLast()));
   }
 
-  /** Shows a step. */
+  /**
+   * Shows a step.
+   * @param {number} k
+   */
   function show(k) {
     [at, pointed] = [k, null];
     const one = step();
@@ -187,6 +228,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   function intoSight() {
     const one = step();
     const [i, j] = pickOf(one);
+    /** @param {number} place @param {number} count_ @param {number} whole @param {number} part */
     const middle = (place, count_, whole, part) => ((place + 0.5) / count_) * whole - part / 2;
     const [rows, columns] = [rowsOf(one), columnsOf(one)];
     for (const each of boxes) {
@@ -205,7 +247,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     set(next, { name, of, was: unchanged = null } = {}) {
       const was = name ?? flow?.steps[at].name;
       [flow, before] = [next, unchanged];
-      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(next.array), null];
+      const array = /** @type {(name: string) => Held} */ (next.array);
+      [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(array), null];
       const found = next.steps.findIndex((one) => one.name === was);
       return show(found < 0 ? 0 : found);
     },

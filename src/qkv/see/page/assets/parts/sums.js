@@ -14,6 +14,8 @@ const TERMS = 6; // of a long sum, written out
  * @property {(j: number) => Float64Array} [column]
  */
 
+/** @typedef {Required<Numbers>} Held  an array whose numbers are there */
+
 /**
  * Numbers as they are packed, row by row.
  * @param {ArrayLike<number> | null} data  null where a page leaves them out
@@ -24,10 +26,13 @@ const TERMS = 6; // of a long sum, written out
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
   if (data === null) return { shape };
   const wide = shape.at(-1);
+  /** @param {number[] | null} held */
   const numbered = (held) => held && new Map(held.map((i, place) => [i, place]));
   const [places, across] = [numbered(rows), numbered(columns)];
-  const down = (i) => (places ? places.get(i) : i) * wide;
-  const spot = (j) => (across ? across.get(j) : j);
+  /** @param {number} i */
+  const down = (i) => /** @type {number} */ (places ? places.get(i) : i) * wide;
+  /** @param {number} j */
+  const spot = (j) => /** @type {number} */ (across ? across.get(j) : j);
   return {
     shape,
     get: (i, j) => data[(shape.length === 1 ? 0 : down(i)) + spot(j)],
@@ -42,16 +47,24 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
  * @typedef {{left: number[], right: number[], places: number[], written: number[], count: number, bias: number, whole: number}} Sum
  */
 
-/** A number as sums are written with. */
+/**
+ * A number as sums are written with.
+ * @param {number} x
+ */
 export function inSum(x) {
   return number(x, 3);
 }
 
+/** @param {{reduce: (add: (sum: number, x: number) => number, first: number) => number}} row */
 export function total(row) {
   return row.reduce((sum, x) => sum + x, 0);
 }
 
-/** The largest number of a row, and what softmax sums: exp of each less that. */
+/**
+ * The largest number of a row, and what softmax sums: exp of each less that.
+ * @param {Float64Array} row
+ * @returns {[number, Float64Array]}
+ */
 export function powers(row) {
   const top = row.reduce((most, x) => Math.max(most, x), -Infinity);
   return [top, row.map((x) => (x === -Infinity ? 0 : Math.exp(x - top)))];
@@ -67,6 +80,7 @@ export function powers(row) {
 export function sumOf(left, right, bias = 0) {
   const [own, other] = [Array.from(left), Array.from(right)];
   const places = own.map((_, k) => k);
+  /** @param {number} k */
   const size = (k) => Math.abs(own[k] * other[k]);
   const largest = [...places].sort((a, b) => size(b) - size(a) || a - b).slice(0, TERMS);
   const written = own.length <= TERMS + 1 ? places : largest;
@@ -90,12 +104,16 @@ export function termsOf({ left, right, written, count: all, bias, whole }, biase
 
 /**
  * How the numbers of arrays are made.
- * @param {(name: string) => Numbers} array  by its name
+ * @param {(name: string) => Held} array  by its name
  */
 export function sumsOf(array) {
+  /** @param {string} name @param {number} i @param {number} j */
   const value = (name, i, j) => array(name).get(i, j);
 
-  /** By the kind of an op: (op, row, column) -> words and numbers. */
+  /**
+   * By the kind of an op: (op, row, column) -> words and numbers.
+   * @type {Record<string, (op: any, i: number, j: number) => string>}
+   */
   const ways = {
     given: () => "",
     row: (op, i, j) => `${op.of}[${op.rows[i]}, ${j}]`,
@@ -103,7 +121,7 @@ export function sumsOf(array) {
       const [name, even] = [j % 2 ? "cos" : "sin", j - (j % 2)];
       return `${name}(${i} / 10000^(${even}/${op.dim})) = ${name}(${inSum(i / 10000 ** (even / op.dim))})`;
     },
-    sum: (op, i, j) => op.terms.map((name) => `${name} ${inSum(value(name, i, j))}`).join(" + "),
+    sum: (op, i, j) => op.terms.map((/** @type {string} */ name) => `${name} ${inSum(value(name, i, j))}`).join(" + "),
     norm(op, i, j) {
       const row = array(op.of).row(i);
       const mean = op.rms ? 0 : total(row) / row.length;
@@ -162,9 +180,11 @@ export function sumsOf(array) {
     if (op.kind !== "product" || !array(op.right).get) return null;
     const bias = op.bias ? value(op.bias, i, j) : 0;
     if (!op.terms) return sumOf(array(op.left).row(i), op.flip ? array(op.right).row(j) : array(op.right).column(j), bias);
-    const [left, right] = [op.terms.map((k) => value(op.left, i, k)), op.terms.map((k) => value(op.right, k, j))];
+    /** @type {number[]} */
+    const places = op.terms;
+    const [left, right] = [places.map((k) => value(op.left, i, k)), places.map((k) => value(op.right, k, j))];
     const written = left.map((_, k) => k).slice(0, op.count <= TERMS + 1 ? op.count : TERMS);
-    return { left, right, places: op.terms, written, count: op.count, bias, whole: value(op.name, i, j) };
+    return { left, right, places, written, count: op.count, bias, whole: value(op.name, i, j) };
   }
 
   /**

@@ -8,8 +8,11 @@ import { visible } from "../base/text.js";
 import { seenIn } from "./sight.js";
 import "./view_bar.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../base/mount.js").Ui} Ui */
 
 const SHOWN = [
   ["weight", "weight"],
@@ -18,8 +21,8 @@ const SHOWN = [
 const SENTENCES = [["all", "all"], ...["AA", "AB", "BA", "BB"].map((part) => [part, part.split("").join(" → ")])];
 
 /**
- * @param {any} ui
- * @param {any} store
+ * @param {Ui} ui
+ * @param {Store} store
  * @returns {Part}
  */
 export function viewBarPart(ui, store) {
@@ -71,13 +74,13 @@ export function viewBarPart(ui, store) {
     };
   }
 
-  /** @param {Now} now */
+  /** @param {Told} now */
   function update({ state, run }) {
     /** @type {Record<string, any>} */
     const values = state;
     node.hidden = !run || !state.inside;
     if (node.hidden) return;
-    const { text } = seenIn(run, state.edits).source;
+    const { text } = seenIn(/** @type {Run} */ (run), state.edits).source;
     const made = JSON.stringify([text.layers, text.heads]);
     if (made !== menus) {
       layer.put(Array.from(text.layers, (name, l) => [l, String(name)]));

@@ -8,7 +8,7 @@ import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
 import "./weight.css";
 
-/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../engine/door.js").Run} Run */
@@ -17,6 +17,8 @@ import "./weight.css";
 /** @typedef {import("./sight.js").At} At */
 /** @typedef {import("./sight.js").Head} Head */
 /** @typedef {import("./sight.js").Place} Place */
+/** @typedef {{at: At, query: number, row: number[]}} Draft */
+/** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column, and its place in the list */
 /** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
 
 const FINEST = 0.01; // the smallest step of a weight
@@ -87,14 +89,14 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, more),
     el("span", { class: "dim" }, "or drag the end of a bar"), back);
   const hand = oneAtATime(store);
-  /** @type {Chosen | null} */
-  let told = null;
+  /** @type {Chosen} */
+  let told; // once it is set
   let drawn = ""; // which keys have handles
   /** @type {{c: number, place: number, node: HTMLElement, grip: HTMLElement}[]} */
   let sliders = [];
   /** @type {{place: number, row: number[], grab: number, value: number, sent: boolean} | null} */
   let drag = null; // row: before; grab: where the handle was taken
-  /** @type {{at: At, query: number, row: number[]} | null} */
+  /** @type {Draft | null} */
   let draft = null; // what is set and not yet computed
   /** @type {{place: number, when: number, row: number[]}} */
   let series = { place: -1, when: -Infinity, row: [] }; // what keys do in one go is one change, from this row
@@ -118,7 +120,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   function rowNow() {
     const { at, run } = told;
     const [query, T] = [queryPlace(), run.tokens.length];
-    return isDraft(at, query) ? draft.row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
+    return isDraft(at, query) ? /** @type {Draft} */ (draft).row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
   }
 
   /** @param {number} place @param {number} weight @param {number[]} row @param {boolean} undo */
@@ -223,7 +225,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
 
   /**
    * One slider for each key in the list that the query sees.
-   * @param {(Key & {k: number})[]} keys
+   * @param {Keyed[]} keys
    */
   function build(keys) {
     sliders = keys.map(({ c, k, name }, i) => {
@@ -246,7 +248,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     over(head, at) {
       const r = draft && isWhole(head) ? head.rows.findIndex(({ first }) => isDraft(at, first)) : -1;
       if (r < 0) return head;
-      const values = new Map(head.columns.map(({ first }, c) => [c, draft.row[first]]));
+      const values = new Map(head.columns.map(({ first }, c) => [c, /** @type {Draft} */ (draft).row[first]]));
       const known = [...values].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
       return {
         ...head,
@@ -268,7 +270,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPlace())));
       if (!can) return;
       box.classList.toggle("away", !held);
-      const keys = list.listed().map((one, k) => ({ ...one, k })).filter(({ c }) => c !== undefined && !head.hidden(own, c));
+      const all = /** @type {Keyed[]} */ (list.listed().map((one, k) => ({ ...one, k })));
+      const keys = all.filter(({ c }) => c !== undefined && !head.hidden(own, c));
       const which = JSON.stringify(keys.map(({ c, k, name }) => [c, k, name]));
       if (which !== drawn) build(keys);
       drawn = which;
@@ -285,7 +288,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
       back.hidden = !setRow(store.state.edits, at.l, at.h, queryPlace());
     },
-    /** @param {Now} next */
+    /** @param {Told} next */
     update(next) {
       hand.update(next);
       settle();

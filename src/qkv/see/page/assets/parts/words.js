@@ -22,6 +22,7 @@ export function nameIn({ words = [], tokens }, token) {
 /**
  * "a", "a and b", "a, b and c", "a, b and 3 more".
  * @param {Said[]} words
+ * @returns {Said[]}
  */
 export function listOf(words) {
   const last = words.length > 4 ? `${words.length - 3} more` : words.at(-1);

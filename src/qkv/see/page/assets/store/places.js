@@ -126,7 +126,7 @@ function carried(before, text, run) {
   let [begin, end] = [0, 0];
   while (begin < least && old[begin] === text[begin]) begin += 1;
   while (end < least - begin && old.at(-1 - end) === text.at(-1 - end)) end += 1;
-  return (/** @type {number} */ place) => {
+  return (/** @type {number | null} */ place) => {
     if (place === null || !(place in before.run.offsets)) return null;
     const [[first, last], name] = [before.run.offsets[place], before.run.tokens[place]];
     if (before.run.special[place]) return place ? run.tokens.length - 1 : 0;

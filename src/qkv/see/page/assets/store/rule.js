@@ -17,7 +17,7 @@ const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the
  */
 
 /**
- * @param {any} engine
+ * @param {Door} engine
  * @param {string} text
  * @param {Run} run  of the text, without edits
  * @param {any} model
@@ -40,7 +40,7 @@ export async function headByRule(engine, text, run, model, data, signal) {
 
 /**
  * The head without which most of the probability at a place goes to other words; null where numbers are not finite.
- * @param {any} engine
+ * @param {Door} engine
  * @param {string} text
  * @param {number} place
  * @param {any} model

@@ -20,7 +20,7 @@ import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
 
 /**
  * The run of the second text of a state; null where it has none.
- * @param {any} engine
+ * @param {Door} engine
  * @param {PlayState} state  whose places are those of `first`
  * @param {Run} first  the run of its first text, without edits
  * @param {any} model
@@ -34,7 +34,7 @@ export async function secondOf(engine, state, first, model, signal) {
   signal.throwIfAborted();
   const axis = alongside(first.tokens, plain.tokens);
   /** @param {number} token */
-  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token)] ? partnerOf(axis, token) : null);
+  const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token) ?? -1] ? partnerOf(axis, token) : null);
   const alike = axis.every(([one, other]) => one === other);
   const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
   const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];

@@ -3,6 +3,7 @@
 import { pick } from "../base/values.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../engine/edits.js").ByOp} ByOp */
 
 /**
  * @typedef {object} PlayState
@@ -127,7 +128,7 @@ export function joinedMasks(edits) {
   const found = [];
   JOINED.set(edits, found);
   for (const edit of edits) {
-    const { op, query, key, ...where } = edit;
+    const { op, query, key, ...where } = /** @type {ByOp["mask"]} */ (edit);
     let last = found.at(-1);
     if (op !== "mask") {
       found.push(edit);
@@ -157,7 +158,7 @@ function splitMasks(edits) {
     const where = pick(edit, ["layer", "head"]);
     const name = JSON.stringify(where);
     if (!known.has(name)) known.set(name, new Set());
-    const there = known.get(name);
+    const there = /** @type {Set<number>} */ (known.get(name));
     for (const [query, first, last] of edit.rows) {
       read += last - first + 1;
       if (!(read <= MOST_MASKS)) throw new RangeError("There are too many masks.");

@@ -11,6 +11,7 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./second.js").Second} Second */
 
 /**
@@ -19,8 +20,8 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @typedef {object} Now
  * @property {PlayState} state
  * @property {any} model  sizes, name and vocabulary; null until they are known
- * @property {Run | null} run
- * @property {Run | null} original
+ * @property {Run} run
+ * @property {Run} original
  * @property {Second | null} second  of the second text, see second.js
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
@@ -28,6 +29,8 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
  * @property {Ruled | null} ruled  the head of this text by the rule, see rule.js; null where the rule was not asked
  */
+
+/** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`, or that no text was run yet */
 
 /**
  * What parts read a page's state in and change it through: that of a live page, or of texts that were run before.
@@ -42,7 +45,10 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @property {(patch?: Partial<PlayState>) => string} [address]
  * @property {boolean} [picked]  whether the reader chose the head
  * @property {() => void} [byRule]
+ * @property {number} [painted]  how often it was drawn
  */
+
+/** @typedef {Store & Required<Pick<Store, "undo" | "canUndo" | "address" | "picked" | "byRule">>} LiveStore  of the live page */
 
 /**
  * What was computed of a state, and how a text is cut into tokens.
@@ -52,14 +58,14 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
 
 /**
  * A part of the page.
- * @typedef {{node: HTMLElement, update: (now: Now) => void | Promise<void>, headline?: HTMLElement}} Part
+ * @typedef {{node: HTMLElement, update: (now: Told) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 
 /**
  * @param {any} data  the payload
- * @param {(now: Now) => Promise<void>} heard  is called at every change; promises that all is drawn
+ * @param {(now: Told) => Promise<void>} heard  is called at every change; promises that all is drawn
  */
 export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
@@ -72,7 +78,7 @@ export function playStore(data, heard) {
   let tokens = null; // how a text is cut into tokens
   /** @type {Read | null} */
   let carry = null; // the text before, whose tokens the places in the state still are
-  /** @type {{key: string, run: Run | Promise<Run>}} */
+  /** @type {{key: string, run: Run | Promise<Run> | null}} */
   let unchanged = { key: "", run: null }; // the last run without edits
   /** @type {[any, AbortController | null, string | null, string, any]} */
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
@@ -115,13 +121,14 @@ export function playStore(data, heard) {
    */
   function set(patch, { undo: keep = true } = {}) {
     const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
+    /** @type {Edit[]} */
     const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // what a new text has as its own words
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
     /** @type {Record<string, any>[]} */
     const [before, after] = [state, next];
     const changed = [...Object.keys(patch), ...(told.length ? ["edits"] : [])].filter((name) => JSON.stringify(after[name]) !== JSON.stringify(before[name]));
     if (!changed.length) return;
-    if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? shown.state : state);
+    if (keep && ["text", "second", "edits"].some((name) => changed.includes(name))) past.push(carry ? /** @type {Shown} */ (shown).state : state);
     if (past.length > 200) past.shift();
     const ownHead = "layer" in patch || "head" in patch;
     if (ownHead && !("text" in patch)) picked = true;
@@ -266,7 +273,8 @@ export function playStore(data, heard) {
     const said = stateOf({ ...state, ...computed });
     const own = ruled.get(said.text) ?? null;
     const words = run?.words ?? [];
-    drawn = heard({ state: said, model, run, original, second, sentence, words, busy: Boolean(going), error, ruled: own });
+    const told = { state: said, model, run, original, second, sentence, words, busy: Boolean(going), error, ruled: own };
+    drawn = heard(/** @type {Told} */ (told));
   }
 
   /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
