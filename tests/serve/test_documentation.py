@@ -168,8 +168,8 @@ def test_the_limits_are_those_of_the_server() -> None:
     mib = 2**20
     assert said == [
         *(limits.body // mib, limits.inputs, limits.tokens, limits.new_tokens),
-        *(limits.tokens, limits.edits, limits.answer // mib, limits.waiting, limits.connections),
-        *(limits.half_sent, limits.unread),
+        *(limits.tokens, limits.edits, limits.sources, limits.answer // mib, limits.waiting),
+        *(limits.connections, limits.half_sent, limits.unread),
     ]
     assert f"one waits {limits.gather * 1000:g} ms for others at most" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE

@@ -13,7 +13,6 @@ from qkv.text import Tokenized
 from qkv.trace.activations import activation
 from qkv.trace.names import parse
 
-TEXTS = 16  # of other texts that the edits of a request may take activations from
 COPIES = 6  # of an array of all weights of a layer, while a function changes it
 
 
@@ -54,8 +53,8 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
 
     Raises:
         TypeError: one is no object.
-        ValueError: its op, place, layer, head, number or word is not there, and the message says
-            which record it is and what would fit; or they name too many other texts.
+        ValueError: its op, place, layer, head, number or word is not there; the message says which
+            record it is and what would fit.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -64,11 +63,6 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     {0: {1: 0}}
     """
     edits = edits_of(records, call="trace", given="edits")
-    sources = {str(one.fields["from"]) for one in edits.records if "from" in one.fields}
-    if len(sources) > TEXTS:
-        raise ValueError(
-            f"trace: edits name {len(sources)} other texts, and each is run: name at most {TEXTS}"
-        )
     [changed] = model._swapped(edits, [text])
     return Changes(
         changed,

@@ -21,6 +21,7 @@ class Settings:
         inputs: the most texts of one request.
         tokens: the most tokens of one request, after each text was cut as in `encode`.
         edits: the most edits of a trace.
+        sources: the most other texts that these take activations from; each is run.
         new_tokens: the most tokens that one completion may ask for.
         answer: the most bytes of a trace that is sent.
         waiting: the most requests that wait to be computed.
@@ -44,6 +45,7 @@ class Settings:
     inputs: int = 2048
     tokens: int = 300_000
     edits: int = 2048
+    sources: int = 16
     new_tokens: int = 4096
     answer: int = 64 * 2**20
     waiting: int = 1024

@@ -248,10 +248,14 @@ def changed(model: Model, body: TraceBody, settings: Settings) -> Changes:
 
     Raises:
         Refused: 400, if this model reads no such text, an edit does not fit it, or there are more
-            tokens or edits than one request may have.
+            tokens, edits or other texts than one request may have.
     """
     if len(body.edits) > settings.edits:
         said = f"has {len(body.edits):,} edits: send at most {settings.edits:,} in one request"
+        raise body.refused("edits", said)
+    sources = {str(one["from"]) for one in body.edits if isinstance(one, dict) and "from" in one}
+    if len(sources) > settings.sources:
+        said = f"name {len(sources)} other texts, and each is run: name at most {settings.sources}"
         raise body.refused("edits", said)
     text = tokens_of(model, body)
     if len(text) > settings.tokens:
