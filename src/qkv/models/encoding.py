@@ -128,7 +128,7 @@ class EncoderModel(StreamingModel):
         texts = [inputs] if isinstance(inputs, str) else inputs
 
         edits = edits_of(edit, ablate, hide, call="encode")
-        check(edits, model._body)
+        check(edits, model._body, model._reads)
 
         def fit(batch: Sequence[Tokenized]) -> tuple[list[Tokenized], EditedRun]:
             batch = model._swapped(edits, batch)

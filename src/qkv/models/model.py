@@ -238,7 +238,7 @@ class Model(ComparingModel):
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
         self._keeping("trace_stream", self._body.hook_names, **kept)
         edits = edits_of(edit, ablate, hide, call="trace_stream")
-        check(edits, self._body)
+        check(edits, self._body, self._reads)
         absent = {hide_value(one) for one in edits.records if one.source == "hide"}
         given = batches(texts, batch_size)
 

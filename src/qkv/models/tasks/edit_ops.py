@@ -128,14 +128,17 @@ class Plan:
         found.names.add(name)
         return partial(found.__getitem__, name)
 
-    def put(self, record: Record, value: Callable[[], Array]) -> None:
-        """Put what `value` gives in the place of that part: of the prompt, where one goes on."""
+    def put(self, record: Record, value: Callable[[tuple[Any, ...]], Array]) -> None:
+        """Put what `value` gives in the place of that part: of the prompt, where one goes on.
+
+        It is asked with the index of the part in an activation of one text.
+        """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())
 
         def change(array: Array, at: At) -> Array:
             if not at.step:
-                array[(slice(None), *index)] = value()
+                array[(slice(None), *index)] = value(index)
             return array
 
         self.change(at, layer, change)
@@ -205,10 +208,8 @@ def add(plan: Plan, record: Record) -> None:
 
 def patch(plan: Plan, record: Record) -> None:
     """An activation, or its part of a head or a token, is as it is in another text."""
-    index = tuple(chosen for _, chosen in plan.part(record, 0).values())
-    if plan.lengths:
-        source = plan.source(record)
-        plan.put(record, lambda: source()[index])
+    source = plan.source(record)
+    plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
@@ -220,7 +221,7 @@ def set_(plan: Plan, record: Record) -> None:
             way = f"finite numbers {shape}, as text {number} has {length} tokens"
             raise wrong(plan.call, record, "value", way)
     value = np.asarray(record.fields["value"])
-    plan.put(record, lambda: value)
+    plan.put(record, lambda _: value)
 
 
 OPS: dict[str, Callable[[Plan, Record], None]] = {

@@ -244,10 +244,10 @@ def _array(
     return array
 
 
-def check(edits: Edits, body: Transformer) -> None:
+def check(edits: Edits, body: Transformer, read: Callable[[str, str], Array] | None = None) -> None:
     """The errors of `fit` that need no texts, of a model that runs no decoder beside it."""
     _named(edits.changes, body, False, edits.call)
-    plan = Plan(edits.call, body, [])
+    plan = Plan(edits.call, body, [], read=read)
     for one in (_in_model(one, body, edits.call) for one in edits.records):
         if one.op in OPS:
             OPS[one.op](plan, one)
