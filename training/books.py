@@ -123,14 +123,13 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
                 raise ValueError(f"books: there is no {book.path} in {source}: give a whole clone")
             yield path.read_bytes()
         return
+    wanted = {book.path for book in books}
+    found: dict[str, bytes] = {}
     with tarfile.open(source) as archive:
-        names = {_inside(name): name for name in archive.getnames()}
-        # an archive is read from front to back, since it may be packed
-        found: dict[str, bytes] = {}
-        wanted = {book.path for book in books} & names.keys()
-        for member in archive:
-            if _inside(member.name) in wanted and (file := archive.extractfile(member)):
-                found[_inside(member.name)] = file.read()
+        for member in archive:  # from front to back, once: it may be packed
+            place = _inside(member.name)
+            if place in wanted and (file := archive.extractfile(member)):
+                found[place] = file.read()
     for book in books:
         if book.path not in found:
             raise ValueError(f"books: there is no {book.path} in {source}: give the whole archive")
