@@ -70,7 +70,7 @@ class Writes:
     ],
 )
 def test_the_next_word_is_one_by_itself(text: str, words: tuple[str, ...]) -> None:
-    [found] = continued(Writes(text), [Asked("the door", frozenset())])  # type: ignore[arg-type]
+    [found] = continued(Writes(text), [Asked("the door", frozenset())])
     assert found.words == words
 
 
