@@ -327,6 +327,14 @@ function rest(model, l, x, found, edits) {
 }
 
 /**
+ * The vectors (T, D) that a step hands to the next: the embeddings, or what a layer gives.
+ * @param {Step} step
+ */
+export function handedOn(step) {
+  return step.normalized_resid_post ?? step.full_embed;
+}
+
+/**
  * The forward pass: the embeddings, then every layer. It stops before each layer, so that something else can go
  * first. What was computed before is taken from `memory`: a change in layer l leaves all that lies below as it is.
  * @param {Model} model
@@ -337,7 +345,7 @@ function rest(model, l, x, found, edits) {
  */
 export function* forward(model, memory, ids, edits) {
   const steps = [memory.keep(`ids ${ids}`, () => embed(model, ids))];
-  let [x, last] = [steps[0].full_embed, steps[0]]; // (T, D)
+  let last = steps[0];
   for (let l = 0; l < model.sizes.layers; l++) {
     yield;
     const own = edits.filter(({ layer }) => layer === undefined || layer === l);
@@ -347,12 +355,11 @@ export function* forward(model, memory, ids, edits) {
       return [some, JSON.stringify(some)];
     };
     const [[first, one], [middle, two], [behind, three]] = ["projections", "heads", "rest"].map(of);
-    const before = changed(first, "resid_pre", x, ids.length, model.sizes);
+    const before = changed(first, "resid_pre", handedOn(last), ids.length, model.sizes);
     const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before, first));
     const heads = memory.keep(`heads ${qkv.key} ${two}`, () => attention(model, l, qkv, middle));
     last = memory.keep(`rest ${heads.key} ${three}`, () => rest(model, l, before, heads.z, behind));
     steps.push({ ...qkv, ...heads, ...last });
-    x = last.normalized_resid_post; // (T, D)
   }
   return steps;
 }

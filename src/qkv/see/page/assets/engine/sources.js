@@ -1,7 +1,7 @@
 // What edits need of other runs: the mean output of heads in the text as it is, and activations of another text.
 
 import { axesOf, indicesOf } from "./edits.js";
-import { forward } from "./engine.js";
+import { forward, handedOn } from "./engine.js";
 import { shown } from "./records.js";
 import { tokenize } from "./wordpiece.js";
 
@@ -66,7 +66,7 @@ function partOf(steps, edit, T, { sizes }) {
   const { at, layer } = edit;
   const [before, own] = [steps[layer], steps[layer + 1]];
   /** @type {any} */
-  const flat = at === "resid_pre" ? before.normalized_resid_post ?? before.full_embed : own[at];
+  const flat = at === "resid_pre" ? handedOn(before) : own[at];
   const numbers = at === "pattern" ? flat.flatMap((/** @type {Float64Array} */ head) => [...head]) : flat;
   return indicesOf(edit, axesOf(at, T, sizes)).map((i) => numbers[i]);
 }

@@ -1,7 +1,7 @@
 // What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, and for
 // sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
 
-import { forward, logitsAt, Memory, readModel } from "./engine.js";
+import { forward, handedOn, logitsAt, Memory, readModel } from "./engine.js";
 import { checkedEdits, shown, swapped } from "./records.js";
 import { withSources } from "./sources.js";
 import { tokenize } from "./wordpiece.js";
@@ -77,7 +77,7 @@ function* run(question) {
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
-  const resid = steps.map((step) => step.normalized_resid_post ?? step.full_embed); // (T, D), layers + 1 times
+  const resid = steps.map(handedOn); // (T, D), layers + 1 times
   return {
     tokens: read.map(({ token }) => token),
     pattern: steps.slice(1).map(({ pattern }) => rounded(pattern)),
