@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from qkv.models.files.read import first_line
 from training import command
 
 LISTED = Path(__file__).with_name("books.csv")
@@ -100,8 +101,7 @@ def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, lis
         parts: which.
 
     Raises:
-        ValueError: a book is missing or is not the listed one.
-        OSError: `source` cannot be read.
+        ValueError: `source` cannot be read, a book is missing or is not the listed one.
     """
     wanted = [book for book in listed() if book.part in parts]
     for book, content in zip(wanted, _contents(source, wanted), strict=True):
@@ -125,11 +125,17 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
         return
     wanted = {book.path for book in books}
     found: dict[str, bytes] = {}
-    with tarfile.open(source) as archive:
-        for member in archive:  # from front to back, once: it may be packed
-            place = _inside(member.name)
-            if place in wanted and (file := archive.extractfile(member)):
-                found[place] = file.read()
+    try:
+        with tarfile.open(source) as archive:
+            for member in archive:  # from front to back, once: it may be packed
+                place = _inside(member.name)
+                if place in wanted and (file := archive.extractfile(member)):
+                    found[place] = file.read()
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise ValueError(
+            f"books: {source} cannot be read ({first_line(error)}): give a clone of the repository "
+            "or a tar archive of its files"
+        ) from error
     for book in books:
         if book.path not in found:
             raise ValueError(f"books: there is no {book.path} in {source}: give the whole archive")

@@ -126,6 +126,15 @@ def test_a_book_of_other_bytes_is_named(library: Path) -> None:
         list(read(library))
 
 
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"\xfd7zXZ\x00 and no more"])
+def test_what_is_no_archive_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "books.tar.xz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^books: .*books\.tar\.xz cannot be read .*give a clone"):
+        list(read(path))
+
+
 def test_a_part_is_read_by_itself(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books, "part_of", lambda row: {"A": "test", "C": "train"}[row["author"]])
     assert [book.title for book, _ in read(library, ["test"])] == ["One"]
