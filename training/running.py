@@ -45,6 +45,8 @@ def run(
     steps: int,
     make: Callable[..., Trained],
     arguments: Sequence[str] | None,
+    *,
+    reads_books: bool = False,
 ) -> None:
     """Train as the command line says.
 
@@ -55,9 +57,13 @@ def run(
         steps: how many, if neither they nor minutes are given.
         make: called with the recipe, the folder of WordNet's files and that of the run.
         arguments: those of the command line.
+        reads_books: whether the first of them is where the books are, which `make` gets behind
+            the recipe.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    if reads_books:
+        parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
     parser.add_argument("--minutes", type=float, help="how long, at most")
     parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
@@ -75,6 +81,7 @@ def run(
         qkv.set_num_threads(given.threads)
     done = make(
         recipe(**{one.name: getattr(given, one.name) for one in fields(recipe)}),
+        *([given.books] if reads_books else []),
         given.wordnet,
         given.out,
         steps=steps if given.minutes is None and given.steps is None else given.steps,

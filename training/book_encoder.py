@@ -1,0 +1,207 @@
+"""Train the encoder that ships: `python -m training.book_encoder BOOKS -o DIR`.
+
+It goes on from an encoder that has read WordNet alone (`training.make`), and reads sentences of
+books as people type them: short ones, half of them without their full stop. WordNet's examples and
+documents stay in the mixture, for the words that books of before 1930 lack, and so do its senses.
+
+DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import qkv
+from qkv.learn import AdamW, Network, Part, Schedule, Sequences, Trained, fresh_model, train
+from qkv.models.model import Model
+from qkv.text import SubwordTokenizer, Tokenizer
+from training import books, command
+from training.objectives import Senses, Unseen, entries, pieces_of, sentences
+from training.reading import Mixed, cleaned, typed
+from training.running import kept_tokenizer, run
+from training.vocabulary import commonest_of_books, with_whole_words
+from training.wordnet import WordNet, documents, examples, read
+
+NAME = "books"
+STEPS = 6000
+_SHARES = {"short": 0.45, "long": 0.25, "examples": 0.18, "documents": 0.12}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the model is, and how it learns.
+
+    Attributes:
+        after: the folder of the model that it goes on from; its sizes are kept.
+        vocabulary: V, at most; 0 for that of the model before.
+        whole: the share of it that are whole words, at least.
+        held_out: twelfths of WordNet's examples that are kept from training.
+        length: the most tokens of a text, special ones included.
+        tokens: at least so many tokens of texts a step.
+        masked: the share of them that is hidden.
+        in_sight: what is added to the logits of content words that are in sight where others are
+            hidden, while it learns (`training.objectives.Unseen`).
+        rate: the highest learning rate.
+        warmup: the share of the run in which it rises to that.
+        begin: the share of the run after which senses are learned too.
+        uses: how many words in their sentences that has a step.
+        wrong: how many other senses of each.
+        prior: as of `training.objectives.Senses`.
+        seed: of everything.
+    """
+
+    after: str = "src/qkv/data/wordnet"
+    vocabulary: int = 16_384
+    whole: float = 0.93
+    held_out: int = 1
+    length: int = 64
+    tokens: int = 4096
+    masked: float = 0.25
+    in_sight: float = 2.0
+    rate: float = 1e-3
+    warmup: float = 0.03
+    begin: float = 0.3
+    uses: int = 24
+    wrong: int = 3
+    prior: float = 1.5
+    seed: int = 0
+
+
+def make(
+    recipe: Recipe,
+    source: Path,
+    wordnet_folder: Path,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    resume: bool = False,
+    snapshots: Sequence[int] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Trained:
+    """Train it.
+
+    Args:
+        recipe: what it is.
+        source: of the books, as for `training.books.read`.
+        wordnet_folder: where WordNet's files are.
+        folder: of the run.
+        steps: as for `qkv.learn.train`, and so are the next three.
+        minutes: how long it may take.
+        resume: go on with the run in the folder.
+        snapshots: after which steps a copy is kept.
+        tokenizer: of an earlier run, to have that again; made unless given.
+    """
+    before = qkv.load(recipe.after, dtype=np.float32)
+    wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
+    read_books = [found for _, found in books.read(source, ["train"])]
+    if not recipe.vocabulary:
+        tokenizer = before.tokenizer
+    tokenizer = kept_tokenizer(
+        folder, resume, tokenizer, lambda: vocabulary(read_books, wordnet, recipe)
+    )
+    objective = Unseen(
+        texts(read_books, wordnet, tokenizer, recipe),
+        tokenizer,
+        in_sight=recipe.in_sight,
+        share=recipe.masked,
+        tokens_per_step=recipe.tokens,
+        alike=str.casefold,
+    )
+    uses, definitions = sentences(wordnet, tokenizer, recipe.length)
+    words, theirs = entries(wordnet, tokenizer, recipe.length)
+    senses = Senses(
+        uses,
+        {**definitions, **theirs},
+        words,
+        mask=objective.mask,
+        uses=recipe.uses,
+        wrong=recipe.wrong,
+        prior=recipe.prior,
+    )
+    network = Network(carried_over(before, tokenizer))
+    return train(
+        network,
+        [Part(objective), Part(senses, begin=recipe.begin)],
+        folder=folder,
+        steps=steps,
+        minutes=minutes,
+        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
+        optimizer=AdamW(network),
+        seed=recipe.seed,
+        resume=resume,
+        snapshots=snapshots,
+        settings={"recipe": asdict(recipe)},
+    )
+
+
+def vocabulary(
+    read_books: Sequence[list[list[str]]], wordnet: WordNet, recipe: Recipe
+) -> SubwordTokenizer:
+    """The commonest words of books and of WordNet's examples whole, and pieces for the others."""
+    words, counts = commonest_of_books(read_books, wordnet)
+    rest = [" ".join([word] * min(count, 50)) for word, count in counts.items()]
+    return with_whole_words(rest, words, recipe.vocabulary, int(recipe.whole * recipe.vocabulary))
+
+
+def texts(
+    read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, recipe: Recipe
+) -> Mixed:
+    """All that is read, as sequences."""
+    short: list[str] = []
+    long: list[str] = []
+    for found in read_books:
+        for passage in found:
+            long.append(" ".join(passage))
+            short += [one for one in map(typed, passage) if one]
+    alone = examples(wordnet)
+    kinds = {
+        "short": [*short, *(one[:-1] for one in short if one.endswith("."))],
+        "long": long,
+        "examples": [*alone, *(one if one[-1] in ".?!" else f"{one}." for one in alone)],
+        "documents": [one for one in documents(wordnet) if not one.startswith(":")],
+    }
+    return Mixed(
+        {
+            name: Sequences(pieces_of(kind, tokenizer, recipe.length), seed=recipe.seed)
+            for name, kind in kinds.items()
+        },
+        _SHARES,
+    )
+
+
+def carried_over(before: Model, tokenizer: Tokenizer) -> Model:
+    """A model with another vocabulary.
+
+    A token that the old vocabulary has keeps its row, any other begins with the mean of the rows
+    of its pieces there.
+    """
+    assert before.tokenizer is not None
+    old, new = before.tokenizer.vocabulary, tokenizer.vocabulary
+    names = sorted(new, key=lambda name: new[name])
+    pieces = before.tokenizer.ids_batch(name.removeprefix("##") for name in names)
+    rows = [
+        np.array([old[name]]) if name in old else ids
+        for name, ids in zip(names, pieces, strict=True)
+    ]
+    parameters = {
+        name: np.stack([array[ids].mean(0) for ids in rows])
+        if array.shape[:1] == (len(old),)
+        else array
+        for name, array in before.parameters.items()
+    }
+    config = {**before.config, "vocab_size": len(names)}
+    return fresh_model(config, tokenizer, name=NAME).with_parameters(parameters)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train as the command line says."""
+    run("training.book_encoder", __doc__, Recipe, STEPS, make, arguments, reads_books=True)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,97 @@
+"""Muon: the matrices of a network's blocks learn by steps that are as long in every direction."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.learn import AdamW, Network
+from qkv.ops.adamw import adamw
+
+_FACTORS = 3.4445, -4.7750, 2.0315
+_TURNS = 5
+_LIKE_ADAM = 0.2  # the root mean square of a number's step, as a share of the rate
+
+
+class Muon(AdamW):
+    """AdamW, but for the matrices within blocks.
+
+    Of these the running mean of the gradient, U S V^T, is made into U V^T, nearly, and that is the
+    step. Its numbers are as large as AdamW's usually are, so that one rate fits both.
+
+    Args:
+        network: what learns.
+        momentum: how much of the running mean stays each step.
+        named: as for `AdamW`.
+
+    Source:
+        Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", for the
+        steps; Liu et al. 2025, "Muon is Scalable for LLM Training", equation 4, for their size.
+    """
+
+    def __init__(self, network: Network, *, momentum: float = 0.95, **named: float) -> None:
+        super().__init__(network, **named)
+        self.momentum = momentum
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, array in network.parameters.items():
+            begin, end = end, end + array.size
+            self._places[name] = slice(begin, end)
+        self._turned = [
+            name
+            for name, array in network.parameters.items()
+            if array.ndim == 2 and name.startswith("blocks.")
+        ]
+
+    def step(self, rate: float, length: float | None = None) -> None:
+        """Let the parameters take one step against the gradient, whose length may be given."""
+        length = self.length() if length is None else length
+        if not math.isfinite(length):
+            raise FloatingPointError("Muon: a gradient is not finite")
+        self.count += 1
+        network = self.network
+        factor = min(1.0, self.clip / length) if length > 0 else 1.0
+        arrays = [network.flat, network.gradient, self.mean, self.square]
+        for name, place in self._places.items():
+            if name in self._turned:
+                self._turn(name, place, rate, factor)
+                continue
+            adamw(
+                *(array[place] for array in arrays),
+                rate=rate,
+                betas=self.betas,
+                eps=self.eps,
+                decay=self.decay if network.parameters[name].ndim >= 2 else 0.0,
+                step=self.count,
+                factor=factor,
+            )
+
+    def _turn(self, name: str, place: slice, rate: float, factor: float) -> None:
+        matrix, stays = self.network.parameters[name], self.momentum
+        gradient = self.network.gradients[name] * np.float32(factor)
+        mean = self.mean[place].reshape(matrix.shape)
+        mean *= stays
+        mean += (1 - stays) * gradient
+        step = orthogonal(stays * mean + (1 - stays) * gradient)
+        matrix *= 1 - rate * self.decay
+        matrix -= rate * _LIKE_ADAM * math.sqrt(max(matrix.shape)) * step
+
+
+def orthogonal(matrix: Array) -> Array:
+    """U V^T of a matrix U S V^T, nearly: all singular values become about 1.
+
+    By five turns of a polynomial of degree five (Newton-Schulz).
+
+    >>> found = orthogonal(np.random.default_rng(0).standard_normal((4, 6)))
+    >>> bool((abs(np.linalg.svd(found)[1] - 1) < 0.4).all())
+    True
+    """
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    found = wide / (np.linalg.norm(wide) + 1e-7)
+    a, b, c = _FACTORS
+    for _ in range(_TURNS):
+        product = found @ found.T
+        found = a * found + (b * product + c * product @ product) @ found
+    return found if matrix.shape[0] <= matrix.shape[1] else found.T

@@ -1,0 +1,106 @@
+"""What models that have read books read: books, and WordNet, each with its share of the tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qkv.arrays import Array
+from qkv.learn.corpus import Source
+from training.books import is_dropped
+from training.wordnet import Synset, WordNet
+
+SHORT = 4, 14  # words of a sentence as people type it
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # of dialogue, and of long sentences
+
+
+class Mixed:
+    """Sequences of several sources, so that each has its share of all tokens at any time.
+
+    The next sequence is of the source that is furthest behind its share.
+
+    Args:
+        sources: by name.
+        shares: of each, by the same names; they need not add up to 1.
+
+    Raises:
+        ValueError: the names differ, or a share is not above 0.
+
+    >>> from qkv.learn import Sequences
+    >>> mixed = Mixed({"a": Sequences([[1, 1]]), "b": Sequences([[2]])}, {"a": 0.5, "b": 0.5})
+    >>> [int(mixed.take()[0]) for _ in range(6)]
+    [1, 2, 2, 1, 2, 2]
+    """
+
+    def __init__(self, sources: Mapping[str, Source], shares: Mapping[str, float]) -> None:
+        if set(sources) != set(shares) or not all(share > 0 for share in shares.values()):
+            raise ValueError(
+                f"Mixed: the sources are {sorted(sources)} and the shares {dict(shares)}: give "
+                "each source a share above 0"
+            )
+        self._sources, self._shares = dict(sources), dict(shares)
+        self._given = dict.fromkeys(self._sources, 0)
+
+    def take(self) -> Array:
+        """The next sequence."""
+        name = min(self._given, key=lambda name: self._given[name] / self._shares[name])
+        found = self._sources[name].take()
+        self._given[name] += len(found)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What was given of each source, and where it is."""
+        return {
+            "given": dict(self._given),
+            "sources": {name: source.state() for name, source in self._sources.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._given = dict(state["given"])
+        for name, source in self._sources.items():
+            source.restore(state["sources"][name])
+
+
+def typed(sentence: str) -> str:
+    """A sentence as somebody would type it, or nothing where nobody would.
+
+    >>> typed('"We must go home now."'), typed("He said: 'No.'"), typed("I am too old for it.")
+    ('We must go home now.', '', 'I am too old for it.')
+    """
+    if sentence[:1] in ('"', "'") and sentence[-1:] == sentence[:1]:
+        sentence = sentence[1:-1]
+    shortest, longest = SHORT
+    fits = shortest <= len(sentence.split()) <= longest and sentence[-1] in ".?!"
+    return sentence if fits and not _MARKS.search(sentence) else ""
+
+
+def has_dropped(text: str) -> bool:
+    """Whether one of a text's words is dropped."""
+    return any(is_dropped(word) for word in _WORD.findall(text.casefold()))
+
+
+def cleaned(wordnet: WordNet) -> WordNet:
+    """WordNet without the words that are dropped, and without definitions and examples with them.
+
+    A synset without a definition is left with its words in its place.
+    """
+    return replace(
+        wordnet,
+        synsets=[_cleaned(one) for one in wordnet.synsets],
+        index={key: of for key, of in wordnet.index.items() if not has_dropped(key[0])},
+    )
+
+
+def _cleaned(synset: Synset) -> Synset:
+    lemmas = tuple(word for word in synset.lemmas if not has_dropped(word))
+    instead = ", ".join(lemmas) or "not read"
+    return replace(
+        synset,
+        lemmas=lemmas,
+        definition=instead if has_dropped(synset.definition) else synset.definition,
+        examples=tuple(text for text in synset.examples if lemmas and not has_dropped(text)),
+    )
