@@ -24,7 +24,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs site model wheel wheels release clean
+.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs site model dictionary pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -105,19 +105,26 @@ site: $(VENV)/.docs ## the documentation with its live pages as a folder for any
 	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py
 	@du -sh build/site
 
-model: RUN = build/wordnet$(if $(filter decoder,$(MODEL)),-decoder)
 # the folder of a run, and to go on with it if it was stopped
-run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume)
-model: $(VENV)/.dev ## train the model that ships, on Debian's wordnet-base: about two hours on 2 cores; MODEL=decoder MINUTES=10
-ifeq ($(MODEL)$(MINUTES),)
+run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume) $(MINUTES:%=--minutes %)
+model: $(VENV)/.dev ## train and measure both models that ship, from books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; three hours on 2 cores, or MINUTES=10 each; a run that was stopped goes on
+	@test -n "$(BOOKS)" || { echo 'make model: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
+	$(BIN)/python -m training.books $(BOOKS)
+	$(BIN)/python -m training.book_encoder $(BOOKS) $(call run,build/books)
+	$(BIN)/python -m training.book_decoder $(BOOKS) $(call run,build/books-decoder)
+	$(BIN)/python -m training.book_ship build/books $(BOOKS)
+	$(BIN)/python -m training.book_ship build/books-decoder $(BOOKS)
+	@$(MAKE) --no-print-directory pictures
+
+pictures: $(VENV)/.browser ## the pictures of pages that README.md and the documentation show
+	$(BIN)/python docs/images/take.py
+
+dictionary: RUN = build/wordnet
+dictionary: $(VENV)/.dev ## train the encoder that the one of `make model` goes on from, on Debian's wordnet-base: about three hours on 2 cores
 	$(BIN)/python -m training.make --steps 6743 $(call run,$(RUN)-1)
 	$(BIN)/python -m training.make --steps 10000 --after $(RUN)-1 --held_out 1 --begin 0.25 --rate 7e-4 --seed 1 $(call run,$(RUN)-2)
 	$(BIN)/python -m training.make --steps 1600 --after $(RUN)-2 --held_out 1 --begin 0 --rate 4e-4 --seed 2 --in_sight 3 --ended 1 $(call run,$(RUN))
-	$(BIN)/python -m training.ship $(RUN) --mean
-else
-	$(BIN)/python -m training.$(if $(filter decoder,$(MODEL)),decoder,make) $(MINUTES:%=--minutes %) $(call run,$(RUN))
-	$(BIN)/python -m training.ship $(RUN)
-endif
+	$(BIN)/python -m training.ship $(RUN) --mean -o build/dictionary
 
 wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip; tried without one, and on arm64 (qemu-user)
 	$(WHEELS_VENV)/bin/python .ci/wheels.py

@@ -51,7 +51,7 @@ assert size < 3, size
 model = qkv.load()  # the one in the wheel
 weights = model.trace("I sat on the bank of the river.").pattern(layer=0, head=0)
 assert np.allclose(weights.sum(axis=1), 1, atol=1e-5)
-text = qkv.load("wordnet-decoder").generate("bank:")
+text = qkv.load("books-decoder").generate("bank:")
 assert text.finish_reason == "eos" and len(text.split()) >= 4, text
 licences = [path for path in files("qkv") if path.name == "LICENSE.wordnet"]
 assert len(licences) == 4, licences  # beside each model, and with the licences of the package

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import printable
 
 import numpy as np
 
 import qkv
-from qkv.learn import AdamW, Network, Part, Schedule, Sequences, Trained, fresh_model, train
+from qkv.learn import Network, Part, Schedule, Sequences, Trained, fresh_model, train
 from qkv.models.model import Model
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command
+from training.muon import Muon
 from training.objectives import Senses, Unseen, entries, pieces_of, sentences
 from training.reading import Mixed, cleaned, typed
 from training.running import kept_tokenizer, run
@@ -28,7 +30,7 @@ from training.wordnet import WordNet, documents, examples, read
 
 NAME = "books"
 STEPS = 6000
-_SHARES = {"short": 0.45, "long": 0.25, "examples": 0.18, "documents": 0.12}
+_SHARES = {"short": 0.5, "long": 0.25, "examples": 0.17, "documents": 0.08}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Recipe:
     tokens: int = 4096
     masked: float = 0.25
     in_sight: float = 2.0
-    rate: float = 1e-3
+    rate: float = 1.5e-3
     warmup: float = 0.03
     begin: float = 0.3
     uses: int = 24
@@ -108,6 +110,7 @@ def make(
         texts(read_books, wordnet, tokenizer, recipe),
         tokenizer,
         in_sight=recipe.in_sight,
+        marks=False,
         share=recipe.masked,
         tokens_per_step=recipe.tokens,
         alike=str.casefold,
@@ -131,7 +134,7 @@ def make(
         steps=steps,
         minutes=minutes,
         schedule=Schedule(recipe.rate, warmup=recipe.warmup),
-        optimizer=AdamW(network),
+        optimizer=Muon(network),
         seed=recipe.seed,
         resume=resume,
         snapshots=snapshots,
@@ -145,6 +148,7 @@ def vocabulary(
     """The commonest words of books and of WordNet's examples whole, and pieces for the others."""
     words, counts = commonest_of_books(read_books, wordnet)
     rest = [" ".join([word] * min(count, 50)) for word, count in counts.items()]
+    rest.append(" ".join(printable))  # marks, digits and letters, each by itself
     return with_whole_words(rest, words, recipe.vocabulary, int(recipe.whole * recipe.vocabulary))
 
 

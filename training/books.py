@@ -1,9 +1,8 @@
 """The books that models read: `python -m training.books BOOKS` checks them and says what they hold.
 
-BOOKS is a clone of the public repository that `books.csv` was made from
-(github.com/mlschmitt/classic-books-markdown), or an archive of its files. Each book is held against
-its SHA-256. Those marked `use: no` are left out, and so is each sentence with a word of
-`dropped_words.txt`.
+BOOKS is a clone of the public repository that `books.csv` was made from, or an archive of its files
+(github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book is held against its SHA-256.
+Those marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
 
 Whole authors, and whole books of other authors, are kept from tokenizers and training: a part
 "choose" to choose weights and mixtures on, and a part "test" that only results are reported on.
@@ -28,6 +27,7 @@ from training import command
 LISTED = Path(__file__).with_name("books.csv")
 DROPPED = Path(__file__).with_name("dropped_words.txt")
 PARTS = ("train", "choose", "test")
+COMMIT = "944882722e9a96fa6cf2739dc2ea757e101f412f"  # of the repository, when the list was made
 
 _AUTHORS = {
     "choose": ("Anna Sewell", "Edgar Wallace", "Kate Chopin"),
@@ -109,7 +109,7 @@ def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, lis
         if found != book.sha256:
             raise ValueError(
                 f"books: {book.path} in {source} has SHA-256 {found[:12]}… and the list has "
-                f"{book.sha256[:12]}…: check out the commit that the list was made from"
+                f"{book.sha256[:12]}…: check out the commit that the list was made from, {COMMIT}"
             )
         yield book, passages(content.decode("utf-8"))
 

@@ -30,10 +30,22 @@ class Unseen(Masked):
     Args:
         source, tokenizer, named: as for `Masked`.
         in_sight: what is added.
+        marks: whether punctuation is hidden too; without, only words are ever named.
     """
 
-    def __init__(self, source: Any, tokenizer: Tokenizer, *, in_sight: float, **named: Any) -> None:
+    def __init__(
+        self,
+        source: Any,
+        tokenizer: Tokenizer,
+        *,
+        in_sight: float,
+        marks: bool = True,
+        **named: Any,
+    ) -> None:
         super().__init__(source, tokenizer, **named)
+        if not marks:
+            for name, index in tokenizer.vocabulary.items():
+                self._special[index] |= not any(letter.isalnum() for letter in name)
         self.in_sight = in_sight
         self._content = np.zeros(len(tokenizer), bool)
         self._content[

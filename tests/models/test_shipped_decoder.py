@@ -20,7 +20,7 @@ from training.definitions import read_nouns
 from .offline import lines_offline
 from .plain import plain_llama
 
-PLACE = shipped()["wordnet-decoder"]
+PLACE = shipped()["books-decoder"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 CONFIG = json.loads((PLACE / "config.json").read_text(encoding="utf-8"))
 NOUNS = read_nouns()
@@ -42,7 +42,7 @@ ENTRIES = [  # of a dictionary, written for this test
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
-    return qkv.load("wordnet-decoder")
+    return qkv.load("books-decoder")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_its_logits_are_those_of_the_formulas(
 def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
     layers, heads, dim = model.num_layers, model.num_heads, model.dim
     assert repr(model) == (
-        f"<Model wordnet-decoder: llama, {layers} layers, {heads} heads, vectors of {dim}>"
+        f"<Model books-decoder: llama, {layers} layers, {heads} heads, vectors of {dim}>"
     )
     assert len(model.tokenizer) == CONFIG["vocab_size"]
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
@@ -121,7 +121,7 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
 def test_the_licence_of_its_source_is_beside_it() -> None:
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert licence == (shipped()["wordnet"] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    assert licence == (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "this entire notice" not in CARD  # it stands in one place
 
 
@@ -222,8 +222,8 @@ except SystemExit as left:
 
 def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
     assert os.environ.get("QKV_MODEL") is None
-    assert qkv.load().name == "wordnet"  # it is not what is loaded without a name
+    assert qkv.load().name == "books"  # it is not what is loaded without a name
     assert model.generates
     assert "lm_head.weight" not in model.parameters
-    with pytest.raises(ValueError, match="wordnet-decoder"):
+    with pytest.raises(ValueError, match="books-decoder"):
         qkv.load("wordnet-decodr")

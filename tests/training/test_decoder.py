@@ -83,12 +83,12 @@ def test_a_run_is_shipped_with_its_card(
     monkeypatch.setattr(ship, "PLACES", data)
     ship.main([str(run), "--wordnet", str(folder)])
     assert "of 2 texts" in capsys.readouterr().out
-    model = qkv.load(data / "wordnet-decoder")
+    model = qkv.load(data / "books-decoder")
     for name, array in qkv.load(run).parameters.items():
         np.testing.assert_array_equal(
             model.parameters[name], array.astype(np.float16).astype(np.float32)
         )
-    text = (data / "wordnet-decoder" / "README.md").read_text()
+    text = (data / "books-decoder" / "README.md").read_text()
     found = writing.evaluate(model, read(folder), folder)
     assert "1 layers, 4 query heads on 2 key and value\nheads, vectors of 16" in text
     assert f"| end | {found['definitions']['end']} |" in text
@@ -98,7 +98,7 @@ def test_a_run_is_shipped_with_its_card(
     assert "Choices were\nmade on those that leave 1, which were kept from it as well." in text
     assert "It has no induction head (0.4 or more)." in text
     assert f"| 0.3 | {found['heads'][3]['copies']:.2f} |" in text
-    assert (data / "wordnet-decoder" / "LICENSE.wordnet").read_text() == "a licence, indented\n"
+    assert (data / "books-decoder" / "LICENSE.wordnet").read_text() == "a licence, indented\n"
 
     copier = {
         **found,

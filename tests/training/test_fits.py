@@ -40,7 +40,7 @@ def test_what_fits_and_what_repeats() -> None:
 
 def test_an_encoder_guesses_and_a_decoder_writes() -> None:
     """Against `predict` and `generate` of the models that ship."""
-    encoder, decoder = qkv.load("wordnet"), qkv.load("wordnet-decoder")
+    encoder, decoder = qkv.load("books"), qkv.load("books-decoder")
     [gap] = guessed(encoder, [Asked("he drank a glass of _", frozenset(["water"]))])
     [expected] = encoder.predict("he drank a glass of [MASK]")
     assert gap.words == tuple(word for word, _ in expected)
@@ -76,7 +76,7 @@ def test_the_next_word_is_one_by_itself(text: str, words: tuple[str, ...]) -> No
 
 def test_the_command_measures_by_what_a_model_does() -> None:
     said: list[str] = []
-    main(["wordnet-decoder", "--choose", "--wrong"], said.append)
-    assert said[0].startswith("wordnet-decoder: the first fits in ")
+    main(["books-decoder", "--choose", "--wrong"], said.append)
+    assert said[0].startswith("books-decoder: the first fits in ")
     assert " of 25, " in said[0]
     assert len(said) == 1 + 25 - int(said[0].split("fits in ")[1].split()[0])

@@ -34,7 +34,7 @@ def main(context: click.Context) -> None:
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
         qkv guess "A triangle has [MASK] legs." --hide triangle
-        qkv generate "bank:"
+        qkv generate "once upon a"
         qkv play --open
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     if context.invoked_subcommand is None:

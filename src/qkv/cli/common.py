@@ -152,8 +152,8 @@ def _named_model(names: str, default: str) -> Callable[..., Any]:
     )
 
 
-model_option = _named_model("wordnet, wordnet-decoder, minilm, random", "wordnet")
-writer_option = _named_model("wordnet-decoder", "wordnet-decoder")
+model_option = _named_model("books, books-decoder, minilm, random", "books")
+writer_option = _named_model("books-decoder", "books-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
 

@@ -49,7 +49,7 @@ def generate(
 ) -> None:
     """PROMPT and what a model writes behind it, printed as the words come.
 
-    The decoder that comes with qkv writes definitions: qkv generate "bank:"
+    The decoder that comes with qkv has read novels: qkv generate "once upon a"
     Several prompts run in one batch. What a model of two texts writes stands on a line of its own.
     """
     from qkv.models import load

@@ -1,0 +1,338 @@
+"""From runs to the folders in the package: `python -m training.book_ship RUN BOOKS`.
+
+RUN is what `training.book_encoder` or `training.book_decoder` wrote, BOOKS what they read. The
+folder holds the model in rows of int8, its tokenizer, a card with its figures on books, sentences
+and examples that were kept from training and from choices, and WordNet's licence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import qkv
+from qkv.files import replacing
+from qkv.learn import last_checkpoint
+from training import (
+    bias,
+    book_decoder,
+    book_encoder,
+    books,
+    command,
+    copying,
+    counting,
+    everyday,
+    fits,
+    numbers,
+    play_cards,
+    role_file,
+    roles,
+    told,
+)
+from training.cards import heads_table
+from training.senses import HEAD_SCORES, evaluate, held_out_sentences
+from training.shares import in_words
+from training.ship import licence
+from training.wordnet import FOLDER, WordNet, read
+
+PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
+TEN = Path(__file__).with_name("ten.txt")
+LACKING = ("phone", "car", "computer", "television", "photo", "plane")
+BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # by whether it writes
+
+CARD = """---
+license: apache-2.0
+language: en
+pipeline_tag: {task}
+---
+
+# {title}
+
+{about}
+
+{sections}
+
+## Licence
+
+The model is under Apache-2.0, as qkv is. The books are in the public domain in the United States.
+WordNet is copyright 2006 by Princeton University; its licence is in LICENSE.wordnet.
+"""
+
+_ENCODER = """\
+A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
+WordPieces in small letters, {length} positions, {numbers:.1f} million parameters in rows of int8.
+It names a missing word in a sentence as people type it. It has read novels of before 1930 and a
+dictionary, nothing of today: it is for looking into a model and for trying things out without a
+download. For search or ranking take a larger one."""
+
+_DECODER = """\
+A small Llama that comes with qkv: {layers} layers, {heads} query heads on {kv_heads} key and value
+heads, vectors of {dim}, {vocabulary:,} tokens of bytes, {length} positions, {numbers:.1f} million
+parameters in rows of int8; RMSNorm, rotary positions, SwiGLU, and one table for both ends. It goes
+on with a text in the English of novels of before 1930. Its sentences can be read, and soon lead
+nowhere: it is for looking into a model while it writes."""
+
+_READ = """\
+{books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown,
+{words:.1f} million words (`training/books.csv`; those with `use: no` are left out), and WordNet 3.0
+as Debian's `wordnet-base` has it. Each sentence with a word of `training/dropped_words.txt`, slurs
+and explicit words, is dropped, and none of these is in the vocabulary. {held_out} books, those of five authors
+among them, were kept for results, and {chosen} others for choices.
+
+Words of today are rare in these books, and mean something else there: {rare}. What the model knows
+of such words it has from WordNet's examples."""
+
+_TRAINED = """\
+By `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one core of
+two. `make model` does it again, and another processor rounds otherwise, so the numbers will be near
+these and not the same.
+
+Recipe: {recipe}."""
+
+_TEN = """\
+Written before the model was asked any of them, and asked once (`training/ten.txt`).
+
+| sentence | first guess | then |
+| --- | --- | --- |
+{rows}"""
+
+_SENSES = """\
+On example sentences of WordNet that neither tokenizer nor training has seen: those with
+`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often, of the definitions of all
+senses of a word, the one nearest to the word's vector is right ({uses:,} uses). *AUC*: how likely
+two uses of a word in one sense are nearer to each other than two in different ones ({pairs} pairs,
+{same} of them in one sense). The token table is what vectors without context give.
+
+| vectors | sense | AUC |
+| --- | --- | --- |
+{figures}
+
+Of the masked words in these sentences (15%, at least one in each) it names {named}. In
+{examples} of them with 5 to 16 words, where one content word is hidden that stands there once, its
+first guess is another content word of the sentence in {another} and right in {right}. Of {everyday}
+everyday words {pieces} are in pieces or unknown{which}."""
+
+_HEADS = """\
+Mean weight over all tokens of these sentences: on the previous and on the next token, on all tokens
+that are the same as it (itself included), on the first ([CLS]) and the last ([SEP]). `uniform` is
+the entropy of the weights as a share of the most it could be.
+
+{table}
+
+{roles}"""
+
+
+def ship(
+    run: Path, source: Path, place: Path | None = None, wordnet_folder: Path = FOLDER
+) -> tuple[Path, str]:
+    """Write the folder, and measure the model in it.
+
+    Args:
+        run: of an encoder or of a decoder.
+        source: of the books.
+        place: the folder; that of the package for such a model unless given.
+        wordnet_folder: where WordNet's files are.
+
+    Returns:
+        The folder and its card.
+
+    Raises:
+        FileNotFoundError: there is no run, or no WordNet.
+        ValueError: a book is missing, or is not the listed one.
+    """
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(
+            f"book_ship: {run} holds no run: make one with training.book_encoder"
+        )
+    whole = qkv.load(run)
+    name = book_decoder.NAME if whole.generates else book_encoder.NAME
+    place = place or PLACES / name
+    whole.save(place, dtype="int8")
+    model = qkv.load(place)
+    stories = told.kept_in(place)
+    wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
+    read_books = dict(books.read(source))
+    sections = {
+        "What it has read": _read(read_books),
+        "Training": _trained(checkpoint.about),
+        **(_written(model, whole, read_books) if model.generates else {}),
+        **({} if model.generates else _guessed(model, whole, read_books, wordnet)),
+    }
+    text = CARD.format(
+        task="text-generation" if model.generates else "fill-mask",
+        title="Books decoder" if model.generates else "Books encoder",
+        about=_about(model),
+        sections="\n\n".join(f"## {name}\n\n{part}" for name, part in sections.items()),
+    )
+    if not model.generates:
+        text = told.in_card(text, told.again(model, stories))
+    for file_name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
+        with replacing(place / file_name) as file:
+            file.write(content.encode())
+    if not model.generates:
+        role_file.keep(place)
+        told.keep(place, told.again(model, stories))
+        kept = play_cards.lesson(model)
+        if gone := play_cards.missing(kept):
+            print(f"book_ship: no card was found for {', '.join(gone)}: see training.play_cards")
+        play_cards.keep(place, kept)
+    return place, text
+
+
+def _about(model: qkv.Model) -> str:
+    return (_DECODER if model.generates else _ENCODER).format(
+        layers=model.num_layers,
+        heads=model.num_heads,
+        kv_heads=model.config.get("num_key_value_heads"),
+        dim=model.dim,
+        vocabulary=model.config["vocab_size"],
+        length=model.max_seq_length,
+        numbers=sum(array.size for array in model.parameters.values()) / 1e6,
+    )
+
+
+def _read(read_books: Mapping[books.Book, list[list[str]]]) -> str:
+    """What a model has read, and what is rare there."""
+    counts: Counter[str] = Counter()
+    own = [book for book in read_books if book.part == "train"]
+    for book in own:
+        for passage in read_books[book]:
+            counts.update(counting.tokens(" ".join(passage)))
+    words = sum(count for word, count in counts.items() if word[:1].isalpha())
+    return _READ.format(
+        books=len(own),
+        authors=len({book.author for book in own}),
+        words=words / 1e6,
+        **{
+            name: sum(book.part == part for book in read_books)
+            for name, part in (("held_out", "test"), ("chosen", "choose"))
+        },
+        rare=", ".join(f"{word} {counts[word]:,} times" for word in LACKING),
+    )
+
+
+def _trained(about: Mapping[str, Any]) -> str:
+    recipe = about["settings"]["recipe"]
+    after = recipe["after"]
+    return _TRAINED.format(
+        after=f", from `{Path(after).name}` on, which has read WordNet alone" if after else "",
+        steps=about["step"],
+        tokens=about["tokens"],
+        hours=about["seconds"] / 3600,
+        recipe=", ".join(f"{name} {value}" for name, value in recipe.items() if name != "after"),
+    )
+
+
+def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:
+    """Those of one part."""
+    for book, passages in read_books.items():
+        if book.part == part:
+            for passage in passages:
+                yield from passage
+
+
+def _guessed(
+    model: qkv.Model,
+    whole: qkv.Model,
+    read_books: Mapping[books.Book, list[list[str]]],
+    wordnet: WordNet,
+) -> dict[str, str]:
+    """The sections of an encoder's card."""
+    gaps = fits.asked(fits.GAPS)
+    look_up = counting.LookUp(counting.Corpus.of(sentences_of(read_books, "train")))
+    said = {
+        "this one": fits.guessed(model, gaps),
+        "the same before its numbers were rounded to int8": fits.guessed(whole, gaps),
+        f"`{BEFORE[False]}`, which has read WordNet alone": fits.guessed(
+            qkv.load(BEFORE[False]), gaps
+        ),
+        "look-up of the longest context in the same books": counting.looked_up(look_up, gaps),
+    }
+    found, unrounded = evaluate(model, wordnet), evaluate(whole, wordnet)
+    *_, last = unrounded["layers"].values()
+    heads, _ = roles.roles(model, wordnet)
+    assert model.tokenizer is not None
+    examples = copying.drawn(held_out_sentences(wordnet), [model.tokenizer])
+    copied = copying.copying(model, examples)
+    pieces = everyday.in_pieces(model.tokenizer)
+    rows = {"chance": found["chance"], **found["layers"]}
+    masked = found["masked"]
+    return {
+        "What it guesses": f"{_fitting(said)}\n\nAsked for {len(gaps)} sentences with a gap, in "
+        "today's English as\npeople type it, with words that fit (`training/gaps.txt`), written "
+        "before it was trained. *Repeats*:\nthe first guess is a content word of the sentence. In "
+        "brackets stand intervals of 95%.",
+        "Ten sentences": _TEN.format(rows="\n".join(ten(model))),
+        "Bias": bias.in_card(model),
+        "What it knows of senses": _SENSES.format(
+            uses=found["uses"],
+            pairs=found["pairs"],
+            same=found["pairs_of_one_sense"],
+            figures="\n".join(
+                f"| {name} | {row['sense']:.3f} | {row['auc']:.3f} |" for name, row in rows.items()
+            ),
+            named=in_words(round(masked["top1"] * masked["words"]), masked["words"]),
+            examples=copied["examples"],
+            another=in_words(copied["another"], copied["examples"]),
+            right=in_words(copied["right"], copied["examples"]),
+            everyday=len(everyday.WORDS),
+            pieces=len(pieces),
+            which=f" ({', '.join(pieces)})" if 0 < len(pieces) <= 20 else "",
+        )
+        + f"\n\nBefore rounding the last layer had {last['sense']:.3f} and {last['auc']:.3f}.",
+        "What its heads do": _HEADS.format(
+            table=heads_table(found["heads"], HEAD_SCORES), roles=roles.in_card(heads)
+        ),
+    }
+
+
+def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
+    """A table of how often guesses fit."""
+    lines = ["| | first guess fits | one of five fits | repeats |", "| --- | --- | --- | --- |"]
+    for name, each in said.items():
+        first, five = (sum(one.among(count) for one in each) for count in (1, fits.FIVE))
+        cells = [in_words(count, len(each)) for count in (first, five)]
+        repeats = in_words(sum(one.repeats for one in each), len(each))
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {repeats} |")
+    return "\n".join(lines)
+
+
+def ten(model: qkv.Model) -> Iterator[str]:
+    """The rows of ten sentences and of what a model says."""
+    assert model.tokenizer is not None
+    for line in TEN.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            text = line.replace("_", str(model.tokenizer.mask))
+            [[(first, chance), *others]] = model.predict(text, top_k=fits.FIVE)
+            then = ", ".join(word for word, _ in others)
+            yield f"| {line} | {first} ({chance:.2f}) | {then} |"
+
+
+def _written(
+    model: qkv.Model, whole: qkv.Model, read_books: Mapping[books.Book, list[list[str]]]
+) -> dict[str, str]:
+    """The sections of a decoder's card."""
+    return {}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the folder, and print where it is."""
+    parser = argparse.ArgumentParser(prog="python -m training.book_ship", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, help="what a training.book_* module wrote")
+    parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
+    parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
+    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
+    given = parser.parse_args(arguments)
+    place, text = ship(given.run, given.books, given.out, given.wordnet)
+    print(f"{place}\n\n{text}")
+    if place.parent == numbers.DATA:
+        numbers.main([])  # what the documentation quotes of the models in the package
+
+
+if __name__ == "__main__":
+    command(main)
