@@ -51,10 +51,10 @@ assert size < 3, size
 model = qkv.load()  # the one in the wheel
 weights = model.trace("I sat on the bank of the river.").pattern(layer=0, head=0)
 assert np.allclose(weights.sum(axis=1), 1, atol=1e-5)
-text = qkv.load("books-decoder").generate("bank:")
-assert text.finish_reason == "eos" and len(text.split()) >= 4, text
+text = qkv.load("books-decoder").generate("She opened the door and", max_new_tokens=20)
+assert len(text.split()) >= 4, text
 licences = [path for path in files("qkv") if path.name == "LICENSE.wordnet"]
-assert len(licences) == 4, licences  # beside each model, and with the licences of the package
+assert len(licences) == 8, licences  # beside each model, and with the licences of the package
 print(f"{sys.argv[1]} a kernel: {qkv.backend()}, {size:.1f} MB")
 
 
@@ -77,7 +77,7 @@ END
   for command in \
     'walk "The cat sat on the mat"' 'show "I sat on the bank of the river." --html bank.html' \
     'compare "I sat on the bank of the river." "The bank charged a fee for the loan."' \
-    'guess "The oak is a small [MASK]." --hide oak' 'play -o play.html' 'generate "bank:"' \
+    'guess "The oak is a small [MASK]." --hide oak' 'play -o play.html' 'generate "once upon a"' \
     'encode sentences.txt -o vectors.npy' 'check --list' 'info'; do
     eval "qkv $command" >out 2>&1 || { cat out; echo "qkv $command: failed"; exit 1; }
   done

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import qkv
+from qkv.circuits import head_scores
 from qkv.files import replacing
 from qkv.learn import last_checkpoint
 from training import (
@@ -28,9 +29,11 @@ from training import (
     fits,
     numbers,
     play_cards,
+    prose,
     role_file,
     roles,
     told,
+    writing,
 )
 from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences
@@ -41,6 +44,8 @@ from training.wordnet import FOLDER, WordNet, read
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
 TEN = Path(__file__).with_name("ten.txt")
 LACKING = ("phone", "car", "computer", "television", "photo", "plane")
+SHOWN = ("once upon a time", "She opened the door and", "The old man said")
+TEXTS = 400  # that heads are measured on
 BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # by whether it writes
 
 CARD = """---
@@ -79,8 +84,8 @@ _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown,
 {words:.1f} million words (`training/books.csv`; those with `use: no` are left out), and WordNet 3.0
 as Debian's `wordnet-base` has it. Each sentence with a word of `training/dropped_words.txt`, slurs
-and explicit words, is dropped, and none of these is in the vocabulary. {held_out} books, those of five authors
-among them, were kept for results, and {chosen} others for choices.
+and explicit words, is dropped, and none of these is in the vocabulary. {held_out} books, those of
+five authors among them, were kept for results, and {chosen} others for choices.
 
 Words of today are rare in these books, and mean something else there: {rare}. What the model knows
 of such words it has from WordNet's examples."""
@@ -123,6 +128,34 @@ the entropy of the weights as a share of the most it could be.
 {table}
 
 {roles}"""
+
+_WRITES = """\
+The next word after {openings} openings in today's English, with words that fit
+(`training/openings.txt`), written before it was trained; in brackets stand intervals of 95%:
+
+{fitting}
+
+On books that were kept from training, the first 25,000 words of each, and on 100 beginnings
+(`training/beginnings.txt`), continued at temperature 0.8 and top-k 40:
+
+{figures}
+
+A Kneser-Ney model of five words, counted in the same books, has a perplexity of {counted:.1f} on
+the same words, whose capitals it need not name. Before rounding to int8 the model had
+{unrounded:.1f}.
+
+Three continuations, the first that were drawn (temperature 0.8, top-k 40, seed 0):
+
+{shown}"""
+
+_WRITERS_HEADS = """\
+*Copies*: {copies} tokens drawn at random come twice in the same order, and this is the mean weight,
+in the second copy, on the token that stood behind the first copy of the present one (Olsson et al.
+2022). The others are as `qkv.circuits.head_scores` has them, over sentences of books that were kept
+from training. {induction} The loss of a random token is {first:.2f} nats in the first copy and
+{second:.2f} in the second.
+
+{table}"""
 
 
 def ship(
@@ -267,7 +300,7 @@ def _guessed(
         "before it was trained. *Repeats*:\nthe first guess is a content word of the sentence. In "
         "brackets stand intervals of 95%.",
         "Ten sentences": _TEN.format(rows="\n".join(ten(model))),
-        "Bias": bias.in_card(model),
+        "Bias": bias.in_card(bias.measured(model)),
         "What it knows of senses": _SENSES.format(
             uses=found["uses"],
             pairs=found["pairs"],
@@ -291,13 +324,15 @@ def _guessed(
 
 
 def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
-    """A table of how often guesses fit."""
-    lines = ["| | first guess fits | one of five fits | repeats |", "| --- | --- | --- | --- |"]
+    """A table of how often words fit: the first, and one of five where there are as many."""
+    counts: dict[str, Callable[[fits.Said], bool]] = {"the first fits": lambda one: one.fits}
+    if any(len(one.words) > 1 for each in said.values() for one in each):
+        counts["one of five fits"] = lambda one: one.among(fits.FIVE)
+        counts["the first repeats"] = lambda one: one.repeats
+    lines = [f"| | {' | '.join(counts)} |", "| --- |" + " --- |" * len(counts)]
     for name, each in said.items():
-        first, five = (sum(one.among(count) for one in each) for count in (1, fits.FIVE))
-        cells = [in_words(count, len(each)) for count in (first, five)]
-        repeats = in_words(sum(one.repeats for one in each), len(each))
-        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {repeats} |")
+        cells = [in_words(sum(map(count, each)), len(each)) for count in counts.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -316,7 +351,73 @@ def _written(
     model: qkv.Model, whole: qkv.Model, read_books: Mapping[books.Book, list[list[str]]]
 ) -> dict[str, str]:
     """The sections of a decoder's card."""
-    return {}
+    openings = fits.asked(fits.OPENINGS)
+    corpus = counting.Corpus.of(sentences_of(read_books, "train"))
+    said = {
+        "this one": fits.continued(model, openings),
+        "the same before its numbers were rounded to int8": fits.continued(whole, openings),
+        f"`{BEFORE[True]}`, which has read WordNet alone": fits.continued(
+            qkv.load(BEFORE[True]), openings
+        ),
+        "look-up of the longest context in the same books": [
+            one._replace(words=one.words[:1])
+            for one in counting.looked_up(counting.LookUp(corpus), openings)
+        ],
+    }
+    held_out = [
+        counting.beginning(passages, prose.FIRST)
+        for book, passages in read_books.items()
+        if book.part == "test"
+    ]
+    sentences = [one for passages in held_out for passage in passages for one in passage]
+    found = prose.figures(model, held_out, corpus.vocabulary)
+    counted = counting.perplexity(
+        counting.KneserNey(corpus), counting.Corpus.of(sentences, corpus.vocabulary)
+    )
+    unrounded = prose.perplexity(whole, held_out, corpus.vocabulary)
+    texts = sentences[:: len(sentences) // TEXTS]
+    copied = writing.copying(model)
+    scores = {
+        "copies": copied["heads"],
+        **head_scores(model, texts, writing.HEAD_SCORES[1:]),
+    }
+    rows = [
+        {"layer": layer, "head": head}
+        | {name: float(scores[name][layer, head]) for name in writing.HEAD_SCORES}
+        for layer in range(model.num_layers)
+        for head in range(model.num_heads)
+    ]
+    named = [
+        f"{row['layer']}.{row['head']} ({row['copies']:.2f})"
+        for row in rows
+        if row["copies"] >= writing.ROLE
+    ]
+    return {
+        "What it writes": _WRITES.format(
+            fitting=_fitting(said),
+            openings=len(openings),
+            figures=prose.in_card(found),
+            counted=counted,
+            unrounded=unrounded["perplexity"],
+            shown="\n".join(written(model)),
+        ),
+        "Bias": bias.in_card(bias.measured(model)),
+        "What its heads do": _WRITERS_HEADS.format(
+            copies=copied["tokens"],
+            induction=f"An induction head ({writing.ROLE} or more): {', '.join(named)}."
+            if named
+            else f"It has no induction head ({writing.ROLE} or more).",
+            first=copied["first"],
+            second=copied["second"],
+            table=heads_table(rows, writing.HEAD_SCORES),
+        ),
+    }
+
+
+def written(model: qkv.Model) -> list[str]:
+    """What a decoder writes behind three openings, as the lines of a list."""
+    texts = model.generate(list(SHOWN), max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
+    return [f"- *{one.prompt}*{' '.join(str(one).split(' '))}".replace("\n", " ") for one in texts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from safetensors.numpy import load_file
 import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
-from training.definitions import read_nouns
+from training import book_ship, fits, prose
 
 from .offline import lines_offline
 from .plain import plain_llama
@@ -23,20 +22,19 @@ from .plain import plain_llama
 PLACE = shipped()["books-decoder"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 CONFIG = json.loads((PLACE / "config.json").read_text(encoding="utf-8"))
-NOUNS = read_nouns()
-ENTRIES = [  # of a dictionary, written for this test
-    "bank: the ground along the edge of a river. we sat on the bank and watched the boats go by",
-    "bank: a house that keeps money and lends it. the bank lent him what he needed for the shop",
-    "kettle: a pot with a lid in which water is boiled. she put the kettle on the stove for tea",
-    "carry: take from one place to another in the arms. he carried the child up the stairs",
-    "narrow: small from one side to the other. the street was so narrow that no car could pass",
-    "slowly: at a low speed, without any hurry. the old man walked slowly along the wall",
-    "lantern: a lamp in a case of glass that can be carried. a lantern hung over the door",
-    "forgive: stop being angry with someone for what was done. she never forgave him for it",
-    "harvest: the time at which the crop is brought in. all of the village helped with the harvest",
-    "judge: a person who decides a case in a court. the judge asked the witness to speak up",
-    "damp: a little wet, so that it is not pleasant. the walls of the cellar were damp all winter",
-    "climb: go up with the help of hands and feet. the boys climbed the tree to look at the nest",
+SENTENCES = [  # written for this test
+    "We sat on the bank of the river and watched the boats go by until it was dark.",
+    "The bank lent him what he needed for the shop, and he paid it back within a year.",
+    "She put the kettle on the fire, and her sister laid the table for tea.",
+    "He carried the child up the stairs, and her mother followed with the lamp.",
+    "The street was so narrow that no carriage could pass, and we had to walk.",
+    "The old man walked slowly along the wall, and he spoke to nobody.",
+    "A lantern hung over the door, and under it stood a man with a letter in his hand.",
+    "She never forgave him for what he had said to her father that evening.",
+    "All of the village helped with the harvest, and there was a dance when it was over.",
+    "The judge asked the witness to speak up, but she could not be heard.",
+    "The walls of the cellar were damp all winter, and the books that lay there were spoiled.",
+    "The boys climbed the tree to look at the nest, but the birds had left it.",
 ]
 
 
@@ -46,19 +44,18 @@ def model() -> qkv.Model:
 
 
 @pytest.fixture(scope="module")
-def texts(model: qkv.Model) -> list:
-    """What it writes of the hundred nouns, in one batch."""
-    return model.generate([f"{noun}:" for noun in NOUNS], max_new_tokens=64)
-
-
-@pytest.fixture(scope="module")
 def tensors() -> dict[str, np.ndarray]:
-    return load_file(PLACE / "model.safetensors")
-
-
-def test_it_is_small_and_of_float16(tensors: dict[str, np.ndarray]) -> None:
-    assert (PLACE / "model.safetensors").stat().st_size <= 8e6
-    assert {array.dtype for array in tensors.values()} == {np.dtype(np.float16)}
+    """Its numbers: rows of int8 times their scales."""
+    found = load_file(PLACE / "model.safetensors")
+    scales = {
+        name: found.pop(f"{name}_scale").astype(np.float32)
+        for name in list(found)
+        if f"{name}_scale" in found
+    }
+    return {
+        name: array * scales[name][:, None] if name in scales else array
+        for name, array in found.items()
+    }
 
 
 def test_it_is_what_a_llama_is(tensors: dict[str, np.ndarray]) -> None:
@@ -98,7 +95,7 @@ def test_its_logits_are_those_of_the_formulas(
     model: qkv.Model, tensors: dict[str, np.ndarray]
 ) -> None:
     """Against a Llama that is written down once more, in float64."""
-    ids = model.tokenize("bank: sloping land beside a river").ids
+    ids = model.tokenize("She opened the door and looked at the river").ids
     vectors = plain_llama(tensors, CONFIG, ids)
     expected = vectors @ tensors["model.embed_tokens.weight"].astype(np.float64).T
     found = model(ids).logits[0]
@@ -125,44 +122,28 @@ def test_the_licence_of_its_source_is_beside_it() -> None:
     assert "this entire notice" not in CARD  # it stands in one place
 
 
-def repeats(ids: Sequence[int], run: int = 4) -> bool:
-    """Whether some run of tokens stands in a text twice, looked for in every two places."""
-    starts = range(len(ids) - run + 1)
-    return any(ids[i : i + run] == ids[j : j + run] for i in starts for j in starts if i < j)
+def test_as_many_next_words_fit_as_its_card_says(model: qkv.Model) -> None:
+    """Another processor may round a word or two otherwise."""
+    openings = fits.asked(fits.OPENINGS)
+    found = sum(one.fits for one in fits.continued(model, openings))
+    (said,) = re.findall(r"\| this one \| (\d+\.\d)% ", CARD)
+    assert found == pytest.approx(float(said) / 100 * len(openings), abs=2)
+    assert found > len(openings) / 2
 
 
-def test_it_defines_a_hundred_nouns(texts: list) -> None:
-    """The card has the same counts; another processor may round a text or two otherwise."""
-    assert len(set(NOUNS)) == len(texts) == 100
-    bodies = [text.ids[:-1] if text.finish_reason == "eos" else text.ids for text in texts]
-    assert max(map(len, bodies)) <= 64
-    ends = [text.finish_reason == "eos" for text in texts]
-    long_enough = [len(text.split()) >= 4 for text in texts]
-    repeating = [repeats(body) for body in bodies]
-    passing = sum(np.array(ends) & long_enough & ~np.array(repeating))
-    differ = len({text.strip() for text in texts})
-    assert passing >= 90
-    assert differ >= 80
-    rule = "they end within 64 tokens, have four words and repeat no run of four tokens"
-    found = {
-        f"pass: {rule}": passing,
-        "end": sum(ends),
-        "have four words": sum(long_enough),
-        "repeat a run of four tokens": sum(repeating),
-        "differ from each other": differ,
-    }
-    for name, count in found.items():
-        (said,) = re.findall(rf"\| {re.escape(name)} \| (\d+) \|", CARD)
-        assert count == pytest.approx(int(said), abs=3), name
+def test_it_seldom_loops_and_ends_its_sentences(model: qkv.Model) -> None:
+    """Of a hundred beginnings; the seed draws the same again but for how a processor rounds."""
+    found = prose.continued(model, ())
+    assert found["texts"] == 100
+    assert found["loop"] <= 5
+    assert found["end"] >= 90
 
 
 def test_what_the_card_shows_is_what_it_writes(model: qkv.Model) -> None:
-    shown = re.findall(
-        r"^- (\w+):(.*)$", (PLACE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    found = model.generate([f"{word}:" for word, _ in shown])
-    assert len(shown) == 3
-    assert sum(text == said for text, (_, said) in zip(found, shown, strict=True)) >= 2
+    lines = book_ship.written(model)
+    text = (PLACE / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 3
+    assert sum(line in text for line in lines) >= 2
 
 
 def said_of_heads() -> dict[str, np.ndarray]:
@@ -200,7 +181,7 @@ def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The card's means are of many more texts."""
     said = said_of_heads()
     names = ("previous", "same", "first")
-    found = head_scores(model, ENTRIES, names)
+    found = head_scores(model, SENTENCES, names)
     for name in names:
         np.testing.assert_allclose(found[name], said[name], atol=0.15, err_msg=name)
 
@@ -210,14 +191,13 @@ def test_it_writes_at_once_and_with_no_network(tmp_path: Path) -> None:
 from qkv.cli import main
 
 try:
-    main(["generate", "bank:"])
+    main(["generate", "She opened the door and"])
 except SystemExit as left:
     assert not left.code
 """
-    [written] = lines_offline(program, tmp_path)
-    word, _, definition = written.partition(":")
-    assert word == "bank"
-    assert len(definition.split()) >= 4
+    written = " ".join(lines_offline(program, tmp_path))
+    assert written.startswith("She opened the door and ")
+    assert len(written.split()) >= 8
 
 
 def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
