@@ -44,6 +44,7 @@ class Recipe(Shape):
         after: the folder of a model of the same shape that it goes on from; fresh unless given.
         copies: the weight of the loss on tokens drawn at random that come twice.
         texts: how many such texts a step has.
+        products: as for `qkv.learn.train`.
     """
 
     layers: int = 5
@@ -54,6 +55,7 @@ class Recipe(Shape):
     copies: float = 0.1
     texts: int = 6
     after: str = ""
+    products: str = "bfloat16"
 
 
 def make(
@@ -119,6 +121,7 @@ def make(
         resume=resume,
         snapshots=snapshots,
         settings={"recipe": asdict(recipe)},
+        products=recipe.products,
     )
 
 

@@ -53,6 +53,7 @@ class Recipe:
         uses: how many words in their sentences that has a step.
         wrong: how many other senses of each.
         prior: as of `training.objectives.Senses`.
+        products: as for `qkv.learn.train`.
         seed: of everything.
     """
 
@@ -70,6 +71,7 @@ class Recipe:
     uses: int = 24
     wrong: int = 3
     prior: float = 1.5
+    products: str = "bfloat16"
     seed: int = 0
 
 
@@ -139,6 +141,7 @@ def make(
         resume=resume,
         snapshots=snapshots,
         settings={"recipe": asdict(recipe)},
+        products=recipe.products,
     )
 
 

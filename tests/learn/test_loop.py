@@ -541,3 +541,21 @@ def test_a_checkpoint_takes_numbers_of_numpy(tmp_path: Path) -> None:
     assert train(network(), Pull(), **given, resume=True).steps == 1
     with pytest.raises(TypeError, match="a checkpoint cannot hold a set: give numbers"):
         train(network(), Pull(), folder=tmp_path / "odd", steps=1, settings={"a": {1}})
+
+
+def test_products_in_bfloat16_give_nearly_the_same_losses(tmp_path: Path) -> None:
+    """Factors keep eight bits, so a loss may move by some thousandths."""
+    losses, ids = {}, np.random.default_rng(0).integers(0, 23, (8, 12))
+    for products in ("float32", "bfloat16"):
+        causal = Causal(Sequences(ids), tokens_per_step=60)
+        folder = tmp_path / products
+        train(network(), causal, folder=folder, steps=4, products=products, **QUIET)
+        losses[products] = [row["loss"] for row in read_metrics(folder)]
+    np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.01)
+    same = losses["bfloat16"] == losses["float32"]
+    assert same is not qkv.backend().startswith("native-")  # NumPy multiplies as it did
+    with pytest.raises(ValueError, match="products"):  # the checkpoint was written with others
+        train(network(), causal, folder=tmp_path / "bfloat16", steps=4, resume=True, **QUIET)
+    with pytest.raises(ValueError, match="products is 'int8': choose float32 or bfloat16"):
+        train(network(), causal, folder=tmp_path / "more", steps=4, products="int8", **QUIET)
+    assert not (tmp_path / "more").exists()

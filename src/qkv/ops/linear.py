@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,28 @@ from qkv.ops.kernel import body, kernel
 from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, working
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import get_num_threads, run_all
+
+_narrow: ContextVar[np.dtype[Any] | None] = ContextVar("_narrow", default=None)
+
+
+@contextmanager
+def products_in_bfloat16() -> Iterator[None]:
+    """Within it, factors of float32 are rounded to bfloat16 where the kernel multiplies.
+
+    That is in `linear`, and in `linear_grad` for the gradient of `x`; sums and results stay
+    float32. Without a kernel nothing changes.
+
+    Source:
+        Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
+        BFLOAT16 for Deep Learning Training".
+    """
+    from ml_dtypes import bfloat16
+
+    token = _narrow.set(np.dtype(bfloat16))
+    try:
+        yield
+    finally:
+        _narrow.reset(token)
 
 
 def linear(
@@ -54,6 +79,7 @@ def linear(
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
         threads, result = get_num_threads(), FLOAT32 if wide else kind
+        kind = _narrow.get() or kind if kind == FLOAT32 else kind
         y = np.empty((rows, width), bits_type(result))
         added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
         kernel.linear(
@@ -130,8 +156,11 @@ def linear_grad(
         return grad_x.reshape(x.shape), grad_weight, grad.sum(0) if bias else None
     rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
     grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()
-    weights = packed_once(weight.T, here, FLOAT32, threads)
-    kernel.linear(here, grad, weights, None, 0, None, None, grad_x, threads)
+    kind = _narrow.get() or FLOAT32
+    weights = packed_once(weight.T, here, kind, threads)
+    kernel.linear(
+        here, as_rows(grad, count, width, kind), weights, None, 0, None, None, grad_x, threads
+    )
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:
         grad_weight = np.empty((width, depth), x.dtype).T
