@@ -122,6 +122,32 @@ def test_tokens_and_numbers_are_the_librarys(page: Page, model: Model, exact: Mo
         ranked_alike(result.logits, expected.logits)
 
 
+def test_a_model_of_int8_rows_takes_half_the_page(
+    visit: Visit, model: Model, html: str, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "int8", dtype="int8")
+    small, judge = (qkv.load(tmp_path / "int8", dtype=kind) for kind in (None, np.float64))
+    whole = page_of(small)
+    numbers = sum(array.size for array in model.parameters.values())
+    assert len(html) - len(whole) > 0.98 * numbers * 4 / 3  # a byte less for each, in base64
+    page = visit(whole)
+    for text in TEXTS[:20]:
+        _, result = ask(page, text)
+        agree(result, traced(judge, text)[2])
+        ranked_alike(result.logits, traced(small, text)[2].logits)
+    names = ["blocks.3.mlp.down_proj.weight", "embed.weight"]
+    found = page.evaluate(
+        """async ([weight, table]) => {
+          const found = await qkv.parameters([weight, table], { [table]: [16383, 0] });
+          return [weight, table].map((name) => Array.from(found[name]));
+        }""",
+        names,
+    )
+    weight, table = (small.parameters[name] for name in names)
+    np.testing.assert_array_equal(found[0], weight.T.ravel())
+    np.testing.assert_array_equal(found[1], table[[16383, 0]].ravel())
+
+
 def offsets(text: str, found: dict[str, Any]) -> list[tuple[int, int]]:
     """The characters of a text that tokens stand for, from places in it as a page counts them."""
     units = text.encode("utf-16-le")

@@ -18,7 +18,7 @@ from qkv.layers import Block
 from qkv.models.elsewhere import ELSEWHERE
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, TOKENIZER
-from qkv.models.files.saving import save_model
+from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.designs import AnyDesign
 from qkv.models.network.embedding import Embedding
@@ -284,17 +284,37 @@ class ModelBase:
         """
         return self._need_tokenizer("decode").decode(ids)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
 
-        The folder is made if it is not there. Weights are written in the type they have here. Of a
-        model that was in the folder, the files that this one does not have are removed, as far as
-        `qkv.load` would read them.
+        The folder is made if it is not there. Of a model that was in the folder, the files that
+        this one does not have are removed, as far as `qkv.load` would read them.
+
+        Args:
+            folder: where config.json will be.
+            dtype: the type of the weights in the file: float16, bfloat16, float32, float64, or
+                int8; by default the type they have here. With int8 each matrix (rows, columns) is
+                written as int8, and beside `X.weight` stands `X.weight_scale`, float16 (rows,): a
+                number is int8 * float32(scale), off by half a scale at most. The scale of a row is
+                its largest number / 127. A row that has such a form already keeps its numbers.
+                Tensors of other dimensions are float16, layers behind the pooling stay as they
+                are. transformers does not know these scales: leave out dtype for it.
 
         Raises:
-            ValueError: the name of the folder is empty.
+            ValueError: the name of the folder is empty, there is no such type, or a tensor has
+                numbers that the type does not hold.
             OSError: it cannot be written.
+
+        >>> import qkv, tempfile
+        >>> model = qkv.load("random")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(folder, dtype="int8")
+        ...     same = qkv.load(folder)
+        >>> table = model.parameters["embed.weight"]
+        >>> bool(np.abs(same.parameters["embed.weight"] - table).max() < np.abs(table).max() / 250)
+        True
         """
+        kind = storage_type(dtype)
         for one in reversed(self._ways()):
             save_model(
                 folder,
@@ -303,6 +323,7 @@ class ModelBase:
                 sentence=one._sentence,
                 tokenizer=one.tokenizer,
                 others=one._json_files,
+                dtype=kind,
             )
 
     def _run(self, batch: Sequence[Tokenized], **options: Any) -> tuple[Array, Array]:

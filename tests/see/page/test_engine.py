@@ -58,6 +58,45 @@ def test_it_says_whether_float16_holds_the_parameters_as_they_are(small: Model) 
     assert engine_payload(qkv.load())["exact"] is True
 
 
+def rows_of_int8(model: Model) -> Model:
+    """The model on matrices of int8 with float16 scales for each row, as a page has them."""
+    arrays, rng = dict(model.parameters), np.random.default_rng(0)
+    for name, array in arrays.items():
+        turned = array.T if name.endswith("_proj.weight") else array
+        if array.ndim == 1:
+            arrays[name] = array.astype(np.float16)
+        else:
+            whole = rng.integers(-127, 128, turned.shape)
+            found = whole * rng.uniform(0.001, 0.01, (len(turned), 1)).astype(np.float16)
+            assert (found != found.astype(np.float16)).any()
+            arrays[name] = found.T if name.endswith("_proj.weight") else found
+    return model.with_parameters(arrays, np.float32)
+
+
+def test_matrices_of_int8_rows_are_held_as_such(small: Model) -> None:
+    model = rows_of_int8(small)
+    payload = engine_payload(model)
+    assert payload["exact"] is True
+    for name, packed in payload["parameters"].items():
+        data, array = base64.b64decode(packed["b64"]), model.parameters[name]
+        assert packed["shape"] == list(
+            array.T.shape if name.endswith("_proj.weight") else array.shape
+        )
+        if array.ndim == 1:
+            assert len(data) == 2 * array.size
+            continue
+        whole = np.frombuffer(data, np.int8).reshape(packed["shape"])
+        scales = np.frombuffer(base64.b64decode(packed["scale"]), "<f2")
+        found = whole * scales.astype(float)[:, None]
+        assert (found == (array.T if name.endswith("_proj.weight") else array)).all()
+    arrays = dict(model.parameters)
+    arrays["embed.weight"] = arrays["embed.weight"] + np.float32(1e-5)
+    payload = engine_payload(model.with_parameters(arrays))
+    assert payload["exact"] is False
+    assert payload["parameters"]["embed.weight"]["float"] == 16
+    assert payload["parameters"]["blocks.0.mlp.up_proj.weight"]["int"] == 8
+
+
 def test_the_page_of_the_model_that_ships_is_small_enough() -> None:
     assert len(engine_part(engine_payload(qkv.load())).encode()) < 15_900_000
 
@@ -159,3 +198,22 @@ def test_a_model_that_is_too_large_is_refused(
     expected = "play: a page with small inside would have 0.5 MB, and a page has at most 0.4 MB"
     with pytest.raises(ValueError, match=expected):
         engine_payload(small)
+
+
+def test_the_bytes_of_a_page_are_those_that_its_numbers_take(
+    small: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "ROOM", 0)
+    for model in (small, rows_of_int8(small)):
+        payload = engine_payload(model)
+        parts = [packed[key] for packed in payload["parameters"].values() for key in packed]
+        numbers = sum(len(part) for part in parts if isinstance(part, str))
+        whole = numbers + len(json.dumps(payload["tokenizer"]))
+        # at most two signs of each part are padding
+        monkeypatch.setattr(engine, "MOST", whole)
+        engine_payload(model)
+        monkeypatch.setattr(engine, "MOST", whole - 2 * len(parts) - 50)
+        with pytest.raises(ValueError, match="play: a page with small inside would have"):
+            engine_payload(model)
+        monkeypatch.undo()
+        monkeypatch.setattr(engine, "ROOM", 0)

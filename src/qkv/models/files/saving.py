@@ -5,15 +5,35 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from qkv.arrays import FLOAT_NAMES, Array, float_type, is_float, shown
 from qkv.files import named_folder, replacing
+from qkv.models.files.int8 import MOST, SCALE, to_rows
 from qkv.models.files.names import Weights
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
 from qkv.text import Tokenizer
+
+
+def storage_type(dtype: Any) -> np.dtype[Any] | None:
+    """The type to save in, int8 or one of the floats; None for that of each array.
+
+    >>> storage_type("int8"), storage_type(None)
+    (dtype('int8'), None)
+    """
+    if dtype is None:
+        return None
+    if dtype in ("int8", np.int8):
+        return np.dtype(np.int8)
+    with suppress(TypeError):
+        return float_type(dtype, call="save")
+    raise ValueError(
+        f"save: dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or leave it out"
+    )
 
 
 def save_model(
@@ -24,6 +44,7 @@ def save_model(
     sentence: Sentence,
     tokenizer: Tokenizer | None,
     others: Mapping[str, Mapping[str, Any] | None],
+    dtype: np.dtype[Any] | None = None,
 ) -> None:
     """Write all files of a model, config.json last, if it has one; see `Model.save`.
 
@@ -35,11 +56,13 @@ def save_model(
     if home.exists() and not home.is_dir():
         raise NotADirectoryError(f"save: {home} is a file: name a folder")
     inner = home / sentence.home
+    arrays: dict[str, Array] = {}
+    for name, array in weights.to_files().items():
+        arrays |= _stored(name, array, dtype)
     inner.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.asarray(one, order="C") for name, one in weights.to_files().items()}
-    kind = next(iter(weights.parameters.values())).dtype.name
+    kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
-    last = None if config is None else {**about, "dtype": kind}
+    last = None if config is None else {**about, "dtype": kind.name}
     listed = {**others, CONFIG: last}  # last: without it there is no model
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
@@ -59,3 +82,26 @@ def save_model(
     for path in stale - contents.keys():  # of another model, which would be read with this one
         if path.is_file():
             path.unlink()
+
+
+def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, Array]:
+    """A tensor as the file has it, and the scales beside one of int8."""
+    if dtype is None or not is_float(array.dtype):
+        return {name: np.asarray(array, order="C")}
+    from ml_dtypes import finfo
+
+    in_rows = dtype == np.int8 and array.ndim == 2
+    kind = np.dtype(np.float16) if dtype == np.int8 else dtype
+    most = float(finfo(kind).max)  # type: ignore[no-untyped-call]
+    limit = most * (MOST if in_rows else 1)
+    largest = float(np.abs(array).max(initial=0))
+    if not largest <= limit:
+        raise ValueError(
+            f"save: {name} has numbers up to {largest:g}, and "
+            f"{'int8 with float16 scales' if in_rows else kind.name} stores finite ones up to "
+            f"{limit:g}: leave out dtype to keep them"
+        )
+    if not in_rows:
+        return {name: np.asarray(array, kind, order="C")}
+    rows, scales = to_rows(array)
+    return {name: rows, name + SCALE: scales}

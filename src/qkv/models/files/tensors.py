@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.files.int8 import SCALE, from_rows
 from qkv.models.files.read import CONFIG, INDEX, WEIGHTS, ModelError, first_line, read_json, shards
 
 TYPES = {
@@ -21,7 +22,6 @@ TYPES = {
     **{"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_},
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
-_SCALE = "_scale"  # behind the name of a matrix of int8
 _MOST_DIMENSIONS = 32
 _MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -81,8 +81,7 @@ class Int8Rows(Stored):
 
     def read(self) -> Array:
         """Its numbers, float32."""
-        rows: Array = self.raw.view(np.int8).reshape(self.shape)
-        return rows * self.scales.read().astype(np.float32)[:, None]
+        return from_rows(self.raw.view(np.int8).reshape(self.shape), self.scales.read())
 
 
 class Tensors(dict[str, Stored]):
@@ -112,8 +111,8 @@ class Tensors(dict[str, Stored]):
             for name, shard in index.items():
                 if name not in self or self[name].path.name != shard:
                     raise ModelError(f"{self.source}: the tensor {name} is not in {shard}")
-        for name in [name for name in self if name + _SCALE in self]:
-            self[name] = self._scaled(name, self[name], self.pop(name + _SCALE))
+        for name in [name for name in self if name + SCALE in self]:
+            self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
 
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
         """A matrix of int8 with the scales that stand beside it; it counts as float32."""
@@ -121,7 +120,7 @@ class Tensors(dict[str, Stored]):
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])
         ):
             raise ModelError(
-                f"{self.source}: {name} is {rows.kind} {rows.shape} and {name}{_SCALE} is "
+                f"{self.source}: {name} is {rows.kind} {rows.shape} and {name}{SCALE} is "
                 f"{scales.kind} {scales.shape}: a matrix is I8 (rows, columns) and its scales are "
                 "F16 (rows,)"
             )

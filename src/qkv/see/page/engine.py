@@ -1,9 +1,10 @@
 """A model inside a page: what its script computes with, and the door that others ask at."""
 # What assets/engine/engine.js reads, as JSON in a script of its own that is never run:
 #
-#   "name": str, "exact": whether float16 holds all parameters as they are,
+#   "name": str, "exact": whether the packed parameters are the model's as they are,
 #   "sizes": {"layers", "heads", "dim", "vocabulary", "most": tokens, "eps": of the norms},
-#   "parameters": {our name: packed float16, of linear layers (out, in)},
+#   "parameters": {our name: packed, of linear layers (out, in): rows of int8 with a float16 scale
+#                  each, where they are the numbers of a matrix, and else float16},
 #   "tokenizer": the tokenizer.json
 #
 # assets/engine/door.js says what a page may ask: globalThis.qkv.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.files.int8 import exact_rows
 from qkv.models.network.design import Design
 from qkv.models.network.head import Head
 from qkv.see.page import packing
@@ -56,10 +58,10 @@ def engine_payload(model: Model) -> dict[str, Any]:
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    parameters = dict(_laid_out(model.parameters))
+    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
     return {
         "name": model.name,
-        "exact": all(_is_half(array) for array in parameters.values()),
+        "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
         "sizes": {
             "layers": len(design.layers),
             "heads": design.layers[0].num_heads,
@@ -68,7 +70,10 @@ def engine_payload(model: Model) -> dict[str, Any]:
             "most": model.max_seq_length,
             "eps": design.eps,
         },
-        "parameters": {name: packing.pack_halves(array) for name, array in parameters.items()},
+        "parameters": {
+            name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
+            for name, (array, rows) in parameters.items()
+        },
         "tokenizer": model.tokenizer.rules,
     }
 
@@ -125,10 +130,13 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
 
 def _check_size(model: Model) -> None:
     """An error if the page of a model would be too large."""
-    count = sum(array.size for array in model.parameters.values())
+    count = sum(
+        array.size + 2 * len(array) if exact_rows(array) else 2 * array.size
+        for _, array in _laid_out(model.parameters)
+    )
     tokenizer = len(script_json(model.tokenizer.rules)) if model.tokenizer else 0
     about = len(about_model(model).encode())
-    size = count * 2 * 4 // 3 + tokenizer + about + ROOM  # float16 in base64
+    size = count * 4 // 3 + tokenizer + about + ROOM  # in base64
     if size > MOST:
         raise ValueError(
             f"play: a page with {model.name} inside would have {size / 1e6:.1f} MB, and a page has "

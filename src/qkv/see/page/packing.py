@@ -34,6 +34,16 @@ def pack_halves(values: Array) -> dict[str, Any]:
     return {"b64": _text(data.tobytes()), "shape": list(data.shape), "float": 16}
 
 
+def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
+    """Rows of int8 (R, C) that are each multiplied by a float16 of their own (R,).
+
+    >>> pack_rows(np.int8([[1, -1]]), np.float16([1]))
+    {'b64': 'Af8=', 'shape': [1, 2], 'int': 8, 'scale': 'ADw='}
+    """
+    packed = {"b64": _text(rows.tobytes()), "shape": list(rows.shape), "int": 8}
+    return packed | {"scale": pack_halves(scales)["b64"]}
+
+
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Weights in 16 bits, `n / per`, that show as the weights do in four digits or fewer.
 

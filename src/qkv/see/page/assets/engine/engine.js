@@ -15,6 +15,7 @@ import { readTokenizer } from "./wordpiece.js";
  * @typedef {{layers: number, heads: number, dim: number, vocabulary: number, most: number, eps: number, mask?: string,
  *            scales?: [string, number][]}} Sizes  mask and scales: of a model on a server, see server.js
  * @typedef {{name: string, sizes: Sizes, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
+ * @typedef {{b64: string, scale?: string}} Packed  a parameter, see unpacked
  * @typedef {Record<string, any>} Step  what a part of the model has computed: arrays, by the names of a trace
  */
 
@@ -22,14 +23,14 @@ import { readTokenizer } from "./wordpiece.js";
 
 /**
  * The model that engine.py has written into a page, as numbers to compute with.
- * @param {{name: string, sizes: Sizes, parameters: Record<string, {b64: string}>, tokenizer: any}} written
+ * @param {{name: string, sizes: Sizes, parameters: Record<string, Packed>, tokenizer: any}} written
  * @returns {Model}
  */
 export function readModel({ name, sizes, parameters, tokenizer }) {
   const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all that float16 has
   /** @type {Record<string, Float32Array>} */
   const read = {};
-  for (const [part, { b64 }] of Object.entries(parameters)) read[part] = unpackHalves(b64, halves);
+  for (const [part, packed] of Object.entries(parameters)) read[part] = unpacked(packed, halves);
   return { name, sizes, parameters: read, tokenizer: readTokenizer(tokenizer) };
 }
 
@@ -44,14 +45,20 @@ function half(bits) {
 }
 
 /**
- * Base64 of float16, the lower byte first, looked up in a table of what its bits mean.
- * @param {string} b64
+ * Base64 of float16, the lower byte first, looked up in a table of what its bits mean; or, where there are scales,
+ * which are such float16, of rows of int8, each of which is multiplied by its scale.
+ * @param {Packed} packed
  * @param {Float32Array} halves
+ * @returns {Float32Array}
  */
-function unpackHalves(b64, halves) {
+function unpacked({ b64, scale }, halves) {
   const text = atob(b64);
-  const found = new Float32Array(text.length / 2);
-  for (let i = 0; i < found.length; i++) found[i] = halves[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
+  const scales = scale && unpacked({ b64: scale }, halves);
+  const found = new Float32Array(text.length / (scales ? 1 : 2));
+  for (let i = 0; i < found.length; i++)
+    found[i] = scales
+      ? ((text.charCodeAt(i) << 24) >> 24) * scales[Math.floor((i * scales.length) / found.length)]
+      : halves[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
   return found;
 }
 
