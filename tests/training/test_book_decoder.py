@@ -68,6 +68,8 @@ def test_texts_end_with_a_paragraph_or_where_they_are_long() -> None:
     assert [len(one.split()) for one in found] == [90, 90, 60, 2]
     assert found[0] == f"{words(49)}\n{words(40)} B"
     assert not draws.numbers
+    found = list(joined([[words(50)], [words(2)]], Draws(1, 1)))
+    assert [len(one.split()) for one in found] == [50, 2]
     assert list(joined([], Draws())) == []
 
 
