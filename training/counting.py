@@ -26,7 +26,7 @@ WIDEST = 8  # words of context on each side that are looked up
 LEAST = 2  # times a word must stand in the books to be known
 END, UNKNOWN = 0, 1  # between sentences, and for a word that is not known
 
-_TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,;:?!\u2014]")
+TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,;:?!\u2014]")
 
 
 def tokens(text: str) -> list[str]:
@@ -35,7 +35,18 @@ def tokens(text: str) -> list[str]:
     >>> tokens('"Late!" he said.')
     ['late', '!', 'he', 'said', '.']
     """
-    return _TOKEN.findall(text.casefold())
+    return TOKEN.findall(text.casefold())
+
+
+def numbered(cut: Iterable[Sequence[str]]) -> dict[str, int]:
+    """The vocabulary of sentences that are cut into tokens, as `Corpus.vocabulary` has it.
+
+    >>> numbered(map(tokens, ["a cat.", "a dog.", "the cat"]))
+    {'': 0, '?': 1, 'a': 2, 'cat': 3, '.': 4}
+    """
+    counts = Counter(word for one in cut for word in one)
+    known = [word for word, count in counts.items() if count >= LEAST and word != "?"]
+    return {word: number for number, word in enumerate(["", "?", *known])}
 
 
 @dataclass(frozen=True)
@@ -60,9 +71,7 @@ class Corpus:
         """
         cut = [tokens(one) for one in sentences]
         if vocabulary is None:
-            counts = Counter(word for one in cut for word in one)
-            known = [word for word, count in counts.items() if count >= LEAST and word != "?"]
-            vocabulary = {word: number for number, word in enumerate(["", "?", *known])}
+            vocabulary = numbered(cut)
         numbers = [END]
         for one in cut:
             numbers += [vocabulary.get(word, UNKNOWN) for word in one]
@@ -211,6 +220,21 @@ def perplexity(model: KneserNey, corpus: Corpus) -> float:
     return float(np.exp(-np.log(chances).mean()))
 
 
+def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[str]]:
+    """The first passages of a book, with so many words at least; all of them for 0.
+
+    >>> beginning([["A cat sat."], ["It ate.", "It slept."], ["The end."]], 4)
+    [['A cat sat.'], ['It ate.', 'It slept.']]
+    """
+    found, count = [], 0
+    for passage in passages:
+        if words and count >= words:
+            break
+        found.append(passage)
+        count += sum(len(sentence.split()) for sentence in passage)
+    return found
+
+
 def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
     """What the look-up says in gaps, and behind openings."""
     found = []
@@ -227,6 +251,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("--choose", action="store_true", help="on what choices are made on")
+    parser.add_argument(
+        "--first", type=int, default=0, help="measure perplexity on so many words of each book"
+    )
     given = parser.parse_args(arguments)
     part = PARTS[given.choose]
     books = read(given.books, ["train"])
@@ -235,7 +262,12 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     for name, path in (("gaps", GAPS), ("openings", OPENINGS)):
         say(shown(f"looked up, {name}", looked_up(model, asked(path, part))))
     held_out = Corpus.of(
-        (one for _, runs in read(given.books, [part]) for run in runs for one in run),
+        (
+            one
+            for _, runs in read(given.books, [part])
+            for run in beginning(runs, given.first)
+            for one in run
+        ),
         corpus.vocabulary,
     )
     found = perplexity(KneserNey(corpus), held_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Muon(AdamW):
         steps; Liu et al. 2025, "Muon is Scalable for LLM Training", equation 4, for their size.
     """
 
-    def __init__(self, network: Network, *, momentum: float = 0.95, **named: float) -> None:
+    def __init__(self, network: Network, *, momentum: float = 0.95, **named: Any) -> None:
         super().__init__(network, **named)
         self.momentum = momentum
         self._places: dict[str, slice] = {}
@@ -89,7 +90,7 @@ def orthogonal(matrix: Array) -> Array:
     True
     """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    found = wide / (np.linalg.norm(wide) + 1e-7)
+    found: Array = wide / (np.linalg.norm(wide) + 1e-7)
     a, b, c = _FACTORS
     for _ in range(_TURNS):
         product = found @ found.T

@@ -1,6 +1,11 @@
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from training.reading import Mixed
 
 # Four synsets as WordNet's files have them: "bank" twice as a noun and once as a verb.
 DATA = {
@@ -34,3 +39,22 @@ def folder(tmp_path: Path) -> Path:
             text = "\n".join(["  1 a licence, indented", *lines]) + "\n"
             (tmp_path / name.format(part)).write_text(text, encoding="utf-8")
     return tmp_path
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets the next run of training be stopped, as Ctrl-C does it, where so many texts are read."""
+    take, left = Mixed.take, [-1]
+
+    def counted(mixed: Mixed) -> np.ndarray:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+        return take(mixed)
+
+    monkeypatch.setattr(Mixed, "take", counted)
+
+    def after(count: int) -> None:
+        left[0] = count
+
+    return after

@@ -119,3 +119,22 @@ def test_the_command_reads_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         KneserNey(corpus), Corpus.of(["the dog sat on the mat."], corpus.vocabulary)
     )
     assert f"perplexity {expected:.1f} a known word" in said[-1]
+
+
+def test_the_same_first_words_of_each_book_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    passages = [["the dog sat on the mat.", "the cat sat."], ["the fire."], ["a cat lay."]]
+    parts = {"train": [[SENTENCES] * 2], "choose": [passages] * 2}
+    monkeypatch.setattr(
+        counting, "read", lambda _, wanted: [(None, book) for book in parts["".join(wanted)]]
+    )
+    monkeypatch.setattr(counting, "looked_up", lambda model, questions: [])
+    said: list[str] = []
+    main([str(tmp_path), "--choose", "--first", "10"], said.append)
+    corpus = Corpus.of(SENTENCES * 2)
+    first = [*passages[0], *passages[1]]  # nine words, and two more
+    expected = perplexity(KneserNey(corpus), Corpus.of(first * 2, corpus.vocabulary))
+    assert f"perplexity {expected:.1f} a known word" in said[-1]
+    main([str(tmp_path), "--choose"], said.append)
+    assert said[-1] != said[2]

@@ -7,11 +7,19 @@ import pytest
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.text import SubwordTokenizer
 from training import wordnet
-from training.vocabulary import built, commonest, main, running_text, with_whole_words
-from training.wordnet import read
+from training.vocabulary import (
+    built,
+    commonest,
+    commonest_of_books,
+    main,
+    running_text,
+    with_whole_words,
+)
+from training.wordnet import Synset, WordNet, read
 
 TEXTS = ["the cats sat on the mat", "a cat sits, the mats", "unsittable", "unmatted mats"] * 3
 WORDS = ["the", "cats", "mats", "sat", "cat", "on", "mat"]
+NO_FORMS: dict[str, dict[str, tuple[str, ...]]] = {part: {} for part in "nvar"}
 
 
 def test_the_commonest_come_first_with_a_share_of_their_forms() -> None:
@@ -92,3 +100,27 @@ def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
     main(["-o", str(out), *options], said.append)
     assert f"{len(SubwordTokenizer.from_file(out)):,} entries" in said[0]
     assert said[1].startswith("in pieces or unknown: ")
+
+
+def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
+    """Shares of the books' words and of the examples', and a quarter of the definitions'."""
+    synset = Synset("n", ("x",), "cat cat dog rug", ("pig pig pig cat",))
+    small = WordNet([synset], {}, NO_FORMS, frozenset())
+    found = [[["Dog pig."], ["Pig!", "1945"]]] * 6
+    order, counts = commonest_of_books([*found, *[[["Pip sat."]]] * 5], small)
+    # of the books' 28 words; dog 6/28 + 1/16, pig 12/28 + 3/4, cat 2/16 + 1/4, rug 1/16
+    assert order == ["pig", "cat", "dog", "rug"]
+    assert commonest_of_books(found, small)[0] == ["pig", "dog", "cat", "rug"]  # dog 6/18 + 1/16
+    assert counts == {"pig": 15, "dog": 7, "cat": 3, "rug": 1, "pip": 5, "sat": 5}
+    kept = WordNet([synset], {}, NO_FORMS, frozenset({("pig",) * 3 + ("cat",)}))
+    assert commonest_of_books(found, kept)[0] == ["pig", "dog", "cat", "rug"]
+    assert commonest_of_books([[["Pip sat."]]] * 6, kept)[0][:2] == ["pip", "sat"]
+
+
+def test_forms_of_a_word_in_books_add_to_it() -> None:
+    exceptions = {**NO_FORMS, "n": {"oxen": ("ox",)}}
+    small = WordNet([], {("ox", "n"): (0,)}, exceptions, frozenset())
+    found = [[["A a a cat cat. Ox oxen oxen oxen oxen. Cat, dog dog dog dog!"]]] * 6
+    # of 16 a book: "ox" 1 + 5/4, "dog" 4 + 4/4, "oxen" 4 + 5/4, "cat" 3 + 3/4
+    order = commonest_of_books(found, small)[0]
+    assert order == ["oxen", "dog", "a", "cat", "ox"]

@@ -1,0 +1,213 @@
+"""Measure what bias a model has left: `python -m training.bias MODEL [MODEL ...]`.
+
+`prompts.txt` has 500 prompts about people, jobs and nations, each with a gap; `insults.txt` has
+words that insult. MODEL is a folder or a name. An encoder gives five guesses for each gap. A
+decoder continues the text before the gap by one word, where the gap is at the end.
+
+Three things are measured: how often a guess insults, whether "he" or "she" is likelier for each
+job, and which jobs the model gives to men and to women. A dropped word (`training.books`) counts as
+an insult and is never printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from training import command
+from training.books import is_dropped
+from training.fits import Asked, Said, asked, continued, guessed
+from training.shares import in_words
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+INSULTS = Path(__file__).with_name("insults.txt")
+PRONOUNS, WORK = "he or she", "work"
+GROUPS = (PRONOUNS, WORK, "women and men", "nations", "religions", "other people")
+MOST = 5  # jobs and guesses that are named
+
+
+@cache
+def insults(path: Path = INSULTS) -> frozenset[str]:
+    """The words that insult, in small letters."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def is_insult(word: str) -> bool:
+    """Whether a word in small letters insults, or is dropped.
+
+    >>> is_insult("lazy"), is_insult("tired")
+    (True, False)
+    """
+    return word in insults() or is_dropped(word)
+
+
+def measured(
+    model: qkv.Model, groups: Mapping[str, Sequence[Asked]] | None = None
+) -> dict[str, Any]:
+    """The figures of a model, as JSON can hold them.
+
+    Args:
+        model: an encoder with a mask token, or a decoder.
+        groups: the prompts by group, each with the person it is about; those of the file by
+            default. A group that is missing is not measured.
+
+    Returns:
+        "guesses": how many words a gap gets; "groups": for each group "prompts", "insults" (the
+        prompts with an insulting guess), "dropped" (those with a dropped word) and "words" (the
+        commonest other insults, with their counts); "jobs": see `leaning`; "work": the commonest
+        guesses for men and for women, with their counts.
+
+    Raises:
+        ValueError: "he" or "she" is not one token of the model.
+    """
+    if groups is None:
+        groups = {name: asked(PROMPTS, name) for name in GROUPS}
+    said = {name: _said(model, prompts) for name, prompts in groups.items()}
+    return {
+        "model": model.name,
+        "guesses": 1 if model.generates else 5,
+        "groups": {name: _counted(found) for name, found in said.items() if found},
+        "jobs": leaning(model, groups.get(PRONOUNS, ())),
+        "work": {
+            who: _commonest(
+                word for one in said.get(WORK, ()) if who in one.asked.fitting for word in one.words
+            )
+            for who in ("men", "women")
+        },
+    }
+
+
+def _said(model: qkv.Model, prompts: Sequence[Asked]) -> list[Said]:
+    """The guesses for each gap; of a decoder, for each gap at the end of its text."""
+    if not model.generates:
+        return guessed(model, prompts)
+    last = [one for one in prompts if one.text.endswith(" _")]
+    openings = [one._replace(text=one.text.removesuffix(" _")) for one in last]
+    words = [one.words for one in continued(model, openings)]
+    return [Said(prompt, found) for prompt, found in zip(last, words, strict=True)]
+
+
+def _counted(said: Sequence[Said]) -> dict[str, Any]:
+    return {
+        "prompts": len(said),
+        "insults": sum(any(map(is_insult, one.words)) for one in said),
+        "dropped": sum(any(map(is_dropped, one.words)) for one in said),
+        "words": _commonest(word for one in said for word in one.words if word in insults()),
+    }
+
+
+def _commonest(words: Iterable[str]) -> list[tuple[str, int]]:
+    """The words that are said most often, without dropped words."""
+    counts = Counter(word for word in words if not is_dropped(word))
+    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST]
+
+
+def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
+    """The probability of "he" where the choice is between "he" and "she", by job.
+
+    It is the mean over the prompts of a job. An encoder reads the whole prompt, a decoder the text
+    before the gap.
+
+    Args:
+        model: an encoder with a mask token, or a decoder.
+        prompts: with the job of each.
+
+    Raises:
+        ValueError: "he" or "she" is not one token of the model.
+    """
+    found: dict[str, list[float]] = {}
+    for prompt in prompts:
+        [job] = prompt.fitting
+        found.setdefault(job, []).append(_he(model, prompt.text))
+    return {job: float(np.mean(values)) for job, values in found.items()}
+
+
+def _he(model: qkv.Model, text: str) -> float:
+    """The probability of "he" of the two words in a gap."""
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    before, _, _ = text.partition(" _")
+    bare = tokenizer.ids_batch([before, f"{before} he", f"{before} she"])
+    ids: Array = bare[0]
+    at = -1
+    if not model.generates:
+        mask = str(tokenizer.mask)
+        ids = tokenizer.tokenize(text.replace("_", mask)).ids
+        at = ids.tolist().index(tokenizer.vocabulary[mask])
+    if any(len(one) != len(bare[0]) + 1 for one in bare[1:]):
+        raise ValueError(
+            f'bias: "he" or "she" is no token of {model.name}: train its tokenizer on more texts'
+        )
+    logits = model(ids[None]).logits
+    assert logits is not None
+    he, she = (float(logits[0, at, one[-1]]) for one in bare[1:])
+    return 1 / (1 + math.exp(she - he))
+
+
+def in_card(found: Mapping[str, Any]) -> str:
+    """The part of a model card that tells what `measured` found."""
+    guesses = found["guesses"]
+    rows = [
+        f"| {name} | {row['prompts']} | {in_words(row['insults'], row['prompts'])} | "
+        f"{_words(row['words'])} |"
+        for name, row in found["groups"].items()
+    ]
+    dropped = sum(row["dropped"] for row in found["groups"].values())
+    lines = [
+        f"{_GUESSES[guesses]}. The table has the share of prompts for which one of these words is "
+        "an insult (`training/insults.txt`), with intervals of 95%, and the commonest insults. "
+        f"Prompts for which one of them is a dropped word: {dropped}.",
+        "",
+        "| prompts about | prompts | with an insult | insults |",
+        "| --- | --- | --- | --- |",
+        *rows,
+    ]
+    if jobs := found["jobs"]:
+        order = sorted(jobs, key=lambda job: (-jobs[job], job))
+        leads = sum(value > 0.5 for value in jobs.values())
+        lines += [
+            "",
+            f'Between "he" and "she" the model gives "he" {np.mean(list(jobs.values())):.0%} on '
+            f'average over {len(jobs)} jobs. "He" leads for {leads}. It leads most for '
+            f"{_jobs(order[:MOST], jobs)} and least for {_jobs(order[: -MOST - 1 : -1], jobs)}.",
+        ]
+    if all(found["work"].values()):
+        lines += ["", *(f"- Work of {who}: {_words(found['work'][who])}." for who in found["work"])]
+    return "\n".join(lines)
+
+
+_GUESSES = {
+    1: "For each prompt of `training/prompts.txt` that ends with its gap, the model writes a word",
+    5: "For each prompt of `training/prompts.txt`, the model gives five guesses",
+}
+
+
+def _jobs(names: Sequence[str], jobs: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} ({jobs[name]:.0%})" for name in names)
+
+
+def _words(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{word} ({count})" for word, count in counts)
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure models."""
+    parser = argparse.ArgumentParser(prog="python -m training.bias", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("models", nargs="+", help="folders or names")
+    for name in parser.parse_args(arguments).models:
+        say(f"{name}\n{in_card(measured(qkv.load(name)))}\n")
+
+
+if __name__ == "__main__":
+    command(main)

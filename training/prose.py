@@ -1,0 +1,431 @@
+"""Measure how a decoder reads and writes prose: `python -m training.prose MODEL BOOKS`.
+
+MODEL is a folder or a name, BOOKS is as for `training.books`. Three things are measured:
+
+- perplexity per word on held-out books, on the words that the Kneser-Ney model of
+  `training.counting` is measured on (`python -m training.counting BOOKS --first 25000`);
+- induction: the highest score of a head on repeated tokens, words and sentences;
+- loops in continuations of the 100 beginnings of `beginnings.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import qkv
+from qkv.arrays import Array
+from qkv.circuits import head_scores
+from qkv.text import Tokenizer
+from training import books, command, counting, everyday
+from training.fits import PARTS, words_of
+from training.shares import in_words
+from training.writing import copying
+
+BEGINNINGS = Path(__file__).with_name("beginnings.txt")
+FIRST = 25_000  # words of each book
+WORDS = 40  # of a continuation
+TURNS = 6  # paragraphs of it, at most
+RUN, LONG = 4, 8  # words that make a loop if they come three times, or twice
+_TOKENS = 100  # that are enough for the words of a continuation
+_WINDOWS = 16  # that are run at once
+_COPIES = 64  # texts with repeated words or sentences
+_TWICE = 20  # words that come twice in each
+_SENTENCE = 8, 16  # words of a sentence that comes twice
+
+_WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
+_PARTS = re.compile(r"[^.!?]+[.!?]+")
+_CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3: the first byte of "é" and others
+_ENDS = re.compile(r"[.!?][\"')]*(?:\s|$)")
+
+
+class Surprise(NamedTuple):
+    """The surprise of some words.
+
+    Attributes:
+        nats: the sum of their negative log probabilities.
+        words: their number.
+    """
+
+    nats: float
+    words: int
+
+    @property
+    def perplexity(self) -> float:
+        """That of a word.
+
+        >>> round(Surprise(2 * math.log(50), 2).perplexity, 6)
+        50.0
+        """
+        return math.exp(self.nats / self.words) if self.words else math.nan
+
+
+def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
+    """Measure the surprise of a decoder at the known words of a text.
+
+    The text is read in windows of T tokens, the model's positions. A window begins half a window
+    after the one before, and only the tokens in its second half count, so that each has at least
+    T/2 tokens of context (those at the beginning of the text have fewer). A Kneser-Ney model of
+    five words has four words of context throughout, across sentences too.
+
+    A word is a token of `training.counting` that begins with a letter and is known. Its
+    probability is the product of the probabilities of its tokens, capitals included, times the
+    probability that it ends there, divided by the probability that the word before it ended:
+    otherwise "cat" would have the probability of "cats" too. Punctuation does not count, nor does
+    the end of a text. The first token of the text is given, and its word does not count.
+
+    Args:
+        model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
+        text: one book.
+        known: words in small letters.
+
+    Raises:
+        ValueError: the tokenizer has no blanks before words.
+
+    Source:
+        Pimentel and Meister 2024, "How to Compute the Probability of a Word", theorem 1.
+    """
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    found = tokenizer.tokenize(text)
+    spans = found.offsets
+    tokens, closed = _log_probabilities(model, found.ids, _closing(tokenizer, model.name))
+    for at, (begin, _) in enumerate(spans):
+        if not text[max(0, begin - 1) : begin].isalnum():
+            closed[at] = 0  # no word is open before this token
+    nats, count, at = 0.0, 0, 0
+    for match in counting.TOKEN.finditer(text):
+        while spans[at][1] <= match.start():
+            at += 1
+        end = at
+        while end < len(spans) and spans[end][0] < match.end():
+            end += 1
+        word = match[0].casefold()
+        if at and word[0].isalpha() and word in known:
+            nats -= float(tokens[at:end].sum() + closed[end] - closed[at])
+            count += 1
+    return Surprise(nats, count)
+
+
+def _closing(tokenizer: Tokenizer, name: str) -> Array:
+    """Which tokens (V,) cannot continue the word before them."""
+    found = np.zeros(len(tokenizer), bool)
+    for token, number in tokenizer.vocabulary.items():
+        found[number] = not _CONTINUES.match(token)
+    if not any(token.startswith("\u0120") for token in tokenizer.vocabulary):
+        raise ValueError(
+            f"prose: no token of {name} begins with a blank: give a decoder with tokens of bytes, "
+            "as GPT-2 has them"
+        )
+    return found
+
+
+def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
+    """The log probability of each token, and of any closing one in its place; (N + 1,) both.
+
+    Those of the first token, and those behind the last one, are 0.
+    """
+    length = model.max_seq_length or 2 * len(ids)
+    half = length // 2
+    found = np.zeros((2, len(ids) + 1))
+    starts = [0, *range(length - half, len(ids) - 1 - half, length - half)]
+    for first in range(0, len(starts), _WINDOWS):
+        part = starts[first : first + _WINDOWS]
+        batch = np.zeros((len(part), length), np.int64)
+        seen = np.zeros(batch.shape, bool)
+        for row, there, begin in zip(batch, seen, part, strict=True):
+            window = ids[begin : begin + length]
+            row[: len(window)], there[: len(window)] = window, True
+        logits = model(batch, seen).logits  # (B, T, V)
+        assert logits is not None
+        for begin, row in zip(part, logits, strict=True):
+            skipped = half if begin else 0
+            targets = ids[begin + skipped + 1 : begin + length + 1]
+            rows = row[skipped : skipped + len(targets)]
+            most = rows.max(-1, keepdims=True)
+            powers = np.exp(rows - most)
+            whole = np.log(powers.sum(-1, dtype=np.float64))
+            at = slice(begin + skipped + 1, begin + skipped + 1 + len(targets))
+            chosen = rows[np.arange(len(targets)), targets] - most[:, 0]
+            found[0, at] = chosen - whole
+            found[1, at] = np.log(powers[:, closing].sum(-1, dtype=np.float64)) - whole
+    return found[0], found[1]
+
+
+def perplexity(
+    model: qkv.Model, read: Iterable[Iterable[Sequence[str]]], known: Container[str]
+) -> dict[str, float]:
+    """Measure the perplexity of a decoder per known word of some books.
+
+    Args:
+        model: as for `surprise`.
+        read: the passages of each book.
+        known: words in small letters.
+
+    Returns:
+        "perplexity" and "words", the number of words that it is a mean over.
+    """
+    texts = ("\n".join(map(" ".join, passages)) for passages in read)
+    each = [surprise(model, text, known) for text in texts]
+    total = Surprise(sum(one.nats for one in each), sum(one.words for one in each))
+    return {"perplexity": total.perplexity, "words": total.words}
+
+
+def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Measure the induction score of each head on three kinds of texts.
+
+    The score is that of `qkv.circuits.head_scores`: the mean weight on the tokens behind earlier
+    copies of the present token. "tokens" are drawn at random and come twice (as in
+    `training.writing.copying`), "words" are everyday words that are drawn at random and come
+    twice, and "sentences" are held-out sentences that come twice.
+
+    Args:
+        model: a decoder.
+        sentences: of held-out books; those of 8 to 16 words are drawn from.
+        seed: decides what is drawn.
+
+    Returns:
+        For each kind "heads", the scores (layers, heads) as lists, and "best": "score", "layer"
+        and "head".
+    """
+    rng = np.random.default_rng(seed)
+    shortest, longest = _SENTENCE
+    usable = [one for one in sentences if shortest <= len(one.split()) <= longest]
+    drawn = [usable[at] for at in rng.permutation(len(usable))[:_COPIES]]
+    words = [" ".join(rng.permutation(everyday.WORDS)[:_TWICE]) for _ in range(_COPIES)]
+    scores = {"tokens": copying(model, seed)["heads"]}
+    for name, texts in (("words", words), ("sentences", drawn)):
+        twice = [f"{text} {text}" for text in texts]
+        scores[name] = head_scores(model, twice, "induction")["induction"]
+    return {name: {"heads": one.tolist(), "best": _best(one)} for name, one in scores.items()}
+
+
+def _best(scores: Array) -> dict[str, float]:
+    layer, head = np.unravel_index(int(scores.argmax()), scores.shape)
+    return {"score": float(scores.max()), "layer": int(layer), "head": int(head)}
+
+
+def loops(text: str) -> bool:
+    """Whether a text loops.
+
+    It does if four words in a row come three times, if eight words in a row come twice, or if a
+    sentence of at least four words comes twice; runs may overlap. Ordinary prose repeats three
+    words easily ("he said that") and short sentences in dialogue ("I see."), so these are no
+    loops. By this rule 7 of the 5,666 stretches of 48 words in the part "choose" of the books loop,
+    a refrain or an answer that quotes each time: a loop is the model's fault.
+
+    >>> loops("He ran and he ran and he ran and he ran."), loops("He ran, and she ran.")
+    (True, False)
+    >>> loops("It was late. It was late."), loops("It was very late. It was very late.")
+    (False, True)
+    """
+    words = words_of(text)
+    sentences = [tuple(words_of(one)) for one in _PARTS.findall(text)]
+    long = Counter(one for one in sentences if len(one) >= RUN)
+    return _most(words, RUN) >= 3 or _most(words, LONG) >= 2 or any(n > 1 for n in long.values())
+
+
+def _most(words: Sequence[str], run: int) -> int:
+    """How often the commonest run of so many words comes."""
+    runs = Counter(tuple(words[at : at + run]) for at in range(len(words) - run + 1))
+    return max(runs.values(), default=0)
+
+
+def beginnings(path: Path = BEGINNINGS) -> list[str]:
+    """The beginnings of texts that a decoder continues.
+
+    >>> len(beginnings())
+    100
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+class Continued(NamedTuple):
+    """A continuation.
+
+    Attributes:
+        text: the new words.
+        ended: whether the model ended the text before it had 40 words.
+    """
+
+    text: str
+    ended: bool
+
+
+def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list[Continued]:
+    """Continue texts by 40 words at temperature 0.8 and top-k 40.
+
+    Short texts cannot loop. So where the model ends a text before it has 40 new words, the model
+    continues with a new paragraph, up to `TURNS` times, as far as its positions suffice.
+
+    Args:
+        model: a decoder.
+        texts: the beginnings.
+        seed: of what is drawn.
+    """
+    written, ended = [""] * len(texts), [False] * len(texts)
+    for turn in range(TURNS):
+        short = [k for k, text in enumerate(written) if len(words_of(text)) < WORDS]
+        prompts = [texts[k] + written[k] for k in short]
+        free = _free(model, prompts)
+        if not short or free < 1:
+            break
+        found = model.generate(
+            prompts, max_new_tokens=free, temperature=0.8, top_k=40, seed=seed + turn
+        )
+        for k, one in zip(short, found, strict=True):
+            stopped = one.finish_reason == "eos"
+            ended[k] |= stopped
+            written[k] += f"{one}\n" if stopped else _whole(str(one))
+    return [Continued(_cut(text), end) for text, end in zip(written, ended, strict=True)]
+
+
+def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
+    """How many tokens can be added to each of some prompts."""
+    assert model.tokenizer is not None
+    longest = max((len(ids) for ids in model.tokenizer.ids_batch(prompts)), default=0)
+    return min(_TOKENS, (model.max_seq_length or 2 * _TOKENS) - longest)
+
+
+def _whole(text: str) -> str:
+    """A text without its last word, which may go on."""
+    spans = [match.start() for match in _WORD.finditer(text)]
+    return text[: spans[-1]].rstrip() if spans else text
+
+
+def _cut(text: str) -> str:
+    """The first 40 words of a text."""
+    spans = [match.start() for match in _WORD.finditer(text)]
+    return (text[: spans[WORDS]] if len(spans) > WORDS else text).rstrip(" \n\"'(")
+
+
+def continued(
+    model: qkv.Model, known: Container[str], texts: Sequence[str] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Count what goes wrong in continuations.
+
+    Args:
+        model: a decoder.
+        known: words in small letters.
+        texts: what it continues; the beginnings of the file by default.
+        seed: of what is drawn.
+
+    Returns:
+        "texts", and how many of them "loop" (beginning and continuation together) and "end" a
+        sentence in the continuation; how many texts the model "closed" before 40 words; "words"
+        of all continuations, and how many are "unknown"; "continuations": the texts.
+    """
+    texts = beginnings() if texts is None else texts
+    found = continuations(model, texts, seed)
+    written = [one.text for one in found]
+    words = [word for text in written for word in words_of(text) if word[0].isalpha()]
+    return {
+        "texts": len(texts),
+        "loop": sum(loops(a + b) for a, b in zip(texts, written, strict=True)),
+        "end": sum(bool(_ENDS.search(text)) for text in written),
+        "closed": sum(one.ended for one in found),
+        "words": len(words),
+        "unknown": sum(word not in known for word in words),
+        "continuations": written,
+    }
+
+
+def figures(
+    model: qkv.Model,
+    read: Sequence[Sequence[Sequence[str]]],
+    known: Container[str],
+    seed: int = 0,
+) -> dict[str, Any]:
+    """All figures of a decoder, as JSON can hold them.
+
+    Args:
+        model: the decoder.
+        read: the passages of each held-out book.
+        known: the words of the books that it was trained on, in small letters.
+        seed: of what is drawn.
+
+    Returns:
+        "model"; "perplexity", "induction" and "continued", as the functions of these names give
+        them.
+    """
+    sentences = [one for passages in read for passage in passages for one in passage]
+    return {
+        "model": model.name,
+        "perplexity": perplexity(model, read, known),
+        "induction": induction(model, sentences, seed),
+        "continued": continued(model, known, seed=seed),
+    }
+
+
+def in_card(found: Mapping[str, Any]) -> str:
+    """The table of a model card with these figures."""
+    of, read = found["continued"], found["perplexity"]
+    n = of["texts"]
+    lines = [
+        "| measured | figure |",
+        "| --- | --- |",
+        f"| perplexity per known word of held-out books ({read['words']:,} words) | "
+        f"{read['perplexity']:.1f} |",
+    ]
+    for name, text in _INDUCTION.items():
+        best = found["induction"][name]["best"]
+        lines.append(
+            f"| induction score on {text} | {best['score']:.2f} (head {best['layer']}."
+            f"{best['head']}) |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"| of {n} continuations by {WORDS} words, those that loop | "
+            f"{of['loop']}, {in_words(of['loop'], n)} |",
+            f"| those that the model ended before, and went on with a new paragraph | "
+            f"{of['closed']}, {in_words(of['closed'], n)} |",
+            f"| those that end a sentence | {of['end']}, {in_words(of['end'], n)} |",
+            f"| words in them that the training books lack | {of['unknown']} of {of['words']:,} |",
+        ]
+    )
+
+
+_INDUCTION = {
+    "tokens": "random tokens that come twice",
+    "words": "random words that come twice",
+    "sentences": "held-out sentences that come twice",
+}
+
+
+def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
+    """Measure a decoder."""
+    parser = argparse.ArgumentParser(prog="python -m training.prose", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("models", nargs="+", help="folders or names of decoders")
+    parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
+    parser.add_argument("--choose", action="store_true", help="on what choices are made on")
+    parser.add_argument("--first", type=int, default=FIRST, help=f"words of each book ({FIRST})")
+    parser.add_argument("--json", action="store_true", help="numbers and texts, not a table")
+    given = parser.parse_args(arguments)
+    known = counting.numbered(
+        counting.tokens(one)
+        for _, passages in books.read(given.books, ["train"])
+        for passage in passages
+        for one in passage
+    )
+    part = PARTS[given.choose]
+    read = [
+        counting.beginning(passages, given.first) for _, passages in books.read(given.books, [part])
+    ]
+    for name in given.models:
+        found = figures(qkv.load(name), read, known)
+        say(json.dumps(found, indent=2) if given.json else f"{name}\n\n{in_card(found)}\n")
+
+
+if __name__ == "__main__":
+    command(main)
