@@ -8,19 +8,31 @@ DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 import qkv
 from qkv.arrays import Array
-from qkv.learn import Causal, Network, Part, Schedule, Sequences, Trained, fresh_model, train
-from qkv.text import Tokenizer
+from qkv.learn import (
+    Causal,
+    Network,
+    Part,
+    Schedule,
+    Sequences,
+    Trained,
+    fresh_model,
+    train,
+    train_tokenizer,
+)
+from qkv.learn.corpus import ENDS
+from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command
-from training.decoder import Recipe as Shape
-from training.decoder import end_of, tokenizer_of
 from training.induction import Repeats
 from training.muon import Muon
 from training.reading import Mixed, cleaned
@@ -35,27 +47,65 @@ _SHARES = {"passages": 0.82, "examples": 0.1, "documents": 0.05, "twice": 0.03}
 
 
 @dataclass(frozen=True)
-class Recipe(Shape):
+class Recipe:
     """What the model is, and how it learns.
 
-    What is not named here is as in `training.decoder.Recipe`.
-
     Attributes:
+        layers: how many.
+        heads: of each, Hq.
+        kv_heads: Hkv, how many key and value heads they share.
+        dim: D, the size of the vectors.
+        hidden: F, the size between the layers of an MLP.
+        vocabulary: V, at most.
+        held_out: twelfths of WordNet's examples that are kept from tokenizer and training.
+        length: the most tokens of a text; what is longer goes on in another one.
+        tokens: at least so many a step.
+        rate: the highest learning rate.
+        warmup: the share of the run in which it rises to that.
         after: the folder of a model of the same shape that it goes on from; fresh unless given.
         copies: the weight of the loss on tokens drawn at random that come twice.
         texts: how many such texts a step has.
         products: as for `qkv.learn.train`.
+        seed: of everything.
     """
 
     layers: int = 5
+    heads: int = 6
+    kv_heads: int = 2
+    dim: int = 192
+    hidden: int = 512
+    vocabulary: int = 8192
     held_out: int = 1
+    length: int = 128
     tokens: int = 4096
-    rate: float = 3e-3
+    rate: float = 4e-3
     warmup: float = 0.02
     copies: float = 0.1
     texts: int = 6
     after: str = ""
     products: str = "bfloat16"
+    seed: int = 0
+
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The config.json of the model, a Llama."""
+        end = end_of(tokenizer)
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": len(tokenizer),
+            "hidden_size": self.dim,
+            "intermediate_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": self.length,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "bos_token_id": end,
+            "eos_token_id": end,
+        }
 
 
 def make(
@@ -171,6 +221,32 @@ def twice(passages: Sequence[str], rng: np.random.Generator, count: int) -> list
         words = passages[at].split(" ")[: int(rng.integers(5, 40))]
         found.append(" ".join([*words, *words]))
     return found
+
+
+def end_of(tokenizer: Tokenizer) -> int:
+    """The token that ends a text."""
+    vocabulary = tokenizer.vocabulary
+    return next(vocabulary[name] for name in ENDS if name in vocabulary)
+
+
+def tokenizer_of(texts: Iterable[str], vocabulary: int) -> SubwordTokenizer:
+    """Pairs of bytes that are joined, as GPT-2's, but for the first word of a text.
+
+    That gets a blank before it, so that it has the tokens that it has within texts.
+
+    >>> tokenizer = tokenizer_of(["bank: sloping land. he sat on the bank"] * 9, 300)
+    >>> tokens = tokenizer("bank: sloping land. he sat on the bank").tokens
+    >>> tokens[0], tokens[-1]
+    ('Ġbank', 'Ġbank')
+    """
+    found = train_tokenizer((f" {text}" for text in texts), "bytes", vocabulary)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "tokenizer.json")
+        found.save(path)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["pre_tokenizer"]["add_prefix_space"] = True
+        path.write_text(json.dumps(content), encoding="utf-8")
+        return SubwordTokenizer.from_file(path)
 
 
 def sequences(texts: Iterable[str], tokenizer: Tokenizer, length: int) -> list[Array]:

@@ -33,7 +33,6 @@ from training import (
     role_file,
     roles,
     told,
-    writing,
 )
 from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences
@@ -45,6 +44,7 @@ PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
 TEN = Path(__file__).with_name("ten.txt")
 LACKING = ("phone", "car", "computer", "television", "photo", "plane")
 SHOWN = ("once upon a time", "She opened the door and", "The old man said")
+WRITERS_SCORES = ("copies", "previous", "same", "first", "induction")
 TEXTS = 400  # that heads are measured on
 BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # by whether it writes
 
@@ -376,21 +376,21 @@ def _written(
     )
     unrounded = prose.perplexity(whole, held_out, corpus.vocabulary)
     texts = sentences[:: len(sentences) // TEXTS]
-    copied = writing.copying(model)
+    copied = prose.copying(model)
     scores = {
         "copies": copied["heads"],
-        **head_scores(model, texts, writing.HEAD_SCORES[1:]),
+        **head_scores(model, texts, WRITERS_SCORES[1:]),
     }
     rows = [
         {"layer": layer, "head": head}
-        | {name: float(scores[name][layer, head]) for name in writing.HEAD_SCORES}
+        | {name: float(scores[name][layer, head]) for name in WRITERS_SCORES}
         for layer in range(model.num_layers)
         for head in range(model.num_heads)
     ]
     named = [
         f"{row['layer']}.{row['head']} ({row['copies']:.2f})"
         for row in rows
-        if row["copies"] >= writing.ROLE
+        if row["copies"] >= prose.ROLE
     ]
     return {
         "What it writes": _WRITES.format(
@@ -404,12 +404,12 @@ def _written(
         "Bias": bias.in_card(bias.measured(model)),
         "What its heads do": _WRITERS_HEADS.format(
             copies=copied["tokens"],
-            induction=f"An induction head ({writing.ROLE} or more): {', '.join(named)}."
+            induction=f"An induction head ({prose.ROLE} or more): {', '.join(named)}."
             if named
-            else f"It has no induction head ({writing.ROLE} or more).",
+            else f"It has no induction head ({prose.ROLE} or more).",
             first=copied["first"],
             second=copied["second"],
-            table=heads_table(rows, writing.HEAD_SCORES),
+            table=heads_table(rows, WRITERS_SCORES),
         ),
     }
 

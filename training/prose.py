@@ -28,11 +28,12 @@ from qkv.text import Tokenizer
 from training import books, command, counting, everyday
 from training.fits import PARTS, words_of
 from training.shares import in_words
-from training.writing import copying
 
 BEGINNINGS = Path(__file__).with_name("beginnings.txt")
 FIRST = 25_000  # words of each book
 WORDS = 40  # of a continuation
+COPIED = 24  # random tokens that come twice
+ROLE = 0.4  # the score from which on a head has one
 TURNS = 6  # paragraphs of it, at most
 RUN, LONG = 4, 8  # words that make a loop if they come three times, or twice
 _TOKENS = 100  # that are enough for the words of a continuation
@@ -179,12 +180,52 @@ def perplexity(
     return {"perplexity": total.perplexity, "words": total.words}
 
 
+def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
+    """How much a model copies from tokens drawn at random, all different, that come twice.
+
+    Returns:
+        "tokens": how many come twice; "first" and "second": the loss of a token in the first copy
+        and in the second, in nats; "heads": of each (layers, heads) the mean weight on the token
+        behind the earlier one.
+
+    Source:
+        Olsson et al. 2022, "In-context Learning and Induction Heads".
+    """
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    plain = [index for index in range(len(tokenizer)) if not tokenizer.is_special(index)]
+    rng = np.random.default_rng(seed)
+    count = min(COPIED, len(plain), (model.max_seq_length or 2 * COPIED) // 2)
+    once = np.stack([rng.choice(plain, count, replace=False) for _ in range(_COPIES)])
+    twice = np.concatenate([once, once], axis=1)  # (B, T)
+    losses = np.concatenate(
+        [_losses(model, twice[at : at + _WINDOWS]) for at in range(0, _COPIES, _WINDOWS)]
+    )
+    return {
+        "tokens": count,
+        "heads": head_scores(model, list(twice), "induction")["induction"],
+        "first": float(losses[:, : count - 1].mean()),
+        "second": float(losses[:, count:].mean()),
+    }
+
+
+def _losses(model: qkv.Model, ids: Array) -> Array:
+    """The loss (B, T - 1) of each token (B, T) but the first ones."""
+    logits = model(ids).logits
+    assert logits is not None
+    wide = logits[:, :-1].astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    found: Array = -np.take_along_axis(logs, ids[:, 1:, None], -1)[..., 0]
+    return found
+
+
 def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Measure the induction score of each head on three kinds of texts.
 
     The score is that of `qkv.circuits.head_scores`: the mean weight on the tokens behind earlier
     copies of the present token. "tokens" are drawn at random and come twice (as in
-    `training.writing.copying`), "words" are everyday words that are drawn at random and come
+    `copying`), "words" are everyday words that are drawn at random and come
     twice, and "sentences" are held-out sentences that come twice.
 
     Args:

@@ -1,6 +1,6 @@
 """From a run to the folder in the package: `python -m training.ship RUN`.
 
-RUN is what `training.make` or `training.decoder` wrote. The folder holds the model in float16, its
+RUN is what `training.make` wrote. The folder holds the model in float16, its
 tokenizer, a card with its figures on held-out examples, and WordNet's licence.
 """
 
@@ -20,15 +20,12 @@ from qkv.learn import last_checkpoint
 from training import (
     command,
     copying,
-    decoder,
-    decoder_card,
     everyday,
     numbers,
     play_cards,
     role_file,
     roles,
     told,
-    writing,
 )
 from training.cards import heads_table
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
@@ -37,7 +34,6 @@ from training.wordnet import FOLDER, WordNet, read
 
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
 NAME = "wordnet"
-MOST = 8_000_000  # bytes of a decoder's numbers
 PEER = "minilm"
 
 CARD = """---
@@ -114,10 +110,10 @@ def ship(
     """Write the folder, and measure the model in it.
 
     Args:
-        run: of an encoder or of a decoder.
+        run: of an encoder.
         place: the folder; that of the package for such a model unless given.
         wordnet_folder: where WordNet's files are.
-        peer: what the senses of an encoder are measured beside, if it can be loaded.
+        peer: what its senses are measured beside, if it can be loaded.
         earlier: what its copying is measured beside, on words that are whole in both vocabularies.
         mean: ship the mean of the run's weights at its end and of those that it went on from.
 
@@ -126,7 +122,7 @@ def ship(
 
     Raises:
         FileNotFoundError: there is no run, or no WordNet.
-        ValueError: the decoder is too large, or there is nothing to take a mean with.
+        ValueError: there is nothing to take a mean with.
 
     Source:
         Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean:
@@ -136,26 +132,18 @@ def ship(
     recipe = abouts[-1]["settings"]["recipe"]
     wordnet = read(wordnet_folder, kept=recipe["held_out"])
     trained = _mean(run, recipe.get("after")) if mean else qkv.load(run)
-    place = place or PLACES / (decoder.NAME if trained.generates else NAME)
+    place = place or PLACES / NAME
     small = trained.with_parameters(trained.parameters, np.float16)
-    size = sum(array.nbytes for array in small.parameters.values())
-    if trained.generates and size > MOST:
-        raise ValueError(f"ship: {run} has {size:,} bytes in float16: at most {MOST:,} ship")
     small.save(place)
     model = qkv.load(place)
-    if model.generates:
-        found = writing.evaluate(model, wordnet, wordnet_folder)
-        text = decoder_card.card(found, model, abouts[-1])
-    else:
-        found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
-        stories = _stories(model, run, place)
-        text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
+    found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
+    stories = _stories(model, run, place)
+    text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
-    if not model.generates:
-        role_file.keep(place)
-        _lesson(model, place)
+    role_file.keep(place)
+    _lesson(model, place)
     return place, found
 
 
@@ -333,19 +321,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make the folder, and print where it is."""
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, help="what training.make or training.decoder wrote")
+    parser.add_argument("run", type=Path, help="what training.make wrote")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
     parser.add_argument("--mean", action="store_true", help="with what the run went on from")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
-    if "layers" in found:
-        *_, last = found["layers"].values()
-        print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
-    else:
-        of = found["definitions"]
-        print(f"{place}: of {of['words']} texts {of['pass']} pass and {of['differ']} differ")
+    *_, last = found["layers"].values()
+    print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
     if place.parent == numbers.DATA:
         numbers.main([])  # what the documentation quotes of the models in the package
 

@@ -10,8 +10,7 @@ import pytest
 import qkv
 from qkv.learn import Interrupted
 from training import book_decoder, books, wordnet
-from training.book_decoder import Recipe, joined, sequences, texts, twice
-from training.decoder import tokenizer_of
+from training.book_decoder import Recipe, joined, sequences, texts, tokenizer_of, twice
 
 PASSAGES = [
     ["The Cat sat on the mat.", '"Where is my old Hat?" asked Tom.'],
@@ -154,3 +153,10 @@ def test_a_run_goes_on_from_another(
     for name, array in begun.parameters.items():
         np.testing.assert_allclose(done.parameters[name], array, atol=1e-3)
     assert any((done.parameters[name] != array).any() for name, array in begun.parameters.items())
+
+
+def test_the_first_word_has_the_tokens_that_it_has_elsewhere() -> None:
+    text = "bank: the bank: sloping"
+    tokens = tokenizer_of([text, "bank"] * 9, 300)(text)
+    assert tokens.tokens[0] == tokens.tokens[tokens.tokens.index(":") + 2] == "Ġbank"
+    assert tokens.offsets[0] == (0, 4)

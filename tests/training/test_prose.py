@@ -12,7 +12,7 @@ from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.model import Model
 from qkv.models.untrained import fresh_model
 from training import prose
-from training.decoder import Recipe, tokenizer_of
+from training.book_decoder import Recipe, tokenizer_of
 from training.fits import GAPS, OPENINGS, PARTS, asked, words_of
 from training.prose import (
     beginnings,
@@ -287,3 +287,26 @@ def test_the_command_measures_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     )
     assert "(20 words)" in said[1]  # of three passages, two of which begin with a "The" that counts
     assert "| of 2 continuations by 4 words, those that loop | 0, 0.0% (0.0 to 65.8) |" in said[1]
+
+
+def test_copying_is_measured_in_the_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wild(16)
+    monkeypatch.setattr(prose, "COPIED", 5)
+    monkeypatch.setattr(prose, "_COPIES", 3)
+    asked: list[list[np.ndarray]] = []
+    real = prose.head_scores
+    monkeypatch.setattr(prose, "head_scores", lambda m, t, of: asked.append(t) or real(m, t, of))
+    found = prose.copying(model)
+    texts = np.array(asked[0])
+    assert texts.shape == (3, 10)
+    np.testing.assert_array_equal(texts[:, :5], texts[:, 5:])
+    assert all(len(set(text)) == 5 for text in texts)
+    weights = np.stack(model.trace(texts).attentions)  # (layers, B, H, T, T)
+    places = np.arange(5, 10)
+    expected = weights[:, :, :, places, places - 4].mean(axis=(1, 3))
+    np.testing.assert_allclose(found["heads"], expected, rtol=1e-5)
+    logits = np.asarray(model(texts).logits, np.float64)
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    losses = -np.take_along_axis(logs[:, :-1], texts[:, 1:, None], -1)[..., 0]  # (B, T - 1)
+    assert found["first"] == pytest.approx(losses[:, :4].mean(), rel=1e-5)
+    assert found["second"] == pytest.approx(losses[:, 5:].mean(), rel=1e-5)
