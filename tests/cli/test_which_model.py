@@ -53,9 +53,9 @@ def taken(verb: str) -> str:
 def test_without_a_name_the_encoder_that_ships_reads(
     verb: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert taken(verb) == "books"
+    assert taken(verb) == "wordnet"
     monkeypatch.setenv("QKV_MODEL", "")
-    assert taken(verb) == "books"
+    assert taken(verb) == "wordnet"
     if verb != "guess":
         monkeypatch.setenv("QKV_MODEL", str(folders["bert"]))
         assert taken(verb) == "bert"
@@ -65,11 +65,11 @@ def test_without_a_name_the_decoder_that_ships_writes(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "books-decoder").symlink_to(folders["gpt2"])
+    (tmp_path / "data" / "wordnet-decoder").symlink_to(folders["gpt2"])
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    assert taken("generate") == "books-decoder"
+    assert taken("generate") == "wordnet-decoder"
     monkeypatch.setenv("QKV_MODEL", "")
-    assert taken("generate") == "books-decoder"
+    assert taken("generate") == "wordnet-decoder"
     monkeypatch.setenv("QKV_MODEL", str(folders["llama"]))
     assert taken("generate") == "llama"
 
@@ -91,7 +91,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
         ("walk", "gemma2", " uses softcap, which a walk does not show"),
         *(
             ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
-            for name in ("vit", "bert", "random", "books")
+            for name in ("vit", "bert", "random", "wordnet")
         ),
         *(
             ("play", name, f"play: {name} {why}")

@@ -15,12 +15,11 @@ import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
 from training import copying, everyday, told
-from training.books import dropped
 
 from .offline import lines_offline
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACE = shipped()["books"]
+PLACE = shipped()["wordnet"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
 STORIES = told.kept_in(PLACE)
 WATER = [
@@ -57,36 +56,14 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
-    return qkv.load("books")
+    return qkv.load("wordnet")
 
 
-def test_both_models_are_small_and_their_matrices_rows_of_int8() -> None:
-    places = [shipped()[name] for name in ("books", "books-decoder")]
-    files = ("model.safetensors", "tokenizer.json")
-    assert sum((place / name).stat().st_size for place in places for name in files) < 10.5e6
-    for place in places:
-        with safe_open(place / "model.safetensors", "numpy") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        kinds = {name: (one.get_dtype(), len(one.get_shape())) for name, one in found.items()}
-        assert set(kinds.values()) == {("I8", 2), ("F16", 1)}
-        matrices = {name for name, (kind, _) in kinds.items() if kind == "I8"}
-        assert {f"{name}_scale" for name in matrices} == {
-            name for name in kinds if name.endswith("_scale")
-        }
-
-
-@pytest.mark.parametrize("name", ["books", "books-decoder"])
-def test_no_dropped_word_is_in_a_vocabulary(name: str) -> None:
-    tokens = qkv.load(name).tokenizer.vocabulary
-    plain = {token.removeprefix("##").lstrip("\u0120").casefold() for token in tokens}
-    assert not plain & dropped()
-
-
-def test_the_models_before_load_for_one_release_more() -> None:
-    assert [qkv.load(name).name for name in ("wordnet", "wordnet-decoder")] == [
-        "wordnet",
-        "wordnet-decoder",
-    ]
+def test_it_is_small_and_of_float16() -> None:
+    assert (PLACE / "model.safetensors").stat().st_size < 10.5e6
+    with safe_open(PLACE / "model.safetensors", "numpy") as file:
+        kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert kinds == {"F16"}
 
 
 def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> None:
@@ -94,7 +71,7 @@ def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> Non
     assert config["model_type"] == "bert"
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     dim, words = config["hidden_size"], config["vocab_size"]
-    assert repr(model) == f"<Model books: bert, {layers} layers, {heads} heads, vectors of {dim}>"
+    assert repr(model) == f"<Model wordnet: bert, {layers} layers, {heads} heads, vectors of {dim}>"
     assert len(model.tokenizer) == words
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
     assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} WordPieces" in CARD
@@ -154,10 +131,10 @@ def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
     assert abs(first[same].mean() - first[other].mean()) < 0.05  # the word alone does not tell
 
 
-def said_of_heads(card: str = CARD) -> dict[str, np.ndarray]:
-    """A card's table of heads, a column (layers * heads,) by its name."""
+def said_of_heads() -> dict[str, np.ndarray]:
+    """The card's table of heads, a column (layers * heads,) by its name."""
     names = ("previous", "next", "same", "first", "last")
-    rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), card)
+    rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), CARD)
     return dict(zip(names, np.array(rows, np.float64).T, strict=True))
 
 
@@ -189,11 +166,10 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
     assert max(others) < 0.36
 
 
-def test_the_page_on_what_a_head_learns_ends_at_the_encoder_before() -> None:
+def test_the_page_on_what_a_head_learns_ends_at_this_model() -> None:
     """Its scores are means over some of the card's sentences."""
     road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
-    card = (shipped()["wordnet"] / "README.md").read_text(encoding="utf-8")
-    for name, column in said_of_heads(card).items():
+    for name, column in said_of_heads().items():
         np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
 
 

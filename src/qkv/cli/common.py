@@ -152,7 +152,7 @@ def _named_model(names: str, default: str) -> Callable[..., Any]:
     )
 
 
-model_option = _named_model("books, books-decoder, minilm, random", "books")
+model_option = _named_model("wordnet, books, books-decoder, minilm, random", "wordnet")
 writer_option = _named_model("books-decoder", "books-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
