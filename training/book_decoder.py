@@ -43,7 +43,6 @@ NAME = "books-decoder"
 STEPS = 6000
 LOWER = 0.3  # of the texts, whose first sentence is in small letters, as people type
 TWICE = 0.04  # of the sentences that come twice, as a share of the passages
-_SHARES = {"passages": 0.82, "examples": 0.1, "documents": 0.05, "twice": 0.03}
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,10 @@ class Recipe:
         hidden: F, the size between the layers of an MLP.
         vocabulary: V, at most.
         held_out: twelfths of WordNet's examples that are kept from tokenizer and training.
+        passages: the share of the tokens that are of passages of books.
+        examples: that of WordNet's examples.
+        documents: that of WordNet's documents.
+        twice: that of beginnings of passages that come twice.
         length: the most tokens of a text; what is longer goes on in another one.
         tokens: at least so many a step.
         rate: the highest learning rate.
@@ -76,6 +79,10 @@ class Recipe:
     hidden: int = 512
     vocabulary: int = 8192
     held_out: int = 1
+    passages: float = 0.82
+    examples: float = 0.1
+    documents: float = 0.05
+    twice: float = 0.03
     length: int = 128
     tokens: int = 4096
     rate: float = 4e-3
@@ -151,7 +158,7 @@ def make(
             name: Sequences(sequences(kind, tokenizer, recipe.length), seed=recipe.seed)
             for name, kind in kinds.items()
         },
-        _SHARES,
+        {name: getattr(recipe, name) for name in kinds},
     )
     if before is None:
         before = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name=NAME)

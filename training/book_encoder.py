@@ -30,7 +30,6 @@ from training.wordnet import WordNet, documents, examples, read
 
 NAME = "books"
 STEPS = 6000
-_SHARES = {"short": 0.5, "long": 0.25, "examples": 0.17, "documents": 0.08}
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class Recipe:
         vocabulary: V, at most; 0 for that of the model before.
         whole: the share of it that are whole words, at least.
         held_out: twelfths of WordNet's examples that are kept from training.
+        short: the share of the tokens that are of short sentences of books.
+        long: that of passages of books.
+        examples: that of WordNet's examples.
+        documents: that of WordNet's documents.
         length: the most tokens of a text, special ones included.
         tokens: at least so many tokens of texts a step.
         masked: the share of them that is hidden.
@@ -61,6 +64,10 @@ class Recipe:
     vocabulary: int = 16_384
     whole: float = 0.93
     held_out: int = 1
+    short: float = 0.5
+    long: float = 0.25
+    examples: float = 0.17
+    documents: float = 0.08
     length: int = 64
     tokens: int = 4096
     masked: float = 0.25
@@ -177,7 +184,7 @@ def texts(
             name: Sequences(pieces_of(kind, tokenizer, recipe.length), seed=recipe.seed)
             for name, kind in kinds.items()
         },
-        _SHARES,
+        {name: getattr(recipe, name) for name in kinds},
     )
 
 

@@ -92,10 +92,10 @@ of such words it has from WordNet's examples."""
 
 _TRAINED = """\
 By `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one core of
-two. `make model` does it again, and another processor rounds otherwise, so the numbers will be near
-these and not the same.
+two{runs}. `make model` does it again, and another processor rounds otherwise, so the numbers will be
+near these and not the same.
 
-Recipe: {recipe}."""
+Recipe: {recipe}.{then}"""
 
 _TEN = """\
 Written before the model was asked any of them, and asked once (`training/ten.txt`).
@@ -191,7 +191,7 @@ def ship(
     read_books = dict(books.read(source))
     sections = {
         "What it has read": _read(read_books),
-        "Training": _trained(checkpoint.about),
+        "Training": _trained(_abouts(run)),
         **(_written(model, whole, read_books) if model.generates else {}),
         **({} if model.generates else _guessed(model, whole, read_books, wordnet)),
     }
@@ -248,15 +248,36 @@ def _read(read_books: Mapping[books.Book, list[list[str]]]) -> str:
     )
 
 
-def _trained(about: Mapping[str, Any]) -> str:
-    recipe = about["settings"]["recipe"]
-    after = recipe["after"]
+def _abouts(run: Path) -> list[Mapping[str, Any]]:
+    """What the last checkpoint says of a run, behind what those say that it went on from."""
+    checkpoint = last_checkpoint(run) if run.is_dir() else None
+    if checkpoint is None:
+        return []
+    after = checkpoint.about["settings"]["recipe"]["after"]
+    return [*(_abouts(Path(after)) if after else []), checkpoint.about]
+
+
+def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
+    first, *later = (about["settings"]["recipe"] for about in abouts)
     return _TRAINED.format(
-        after=f", from `{Path(after).name}` on, which has read WordNet alone" if after else "",
-        steps=about["step"],
-        tokens=about["tokens"],
-        hours=about["seconds"] / 3600,
-        recipe=", ".join(f"{name} {value}" for name, value in recipe.items() if name != "after"),
+        after=f", from `{Path(first['after']).name}` on, which has read WordNet alone"
+        if first["after"]
+        else "",
+        steps=sum(about["step"] for about in abouts),
+        tokens=sum(about["tokens"] for about in abouts),
+        hours=sum(about["seconds"] for about in abouts) / 3600,
+        runs=f", in {len(abouts)} runs that go on from each other" if later else "",
+        recipe=", ".join(f"{name} {value}" for name, value in first.items() if name != "after"),
+        then="".join(
+            f" Then {about['step']:,} steps from there, where it is another: "
+            + ", ".join(
+                f"{name} {value}"
+                for name, value in recipe.items()
+                if name != "after" and value != first.get(name)
+            )
+            + "."
+            for about, recipe in zip(abouts[1:], later, strict=True)
+        ),
     )
 
 
