@@ -92,8 +92,8 @@ of such words it has from WordNet's examples."""
 
 _TRAINED = """\
 By `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one core of
-two{runs}. `make model` does it again, and another processor rounds otherwise, so the numbers will be
-near these and not the same.
+two{runs}. `make model` does it again, and another processor rounds otherwise, so the numbers will
+be near these and not the same.
 
 Recipe: {recipe}.{then}"""
 
