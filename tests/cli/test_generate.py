@@ -151,7 +151,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
     writes: str, random: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "wordnet-decoder").symlink_to(writes)
+    (tmp_path / "data" / "books-decoder").symlink_to(writes)
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
     assert run("generate", PROMPT).stdout == f"{PROMPT}{TEXT}\n"
     monkeypatch.setenv("QKV_MODEL", random)

@@ -65,11 +65,11 @@ def test_without_a_name_the_decoder_that_ships_writes(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "wordnet-decoder").symlink_to(folders["gpt2"])
+    (tmp_path / "data" / "books-decoder").symlink_to(folders["gpt2"])
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    assert taken("generate") == "wordnet-decoder"
+    assert taken("generate") == "books-decoder"
     monkeypatch.setenv("QKV_MODEL", "")
-    assert taken("generate") == "wordnet-decoder"
+    assert taken("generate") == "books-decoder"
     monkeypatch.setenv("QKV_MODEL", str(folders["llama"]))
     assert taken("generate") == "llama"
 
