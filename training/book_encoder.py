@@ -50,6 +50,7 @@ class Recipe:
         masked: the share of them that is hidden.
         in_sight: what is added to the logits of content words that are in sight where others are
             hidden, while it learns (`training.objectives.Unseen`).
+        little: as of `training.objectives.Unseen`.
         rate: the highest learning rate.
         warmup: the share of the run in which it rises to that.
         begin: the share of the run after which senses are learned too.
@@ -72,6 +73,7 @@ class Recipe:
     tokens: int = 4096
     masked: float = 0.25
     in_sight: float = 2.0
+    little: float = 1.0
     rate: float = 1.5e-3
     warmup: float = 0.03
     begin: float = 0.3
@@ -120,6 +122,7 @@ def make(
         tokenizer,
         in_sight=recipe.in_sight,
         marks=False,
+        little=recipe.little,
         share=recipe.masked,
         tokens_per_step=recipe.tokens,
         alike=str.casefold,

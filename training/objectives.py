@@ -31,6 +31,8 @@ class Unseen(Masked):
         source, tokenizer, named: as for `Masked`.
         in_sight: what is added.
         marks: whether punctuation is hidden too; without, only words are ever named.
+        little: how likely a function word is chosen before a content word, as a share of how likely
+            it is the other way round: what a word is about tells more of content words.
     """
 
     def __init__(
@@ -40,13 +42,14 @@ class Unseen(Masked):
         *,
         in_sight: float,
         marks: bool = True,
+        little: float = 1.0,
         **named: Any,
     ) -> None:
         super().__init__(source, tokenizer, **named)
         if not marks:
             for name, index in tokenizer.vocabulary.items():
                 self._special[index] |= not any(letter.isalnum() for letter in name)
-        self.in_sight = in_sight
+        self.in_sight, self.little = in_sight, little
         self._content = np.zeros(len(tokenizer), bool)
         self._content[
             [
@@ -55,6 +58,15 @@ class Unseen(Masked):
                 if name.isalpha() and not is_function_word(name)
             ]
         ] = True
+
+    def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
+        """The numbers of words in the order in which they are chosen: content words sooner."""
+        if self.little == 1:
+            return super()._order(words, ids, rng)
+        weights = np.full(int(words.max()) + 1, self.little)
+        weights[words[self._content[ids]]] = 1.0
+        order: Array = np.argsort(rng.exponential(size=len(weights)) / weights)
+        return order
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""

@@ -235,3 +235,22 @@ def test_content_words_in_sight_are_held_against_a_model() -> None:
     loss, tokens = unseen(net, batch)
     assert (loss, tokens) == (words_loss(net, batch, prior), 11)
     assert loss > words_loss(net, batch)
+
+
+def test_content_words_are_hidden_sooner_than_function_words() -> None:
+    """Of two words that with weight w comes before that with weight 1 with chance w / (w + 1)."""
+    tokenizer = train_tokenizer(["the river"] * 9, "wordpiece", 60)
+    ids = tokenizer.ids_batch(["the river"])[0]
+    assert len(ids) == 2
+    source = Sequences([ids])
+    hidden = {}
+    for little in (1.0, 0.25):
+        masked = Unseen(
+            source, tokenizer, in_sight=0.0, little=little, share=0.5, tokens_per_step=1,
+            alike=str.casefold,
+        )  # fmt: skip
+        rng = np.random.default_rng(0)
+        orders = [masked._order(np.array([0, 1]), ids, rng)[0] for _ in range(4000)]
+        hidden[little] = float(np.mean(np.array(orders) == 0))
+    assert abs(hidden[1.0] - 0.5) < 0.03
+    assert abs(hidden[0.25] - 0.2) < 0.03

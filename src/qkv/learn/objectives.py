@@ -264,7 +264,7 @@ class Masked(_Filled):
             luck = rng.random(count)
         else:
             words = self._words(found, self.alike)  # (free.size,)
-            order = rng.permutation(int(words.max()) + 1)
+            order = self._order(words, ids[free], rng)
             enough = np.searchsorted(np.cumsum(np.bincount(words)[order]), count)
             fates = np.full(len(order), np.nan)
             fates[order[: enough + 1]] = rng.random(enough + 1)
@@ -274,6 +274,16 @@ class Masked(_Filled):
         others = rng.choice(self._others, len(at))
         ids[at] = np.where(luck < 0.8, self.mask, np.where(luck < 0.9, others, targets))
         return Words(ids, starts_of(map(len, found)), at, targets)
+
+    def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
+        """The numbers of words in the order in which they are chosen.
+
+        Args:
+            words: (n,) the number of each token's word.
+            ids: (n,) the tokens.
+            rng: decides.
+        """
+        return rng.permutation(int(words.max()) + 1)
 
     def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
         """For each token that is no special one a number, the same where they share their fate."""
