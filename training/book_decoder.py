@@ -141,9 +141,8 @@ def make(
         tokenizer: of an earlier run, to have that again; trained unless given.
     """
     kinds = texts(source, wordnet_folder, recipe)
-    before = qkv.load(recipe.after, dtype=np.float32) if recipe.after else None
-    if before is not None:
-        tokenizer = before.tokenizer
+    if recipe.after:
+        tokenizer = SubwordTokenizer.from_file(Path(recipe.after) / "tokenizer.json")
     tokenizer = kept_tokenizer(
         folder,
         resume,
@@ -160,7 +159,9 @@ def make(
         },
         {name: getattr(recipe, name) for name in kinds},
     )
-    if before is None:
+    if recipe.after:
+        before = qkv.load(recipe.after, dtype=np.float32)
+    else:
         before = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name=NAME)
     network = Network(before)
     return train(

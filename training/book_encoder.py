@@ -109,11 +109,10 @@ def make(
         snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; made unless given.
     """
-    before = qkv.load(recipe.after, dtype=np.float32)
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
     read_books = [found for _, found in books.read(source, ["train"])]
     if not recipe.vocabulary:
-        tokenizer = before.tokenizer
+        tokenizer = SubwordTokenizer.from_file(Path(recipe.after) / "tokenizer.json")
     tokenizer = kept_tokenizer(
         folder, resume, tokenizer, lambda: vocabulary(read_books, wordnet, recipe)
     )
@@ -138,7 +137,7 @@ def make(
         wrong=recipe.wrong,
         prior=recipe.prior,
     )
-    network = Network(carried_over(before, tokenizer))
+    network = Network(carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer))
     return train(
         network,
         [Part(objective), Part(senses, begin=recipe.begin)],
