@@ -8,10 +8,11 @@ and examples that were kept from training and from choices, and WordNet's licenc
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import qkv
 from qkv.circuits import head_scores
@@ -189,11 +190,12 @@ def ship(
     stories = told.kept_in(place)
     wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
     read_books = dict(books.read(source))
+    corpus = counting.Corpus.of(sentences_of(read_books, "train"))
     sections = {
-        "What it has read": _read(read_books),
+        "What it has read": _read(list(read_books), corpus),
         "Training": _trained(_abouts(run)),
-        **(_written(model, whole, read_books) if model.generates else {}),
-        **({} if model.generates else _guessed(model, whole, read_books, wordnet)),
+        **(_written(model, whole, read_books, corpus) if model.generates else {}),
+        **({} if model.generates else _guessed(model, whole, corpus, wordnet)),
     }
     text = CARD.format(
         task="text-generation" if model.generates else "fill-mask",
@@ -228,23 +230,25 @@ def _about(model: qkv.Model) -> str:
     )
 
 
-def _read(read_books: Mapping[books.Book, list[list[str]]]) -> str:
+def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
     """What a model has read, and what is rare there."""
-    counts: Counter[str] = Counter()
-    own = [book for book in read_books if book.part == "train"]
-    for book in own:
-        for passage in read_books[book]:
-            counts.update(counting.tokens(" ".join(passage)))
-    words = sum(count for word, count in counts.items() if word[:1].isalpha())
+    own = [book for book in listed if book.part == "train"]
+    counts = np.bincount(corpus.words, minlength=len(corpus.vocabulary))
+    words = sum(
+        int(counts[number])
+        for name, number in corpus.vocabulary.items()
+        if name[:1].isalpha() or number == counting.UNKNOWN
+    )
+    rare = {word: counts[corpus.vocabulary[word]] for word in LACKING if word in corpus.vocabulary}
     return _READ.format(
         books=len(own),
         authors=len({book.author for book in own}),
         words=words / 1e6,
         **{
-            name: sum(book.part == part for book in read_books)
+            name: sum(book.part == part for book in listed)
             for name, part in (("held_out", "test"), ("chosen", "choose"))
         },
-        rare=", ".join(f"{word} {counts[word]:,} times" for word in LACKING),
+        rare=", ".join(f"{word} {rare.get(word, 0):,} times" for word in LACKING),
     )
 
 
@@ -292,12 +296,12 @@ def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) ->
 def _guessed(
     model: qkv.Model,
     whole: qkv.Model,
-    read_books: Mapping[books.Book, list[list[str]]],
+    corpus: counting.Corpus,
     wordnet: WordNet,
 ) -> dict[str, str]:
     """The sections of an encoder's card."""
     gaps = fits.asked(fits.GAPS)
-    look_up = counting.LookUp(counting.Corpus.of(sentences_of(read_books, "train")))
+    look_up = counting.LookUp(corpus)
     said = {
         "this one": fits.guessed(model, gaps),
         "the same before its numbers were rounded to int8": fits.guessed(whole, gaps),
@@ -369,11 +373,13 @@ def ten(model: qkv.Model) -> Iterator[str]:
 
 
 def _written(
-    model: qkv.Model, whole: qkv.Model, read_books: Mapping[books.Book, list[list[str]]]
+    model: qkv.Model,
+    whole: qkv.Model,
+    read_books: Mapping[books.Book, list[list[str]]],
+    corpus: counting.Corpus,
 ) -> dict[str, str]:
     """The sections of a decoder's card."""
     openings = fits.asked(fits.OPENINGS)
-    corpus = counting.Corpus.of(sentences_of(read_books, "train"))
     said = {
         "this one": fits.continued(model, openings),
         "the same before its numbers were rounded to int8": fits.continued(whole, openings),

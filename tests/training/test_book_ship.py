@@ -1,0 +1,76 @@
+"""The cards of models that have read books, part by part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training import book_ship
+from training.books import Book
+from training.counting import Corpus
+from training.fits import Asked, Said
+from training.shares import in_words
+
+
+def test_without_a_run_there_is_nothing_to_ship(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no run: make one with training\.book_enc"):
+        book_ship.ship(tmp_path / "run", tmp_path, tmp_path / "place")
+    assert not (tmp_path / "place").exists()
+
+
+def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
+    listed = [
+        Book("a/1", "A", "One", "", "train"),
+        Book("a/2", "A", "Two", "", "train"),
+        Book("b/1", "B", "Three", "", "test"),
+        Book("c/1", "C", "Four", "", "choose"),
+        Book("c/2", "C", "Five", "", "choose"),
+    ]
+    texts = ["The car stopped.", "The car, a phone!", "A train stopped, then."]
+    said = book_ship._read(listed, Corpus.of(texts * 2))
+    assert said.startswith("2 books of 1 authors from ")
+    assert "0.0 million words" in " ".join(said.split())  # 11 words twice
+    assert "1 books, those of" in " ".join(said.split())
+    assert "2 others for choices" in " ".join(said.split())
+    assert "phone 2 times, car 4 times, computer 0 times" in said
+
+
+def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
+    first = {"after": "src/qkv/data/wordnet", "rate": 0.1, "short": 0.5, "seed": 0}
+    abouts = [
+        {"step": 1000, "tokens": 40_000, "seconds": 3600.0, "settings": {"recipe": first}},
+        {
+            "step": 500,
+            "tokens": 2_000,
+            "seconds": 1800.0,
+            "settings": {"recipe": {**first, "after": "/somewhere/run", "rate": 0.2}},
+        },
+    ]
+    said = " ".join(book_ship._trained(abouts).split())
+    assert "from `wordnet` on, which has read WordNet alone: 1,500 steps, 42,000 tokens" in said
+    assert "1.5 hours on one core of two, in 2 runs that go on from each other" in said
+    assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, where it is" in said
+    assert said.endswith("where it is another: rate 0.2.")
+    assert "somewhere" not in said
+    alone = " ".join(book_ship._trained(abouts[:1]).split())
+    assert "1,000 steps" in alone
+    assert "in 1 runs" not in alone
+
+
+def test_the_table_of_what_fits() -> None:
+    asked = [Asked("the cat _ a mouse", frozenset(["ate", "saw"])), Asked("a _", frozenset(["b"]))]
+    words = [("ate", "mouse"), ("c", "b")], [("mouse", "saw"), ("c", "d")]
+    said = {
+        name: [Said(*pair) for pair in zip(asked, each, strict=True)]
+        for name, each in zip(("one", "other"), words, strict=True)
+    }
+    lines = book_ship._fitting(said).splitlines()
+    assert lines[0] == "| | the first fits | one of five fits | the first repeats |"
+    none, half, both = (in_words(count, 2) for count in range(3))
+    assert lines[2] == f"| one | {half} | {both} | {none} |"
+    assert lines[3] == f"| other | {none} | {half} | {half} |"
+    first = {
+        name: [one._replace(words=one.words[:1]) for one in each] for name, each in said.items()
+    }
+    assert book_ship._fitting(first).splitlines()[2] == f"| one | {half} |"
