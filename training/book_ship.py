@@ -136,8 +136,8 @@ The next word after {openings} openings in today's English, with words that fit
 
 {fitting}
 
-On books that were kept from training, the first 25,000 words of each, and on 100 beginnings
-(`training/beginnings.txt`), continued at temperature 0.8 and top-k 40:
+On books that were kept from training, the first {first_words:,} words of each, and on 100
+beginnings (`training/beginnings.txt`), continued at temperature 0.8 and top-k 40:
 
 {figures}
 
@@ -423,6 +423,7 @@ def _written(
         "What it writes": _WRITES.format(
             fitting=_fitting(said),
             openings=len(openings),
+            first_words=prose.FIRST,
             figures=prose.in_card(found),
             counted=counted,
             unrounded=unrounded["perplexity"],

@@ -3,7 +3,7 @@
 MODEL is a folder or a name, BOOKS is as for `training.books`. Three things are measured:
 
 - perplexity per word on held-out books, on the words that the Kneser-Ney model of
-  `training.counting` is measured on (`python -m training.counting BOOKS --first 25000`);
+  `training.counting` is measured on (`python -m training.counting BOOKS --first 10000`);
 - induction: the highest score of a head on repeated tokens, words and sentences;
 - loops in continuations of the 100 beginnings of `beginnings.txt`.
 """
@@ -30,7 +30,7 @@ from training.fits import PARTS, words_of
 from training.shares import in_words
 
 BEGINNINGS = Path(__file__).with_name("beginnings.txt")
-FIRST = 25_000  # words of each book
+FIRST = 10_000  # words of each book
 WORDS = 40  # of a continuation
 COPIED = 24  # random tokens that come twice
 ROLE = 0.4  # the score from which on a head has one
