@@ -110,8 +110,10 @@ run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume) $(MINUTES:%=--m
 model: $(VENV)/.dev ## train and measure both models that ship, from books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; three hours on 2 cores, or MINUTES=10 each; a run that was stopped goes on
 	@test -n "$(BOOKS)" || { echo 'make model: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
 	$(BIN)/python -m training.books $(BOOKS)
-	$(BIN)/python -m training.book_encoder $(BOOKS) $(call run,build/books)
-	$(BIN)/python -m training.book_decoder $(BOOKS) $(call run,build/books-decoder)
+	$(BIN)/python -m training.book_encoder $(BOOKS) --steps 2869 --products float32 $(call run,build/books-1)
+	$(BIN)/python -m training.book_encoder $(BOOKS) --steps 1891 --after build/books-1 --vocabulary 0 --short 0.74 --long 0.06 --documents 0.03 --masked 0.3 --little 0.25 --in_sight 1 --rate 1e-3 --uses 10 --begin 0 --seed 1 $(call run,build/books)
+	$(BIN)/python -m training.book_decoder $(BOOKS) --steps 2688 --products float32 $(call run,build/books-decoder-1)
+	$(BIN)/python -m training.book_decoder $(BOOKS) --steps 1537 --after build/books-decoder-1 --passages 0.76 --twice 0.1 --examples 0.09 --rate 2e-3 --seed 1 $(call run,build/books-decoder)
 	$(BIN)/python -m training.book_ship build/books $(BOOKS)
 	$(BIN)/python -m training.book_ship build/books-decoder $(BOOKS)
 	@$(MAKE) --no-print-directory pictures

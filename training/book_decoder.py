@@ -4,6 +4,13 @@ It reads passages of books, WordNet's examples and its definitions, and learns f
 on to go on with what came before: tokens drawn at random that come twice, and sentences that do.
 
 DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
+
+What ships is made in two runs, as `make model` does it. After the first, heads copied tokens and
+words that were drawn at random (0.97 and 0.84), and sentences of books not (0.17): in the second
+three times as much comes twice.
+
+In trials of 60 steps the loss came to 5.86 nats a token with Muon and 6.62 with AdamW, both at a
+rate of 3e-3.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ from training.running import kept_tokenizer, run
 from training.wordnet import documents, examples, read
 
 NAME = "books-decoder"
-STEPS = 6000
+STEPS = 2688
 LOWER = 0.3  # of the texts, whose first sentence is in small letters, as people type
 TWICE = 0.04  # of the sentences that come twice, as a share of the passages
 
