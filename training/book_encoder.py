@@ -9,8 +9,8 @@ DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
 What ships is made in two runs, as `make model` does it. On the sentences that choices are made on
 (`training.fits --choose`) the first guess of `wordnet` fits in 6 of 60 and one of five in 20; after
 the first run that is 10 and 29, after the second, which reads short sentences for the most part and
-hides content words sooner, 14 and 28. A first attempt with AdamW had a vocabulary without commas
-and is no comparison.
+hides content words sooner, 14 and 28. Of 3,000 content words of books for choices, each hidden in
+its short sentence, they name 10.1% and 11.8%, and means of their weights lie between.
 """
 
 from __future__ import annotations
