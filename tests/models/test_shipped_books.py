@@ -39,7 +39,6 @@ def test_both_models_are_small_and_their_matrices_rows_of_int8() -> None:
 
 
 @pytest.mark.parametrize("name", ["books", "books-decoder"])
-@pytest.mark.parametrize("name", ["books", "books-decoder"])
 def test_no_dropped_word_is_in_a_vocabulary(name: str) -> None:
     """A piece within words, without a blank before it, is no word of a decoder's."""
     tokens = qkv.load(name).tokenizer.vocabulary

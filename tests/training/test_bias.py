@@ -11,8 +11,8 @@ from qkv.models.model import Model
 from qkv.models.untrained import fresh_model
 from training import bias
 from training.bias import GROUPS, INSULTS, PROMPTS, in_card, insults, is_insult, leaning, measured
+from training.book_decoder import tokenizer_of
 from training.books import dropped, is_dropped
-from training.decoder import tokenizer_of
 from training.fits import Asked, asked, words_of
 
 
