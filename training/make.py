@@ -1,4 +1,4 @@
-"""Train the model that ships, from WordNet alone: `python -m training.make -o DIR`.
+"""Train the encoder `wordnet`, from WordNet alone: `python -m training.make -o DIR`.
 
 DIR is then a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume` goes
 on with one that was stopped; `python -m training.ship DIR` makes the folder of the package from it.
@@ -8,7 +8,7 @@ learned, and makes no difference that shows: on the examples that choices are ma
 masked tokens named with them (`alike` "base") and 15.8% without ("word"), 17.9% and 17.8% of masked
 words, another content word of the sentence in 0.4% and 0.2%, right in 1.6% and 2.1%.
 
-What ships is made in three runs, as `make model` does it. The second goes on from the first with a
+It is made in three runs, as `make dictionary` does it. The second goes on from the first with a
 rate that falls once more, since 17.6% of masked tokens named were too few. It named 19.2%, and
 another content word of the sentence in 4.4% of 800 examples (2.5% before): the more a model knows
 of what a text is about, the likelier. And at the end of a sentence as a reader writes it, before a

@@ -58,8 +58,8 @@ definition. examples"{alone}; {together};
 with half of that hidden, is also drawn to the mean of the rows of its sense's definition, and away
 from other definitions, those of its other senses among them. How often each sense is drawn is
 taken from the logits, after {late:.0%} of the run {late_prior:g} times over, for the sake of
-senses without a sentence. `make model` does it again, and another processor rounds otherwise, so
-the numbers will be near these and not the same.
+senses without a sentence. `make dictionary` does it again, and another processor rounds
+otherwise, so the numbers will be near these and not the same.
 
 Recipe: {recipe}.{then}
 
