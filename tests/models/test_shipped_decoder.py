@@ -136,7 +136,7 @@ def test_it_seldom_loops_and_ends_its_sentences(model: qkv.Model) -> None:
     found = prose.continued(model, ())
     assert found["texts"] == 100
     assert found["loop"] <= 5
-    assert found["end"] >= 90
+    assert found["end"] >= 85
 
 
 def test_what_the_card_shows_is_what_it_writes(model: qkv.Model) -> None:
