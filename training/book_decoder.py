@@ -44,7 +44,7 @@ from training.induction import Repeats
 from training.muon import Muon
 from training.reading import Mixed, cleaned
 from training.running import kept_tokenizer, run
-from training.wordnet import documents, examples, read
+from training.wordnet import documents, ended, examples, read
 
 NAME = "books-decoder"
 STEPS = 2688
@@ -195,11 +195,10 @@ def texts(source: Path, wordnet_folder: Path, recipe: Recipe) -> dict[str, list[
     rng = np.random.default_rng(recipe.seed)
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
     passages = [text for _, found in books.read(source, ["train"]) for text in joined(found, rng)]
-    alone = [one if one[-1] in ".?!" else f"{one}." for one in examples(wordnet)]
     return {
         "passages": passages,
-        "examples": alone,
-        "documents": [f"{one}." for one in documents(wordnet) if not one.startswith(":")],
+        "examples": list(map(ended, examples(wordnet))),
+        "documents": [f"{one}." for one in documents(wordnet)],
         "twice": twice(passages, rng, round(TWICE * len(passages))),
     }
 
@@ -218,15 +217,20 @@ def joined(passages: Iterable[Sequence[str]], rng: np.random.Generator) -> Itera
             text.append(sentence)
             count += len(sentence.split())
             if count >= 90:
-                yield " ".join(text).replace(" \n ", "\n").strip()
+                yield _laid_out(text)
                 text, count = [], 0
         if count >= 50:
-            yield " ".join(text).replace(" \n ", "\n").strip()
+            yield _laid_out(text)
             text, count = [], 0
         elif text:
             text.append("\n")
     if text:
-        yield " ".join(text).replace(" \n ", "\n").strip()
+        yield _laid_out(text)
+
+
+def _laid_out(sentences: Sequence[str]) -> str:
+    """Sentences as one text; a line break stands for itself."""
+    return " ".join(sentences).replace(" \n ", "\n").strip()
 
 
 def twice(passages: Sequence[str], rng: np.random.Generator, count: int) -> list[str]:

@@ -32,7 +32,7 @@ from training.objectives import Senses, Unseen, entries, pieces_of, sentences
 from training.reading import Mixed, cleaned, typed
 from training.running import kept_tokenizer, run
 from training.vocabulary import commonest_of_books, with_whole_words
-from training.wordnet import WordNet, documents, examples, read
+from training.wordnet import WordNet, documents, ended, examples, read
 
 NAME = "books"
 STEPS = 2869
@@ -184,8 +184,8 @@ def texts(
     kinds = {
         "short": [*short, *(one[:-1] for one in short if one.endswith("."))],
         "long": long,
-        "examples": [*alone, *(one if one[-1] in ".?!" else f"{one}." for one in alone)],
-        "documents": [one for one in documents(wordnet) if not one.startswith(":")],
+        "examples": [*alone, *map(ended, alone)],
+        "documents": list(documents(wordnet)),
     }
     return Mixed(
         {

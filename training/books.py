@@ -200,8 +200,12 @@ def is_clean(sentence: str) -> bool:
     """
     if _SPOILED.search(sentence):
         return False
-    words = [word.casefold() for word in _WORD.findall(sentence)]
-    return bool(words) and not any(is_dropped(word) for word in words)
+    return bool(_WORD.search(sentence)) and not has_dropped(sentence)
+
+
+def has_dropped(text: str) -> bool:
+    """Whether one of a text's words is dropped."""
+    return any(is_dropped(word.casefold()) for word in _WORD.findall(text))
 
 
 @cache

@@ -47,7 +47,7 @@ from training import command
 from training.objectives import Senses, Unseen, entries, pieces_of, sentences
 from training.running import kept_tokenizer, run
 from training.vocabulary import ENTRIES, WHOLE, built
-from training.wordnet import KEPT, WordNet, documents, examples, read
+from training.wordnet import KEPT, WordNet, documents, ended, examples, read
 
 STEPS = 10_000  # about two hours on two cores
 
@@ -170,7 +170,7 @@ def make(
         tokenizer = SubwordTokenizer.from_file(Path(recipe.after) / "tokenizer.json")
     alone = examples(wordnet)
     texts = [*documents(wordnet), *(recipe.alone - recipe.ended) * alone]
-    texts += recipe.ended * [one if one[-1] in ".?!" else f"{one}." for one in alone]
+    texts += recipe.ended * list(map(ended, alone))
     tokenizer = kept_tokenizer(
         folder, resume, tokenizer, lambda: built(wordnet, recipe.vocabulary, recipe.whole)
     )

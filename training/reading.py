@@ -9,11 +9,10 @@ from typing import Any
 
 from qkv.arrays import Array
 from qkv.learn.corpus import Source
-from training.books import is_dropped
+from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
 SHORT = 4, 14  # words of a sentence as people type it
-_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # of dialogue, and of long sentences
 
 
@@ -76,11 +75,6 @@ def typed(sentence: str) -> str:
     shortest, longest = SHORT
     fits = shortest <= len(sentence.split()) <= longest and sentence[-1] in ".?!"
     return sentence if fits and not _MARKS.search(sentence) else ""
-
-
-def has_dropped(text: str) -> bool:
-    """Whether one of a text's words is dropped."""
-    return any(is_dropped(word) for word in _WORD.findall(text.casefold()))
 
 
 def cleaned(wordnet: WordNet) -> WordNet:

@@ -218,7 +218,8 @@ def documents(wordnet: WordNet) -> Iterator[str]:
     """A text for each synset, "word, synonyms: definition. examples", of what may be learned."""
     for synset in wordnet.synsets:
         examples = [text for text in synset.examples if wordnet.may_learn(text)]
-        yield document(synset, examples)
+        if synset.lemmas:  # all may be dropped, see `training.reading`
+            yield document(synset, examples)
 
 
 def examples(wordnet: WordNet) -> list[str]:
@@ -237,14 +238,15 @@ def document(synset: Synset, examples: Sequence[str]) -> str:
     """
     head = f"{', '.join(synset.lemmas)}: {synset.definition}"
     *before, last = head, *examples
-    return " ".join([*map(_ended, before), last])
+    return " ".join([*map(ended, before), last])
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", text.lower()))
 
 
-def _ended(text: str) -> str:
+def ended(text: str) -> str:
+    """A text with a full stop, unless it ends with a mark of its own."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 

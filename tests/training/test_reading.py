@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from qkv.learn import Sequences
-from training.reading import Mixed, cleaned, has_dropped, typed
+from training.books import has_dropped
+from training.reading import Mixed, cleaned, typed
 from training.wordnet import Synset, documents, examples, read
 
 
