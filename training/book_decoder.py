@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,11 +30,9 @@ from qkv.learn import (
     Causal,
     Network,
     Part,
-    Schedule,
     Sequences,
     Trained,
     fresh_model,
-    train,
     train_tokenizer,
 )
 from qkv.learn.corpus import ENDS
@@ -43,7 +41,7 @@ from training import books, command
 from training.induction import Repeats
 from training.muon import Muon
 from training.reading import Mixed, cleaned
-from training.running import kept_tokenizer, run
+from training.running import kept_tokenizer, run, trained
 from training.wordnet import documents, ended, examples, read
 
 NAME = "books-decoder"
@@ -128,11 +126,9 @@ def make(
     wordnet_folder: Path,
     folder: Path,
     *,
-    steps: int | None = None,
-    minutes: float | None = None,
     resume: bool = False,
-    snapshots: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    **limits: Any,
 ) -> Trained:
     """Train it.
 
@@ -141,11 +137,9 @@ def make(
         source: of the books, as for `training.books.read`.
         wordnet_folder: where WordNet's files are.
         folder: of the run.
-        steps: as for `qkv.learn.train`, and so are the next three.
-        minutes: how long it may take.
         resume: go on with the run in the folder.
-        snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; trained unless given.
+        limits: what else `qkv.learn.train` takes.
     """
     kinds = texts(source, wordnet_folder, recipe)
     if recipe.after:
@@ -171,22 +165,18 @@ def make(
     else:
         before = fresh_model(recipe.config(tokenizer), tokenizer, seed=recipe.seed, name=NAME)
     network = Network(before)
-    return train(
+    return trained(
+        recipe,
         network,
         [
             Part(Causal(mixed, tokens_per_step=recipe.tokens)),
             Part(Repeats(len(tokenizer), recipe.length // 2, recipe.texts), recipe.copies),
         ],
-        folder=folder,
-        steps=steps,
-        minutes=minutes,
-        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
-        optimizer=Muon(network),
-        seed=recipe.seed,
+        folder,
+        Muon(network),
         resume=resume,
-        snapshots=snapshots,
-        settings={"recipe": asdict(recipe)},
         products=recipe.products,
+        **limits,
     )
 
 

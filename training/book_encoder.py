@@ -16,21 +16,22 @@ its short sentence, they name 10.1% and 11.8%, and means of their weights lie be
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from string import printable
+from typing import Any
 
 import numpy as np
 
 import qkv
-from qkv.learn import Network, Part, Schedule, Sequences, Trained, fresh_model, train
+from qkv.learn import Network, Part, Sequences, Trained, fresh_model
 from qkv.models.model import Model
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command
 from training.muon import Muon
 from training.objectives import Senses, Unseen, entries, pieces_of, sentences
 from training.reading import Mixed, cleaned, typed
-from training.running import kept_tokenizer, run
+from training.running import kept_tokenizer, run, trained
 from training.vocabulary import commonest_of_books, with_whole_words
 from training.wordnet import WordNet, documents, ended, examples, read
 
@@ -96,11 +97,9 @@ def make(
     wordnet_folder: Path,
     folder: Path,
     *,
-    steps: int | None = None,
-    minutes: float | None = None,
     resume: bool = False,
-    snapshots: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    **limits: Any,
 ) -> Trained:
     """Train it.
 
@@ -109,11 +108,9 @@ def make(
         source: of the books, as for `training.books.read`.
         wordnet_folder: where WordNet's files are.
         folder: of the run.
-        steps: as for `qkv.learn.train`, and so are the next three.
-        minutes: how long it may take.
         resume: go on with the run in the folder.
-        snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; made unless given.
+        limits: what else `qkv.learn.train` takes.
     """
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
     read_books = [found for _, found in books.read(source, ["train"])]
@@ -144,19 +141,15 @@ def make(
         prior=recipe.prior,
     )
     network = Network(carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer))
-    return train(
+    return trained(
+        recipe,
         network,
         [Part(objective), Part(senses, begin=recipe.begin)],
-        folder=folder,
-        steps=steps,
-        minutes=minutes,
-        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
-        optimizer=Muon(network),
-        seed=recipe.seed,
+        folder,
+        Muon(network),
         resume=resume,
-        snapshots=snapshots,
-        settings={"recipe": asdict(recipe)},
         products=recipe.products,
+        **limits,
     )
 
 

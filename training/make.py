@@ -22,7 +22,7 @@ That was chosen among four means on the very examples that results are reported 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,15 @@ from qkv.learn import (
     Masked,
     Network,
     Part,
-    Schedule,
     Sequences,
     TextRun,
     Trained,
     fresh_model,
-    train,
 )
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import command
 from training.objectives import Senses, Unseen, entries, pieces_of, sentences
-from training.running import kept_tokenizer, run
+from training.running import kept_tokenizer, run, trained
 from training.vocabulary import ENTRIES, WHOLE, built
 from training.wordnet import KEPT, WordNet, documents, ended, examples, read
 
@@ -143,11 +141,9 @@ def make(
     wordnet: WordNet,
     folder: Path,
     *,
-    steps: int | None = None,
-    minutes: float | None = None,
     resume: bool = False,
-    snapshots: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    **limits: Any,
 ) -> Trained:
     """Train it.
 
@@ -155,11 +151,9 @@ def make(
         recipe: what it is.
         wordnet: what it learns from.
         folder: of the run.
-        steps: as for `qkv.learn.train`, and so are the next three.
-        minutes: how long it may take.
         resume: go on with the run in the folder.
-        snapshots: after which steps a copy is kept.
         tokenizer: of an earlier run, to have that again; trained unless given.
+        limits: what else `qkv.learn.train` takes.
     """
     if wordnet.kept != recipe.held_out:
         raise ValueError(
@@ -205,22 +199,18 @@ def make(
         for name, prior in (("senses", 1.0), ("senses, late", recipe.late_prior))
     )
     network = Network(_begun(recipe, tokenizer))
-    return train(
+    return trained(
+        recipe,
         network,
         [
             Part(masked),
             Part(first, lambda share: recipe.weight * (share < recipe.late), recipe.begin),
             Part(late, recipe.weight, recipe.late),
         ],
-        folder=folder,
-        steps=steps,
-        minutes=minutes,
-        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
-        optimizer=AdamW(network),
-        seed=recipe.seed,
+        folder,
+        AdamW(network),
         resume=resume,
-        snapshots=snapshots,
-        settings={"recipe": asdict(recipe)},
+        **limits,
     )
 
 

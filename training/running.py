@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import qkv
-from qkv.learn import Trained, last_checkpoint
+from qkv.learn import AdamW, Network, Part, Schedule, Trained, last_checkpoint, train
 from qkv.learn.run_folder import tokenizer_path
 from qkv.text import SubwordTokenizer, Tokenizer
 from training.wordnet import FOLDER
@@ -36,6 +36,36 @@ def kept_tokenizer(
         kept.parent.mkdir(parents=True, exist_ok=True)
         found.save(kept)
     return found
+
+
+def trained(
+    recipe: Any,
+    network: Network,
+    parts: Sequence[Part],
+    folder: Path,
+    optimizer: AdamW,
+    **limits: Any,
+) -> Trained:
+    """Train as a recipe says, which the checkpoints keep.
+
+    Args:
+        recipe: has `rate`, `warmup` and `seed`.
+        network: what learns.
+        parts: what from.
+        folder: of the run.
+        optimizer: of this network.
+        limits: what else `qkv.learn.train` takes: steps, minutes, resume, snapshots, products.
+    """
+    return train(
+        network,
+        parts,
+        folder=folder,
+        schedule=Schedule(recipe.rate, warmup=recipe.warmup),
+        optimizer=optimizer,
+        seed=recipe.seed,
+        settings={"recipe": asdict(recipe)},
+        **limits,
+    )
 
 
 def run(
