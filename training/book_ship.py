@@ -16,8 +16,6 @@ import numpy as np
 
 import qkv
 from qkv.circuits import head_scores
-from qkv.files import replacing
-from qkv.learn import last_checkpoint
 from training import (
     bias,
     book_decoder,
@@ -29,16 +27,20 @@ from training import (
     everyday,
     fits,
     numbers,
-    play_cards,
     prose,
-    role_file,
     roles,
     told,
 )
-from training.cards import heads_table
-from training.senses import HEAD_SCORES, evaluate, held_out_sentences
+from training.cards import abouts_of, heads_table, recipes
+from training.senses import (
+    HEAD_SCORES,
+    evaluate,
+    held_out_sentences,
+    held_out_uses,
+    senses,
+)
 from training.shares import in_words
-from training.ship import licence
+from training.ship import keep_card, keep_lesson, kept_stories
 from training.wordnet import FOLDER, WordNet, read
 
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
@@ -96,7 +98,7 @@ By `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hou
 two{runs}. `make model` does it again, and another processor rounds otherwise, so the numbers will
 be near these and not the same.
 
-Recipe: {recipe}.{then}"""
+Recipe: {recipe}"""
 
 _TEN = """\
 Written before the model was asked any of them, and asked once (`training/ten.txt`).
@@ -177,8 +179,8 @@ def ship(
         FileNotFoundError: there is no run, or no WordNet.
         ValueError: a book is missing, or is not the listed one.
     """
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None:
+    abouts = abouts_of(run)
+    if not abouts:
         raise FileNotFoundError(
             f"book_ship: {run} holds no run: make one with training.book_encoder"
         )
@@ -187,13 +189,12 @@ def ship(
     place = place or PLACES / name
     whole.save(place, dtype="int8")
     model = qkv.load(place)
-    stories = told.kept_in(place)
-    wordnet = read(wordnet_folder, kept=checkpoint.about["settings"]["recipe"]["held_out"])
+    wordnet = read(wordnet_folder, kept=abouts[-1]["settings"]["recipe"]["held_out"])
     read_books = dict(books.read(source))
     corpus = counting.Corpus.of(sentences_of(read_books, "train"))
     sections = {
         "What it has read": _read(list(read_books), corpus),
-        "Training": _trained(_abouts(run)),
+        "Training": _trained(abouts),
         **(_written(model, whole, read_books, corpus) if model.generates else {}),
         **({} if model.generates else _guessed(model, whole, corpus, wordnet)),
     }
@@ -204,17 +205,10 @@ def ship(
         sections="\n\n".join(f"## {name}\n\n{part}" for name, part in sections.items()),
     )
     if not model.generates:
-        text = told.in_card(text, told.again(model, stories))
-    for file_name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
-        with replacing(place / file_name) as file:
-            file.write(content.encode())
+        text = told.in_card(text, kept_stories(model, run, place))
+    keep_card(place, text, wordnet_folder)
     if not model.generates:
-        role_file.keep(place)
-        told.keep(place, told.again(model, stories))
-        kept = play_cards.lesson(model)
-        if gone := play_cards.missing(kept):
-            print(f"book_ship: no card was found for {', '.join(gone)}: see training.play_cards")
-        play_cards.keep(place, kept)
+        keep_lesson(model, place)
     return place, text
 
 
@@ -252,17 +246,8 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
     )
 
 
-def _abouts(run: Path) -> list[Mapping[str, Any]]:
-    """What the last checkpoint says of a run, behind what those say that it went on from."""
-    checkpoint = last_checkpoint(run) if run.is_dir() else None
-    if checkpoint is None:
-        return []
-    after = checkpoint.about["settings"]["recipe"]["after"]
-    return [*(_abouts(Path(after)) if after else []), checkpoint.about]
-
-
 def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
-    first, *later = (about["settings"]["recipe"] for about in abouts)
+    first = abouts[0]["settings"]["recipe"]
     return _TRAINED.format(
         after=f", from `{Path(first['after']).name}` on, which has read WordNet alone"
         if first["after"]
@@ -270,18 +255,8 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
-        runs=f", in {len(abouts)} runs that go on from each other" if later else "",
-        recipe=", ".join(f"{name} {value}" for name, value in first.items() if name != "after"),
-        then="".join(
-            f" Then {about['step']:,} steps from there, where it is another: "
-            + ", ".join(
-                f"{name} {value}"
-                for name, value in recipe.items()
-                if name != "after" and value != first.get(name)
-            )
-            + "."
-            for about, recipe in zip(abouts[1:], later, strict=True)
-        ),
+        runs=f", in {len(abouts)} runs that go on from each other" if len(abouts) > 1 else "",
+        recipe=recipes(abouts),
     )
 
 
@@ -310,8 +285,8 @@ def _guessed(
         ),
         "look-up of the longest context in the same books": counting.looked_up(look_up, gaps),
     }
-    found, unrounded = evaluate(model, wordnet), evaluate(whole, wordnet)
-    *_, last = unrounded["layers"].values()
+    found = evaluate(model, wordnet)
+    *_, last = senses(whole, wordnet, held_out_uses(wordnet))["layers"].values()
     heads, _ = roles.roles(model, wordnet)
     assert model.tokenizer is not None
     examples = copying.drawn(held_out_sentences(wordnet), [model.tokenizer])
@@ -445,7 +420,7 @@ def _written(
 def written(model: qkv.Model) -> list[str]:
     """What a decoder writes behind three openings, as the lines of a list."""
     texts = model.generate(list(SHOWN), max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
-    return [f"- *{one.prompt}*{' '.join(str(one).split(' '))}".replace("\n", " ") for one in texts]
+    return [f"- *{one.prompt}*{one}".replace("\n", " ") for one in texts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from qkv.learn import last_checkpoint
 
 
 def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -19,3 +22,36 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
         scores = " | ".join(f"{row[name]:.2f}" for name in names)
         lines.append(f"| {row['layer']}.{row['head']} | {scores} |")
     return "\n".join(lines)
+
+
+def abouts_of(run: Path) -> list[Mapping[str, Any]]:
+    """What the last checkpoint says of a run, behind what those say that it went on from.
+
+    Empty where the folder holds no run; what is no run before the first one is left out.
+    """
+    checkpoint = last_checkpoint(run)
+    if checkpoint is None:
+        return []
+    after = checkpoint.about["settings"]["recipe"].get("after")
+    return [*(abouts_of(Path(after)) if after else []), checkpoint.about]
+
+
+def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """The recipe of the first run, and what was another in those that go on from it.
+
+    The folder that a run went on from is left out.
+
+    >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
+    >>> recipes(abouts)
+    'rate 1, seed 0. Then 2 steps from there, where it is another: rate 2.'
+    """
+    first, *later = (about["settings"]["recipe"] for about in abouts)
+    return f"{_named(first)}." + "".join(
+        f" Then {about['step']:,} steps from there, where it is another: "
+        f"{_named({name: now[name] for name in now if now[name] != first.get(name)})}."
+        for about, now in zip(abouts[1:], later, strict=True)
+    )
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "after")

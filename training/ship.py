@@ -16,7 +16,6 @@ import numpy as np
 
 import qkv
 from qkv.files import replacing
-from qkv.learn import last_checkpoint
 from training import (
     command,
     copying,
@@ -27,7 +26,7 @@ from training import (
     roles,
     told,
 )
-from training.cards import heads_table
+from training.cards import abouts_of, heads_table, recipes
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
 from training.wordnet import FOLDER, WordNet, read
@@ -61,7 +60,7 @@ taken from the logits, after {late:.0%} of the run {late_prior:g} times over, fo
 senses without a sentence. `make dictionary` does it again, and another processor rounds
 otherwise, so the numbers will be near these and not the same.
 
-Recipe: {recipe}.{then}
+Recipe: {recipe}{then}
 
 ## What it knows
 
@@ -128,7 +127,10 @@ def ship(
         Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean:
         what a short run adds stays, and less is lost of what was known before.
     """
-    abouts = _abouts(run)
+    abouts = abouts_of(run)
+    lacking = abouts[0]["settings"]["recipe"].get("after") if abouts else run
+    if lacking:
+        raise FileNotFoundError(f"ship: {lacking} holds no run: make one with training.make")
     recipe = abouts[-1]["settings"]["recipe"]
     wordnet = read(wordnet_folder, kept=recipe["held_out"])
     trained = _mean(run, recipe.get("after")) if mean else qkv.load(run)
@@ -137,14 +139,18 @@ def ship(
     small.save(place)
     model = qkv.load(place)
     found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
-    stories = _stories(model, run, place)
+    stories = kept_stories(model, run, place)
     text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
+    keep_card(place, text, wordnet_folder)
+    keep_lesson(model, place)
+    return place, found
+
+
+def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
+    """Write the card of a model, and WordNet's licence beside it."""
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())
-    role_file.keep(place)
-    _lesson(model, place)
-    return place, found
 
 
 def _mean(run: Path, after: str | None) -> qkv.Model:
@@ -157,15 +163,16 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
     )
 
 
-def _lesson(model: qkv.Model, place: Path) -> None:
-    """The cards that are found for the model."""
+def keep_lesson(model: qkv.Model, place: Path) -> None:
+    """Write the roles that the card of an encoder names, and the lesson's cards found for it."""
+    role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):
         print(f"ship: no card was found for {', '.join(gone)}: see training.play_cards")
     play_cards.keep(place, kept)
 
 
-def _stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
+def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
     """Those of the run, or else of the folder, that the model tells; the folder keeps them."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
@@ -229,13 +236,8 @@ def card(
         begin=recipe["begin"],
         late=recipe["late"],
         late_prior=recipe["late_prior"],
-        recipe=_named(recipe),
-        then="".join(
-            f" Then {about['step']:,} steps from there, where it is another: "
-            f"{_named({name: now[name] for name in now if now[name] != recipe.get(name)})}."
-            for about, now in zip(abouts[1:], later, strict=True)
-        )
-        + (
+        recipe=recipes(abouts),
+        then=(
             " Then the mean of the weights before and after that"
             " (how it was chosen, says `training/make.py`)."
             if mean
@@ -251,20 +253,6 @@ def card(
         heads_table=heads_table(found["heads"], HEAD_SCORES),
         roles=roles.in_card(found["roles"]),
     )
-
-
-def _abouts(run: Path) -> list[Mapping[str, Any]]:
-    """What the last checkpoint says of a run, behind what those say that it went on from."""
-    checkpoint = last_checkpoint(run)
-    if checkpoint is None:
-        raise FileNotFoundError(f"ship: {run} holds no run: make one with training.make")
-    after = checkpoint.about["settings"]["recipe"].get("after")
-    return [*(_abouts(Path(after)) if after else []), checkpoint.about]
-
-
-def _named(settings: Mapping[str, Any]) -> str:
-    """Settings of a recipe, without the folder that it went on from."""
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "after")
 
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
