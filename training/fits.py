@@ -24,6 +24,7 @@ OPENINGS = Path(__file__).with_name("openings.txt")
 PARTS = ("test", "choose")
 FIVE = 5
 
+WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _FIRST = re.compile(r"\s+[\"'(]*([^\W\d_]+(?:['-][^\W\d_]+)*)")
 
 
@@ -94,7 +95,7 @@ def words_of(text: str) -> list[str]:
     >>> words_of("It's a _ , Tom")
     ["it's", 'a', 'tom']
     """
-    return [word.casefold() for word in re.findall(r"[^\W_]+(?:['-][^\W_]+)*", text)]
+    return [word.casefold() for word in WORD.findall(text)]
 
 
 def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:

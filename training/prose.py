@@ -26,7 +26,7 @@ from qkv.arrays import Array
 from qkv.circuits import head_scores
 from qkv.text import Tokenizer
 from training import books, command, counting, everyday
-from training.fits import PARTS, words_of
+from training.fits import PARTS, WORD, words_of
 from training.shares import in_words
 
 BEGINNINGS = Path(__file__).with_name("beginnings.txt")
@@ -42,7 +42,6 @@ _COPIES = 64  # texts with repeated words or sentences
 _TWICE = 20  # words that come twice in each
 _SENTENCE = 8, 16  # words of a sentence that comes twice
 
-_WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 _PARTS = re.compile(r"[^.!?]+[.!?]+")
 _CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3: the first byte of "é" and others
 _ENDS = re.compile(r"[.!?][\"')]*(?:\s|$)")
@@ -339,13 +338,13 @@ def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
 
 def _whole(text: str) -> str:
     """A text without its last word, which may go on."""
-    spans = [match.start() for match in _WORD.finditer(text)]
+    spans = [match.start() for match in WORD.finditer(text)]
     return text[: spans[-1]].rstrip() if spans else text
 
 
 def _cut(text: str) -> str:
     """The first 40 words of a text."""
-    spans = [match.start() for match in _WORD.finditer(text)]
+    spans = [match.start() for match in WORD.finditer(text)]
     return (text[: spans[WORDS]] if len(spans) > WORDS else text).rstrip(" \n\"'(")
 
 

@@ -29,7 +29,7 @@ def test_both_models_are_small_and_their_matrices_rows_of_int8() -> None:
     assert sum((place / name).stat().st_size for place in places for name in files) < 10.5e6
     for place in places:
         with safe_open(place / "model.safetensors", "numpy") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         kinds = {name: (one.get_dtype(), len(one.get_shape())) for name, one in found.items()}
         assert set(kinds.values()) == {("I8", 2), ("F16", 1)}
         matrices = {name for name, (kind, _) in kinds.items() if kind == "I8"}

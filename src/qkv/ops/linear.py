@@ -79,7 +79,8 @@ def linear(
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
         threads, result = get_num_threads(), FLOAT32 if wide else kind
-        kind = _narrow.get() or kind if kind == FLOAT32 else kind
+        if kind == FLOAT32:
+            kind = _narrow.get() or kind
         y = np.empty((rows, width), bits_type(result))
         added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
         kernel.linear(

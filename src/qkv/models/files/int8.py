@@ -9,6 +9,7 @@ from qkv.arrays import Array, compute_type
 SCALE = "_scale"  # behind the name of a matrix: the tensor of its scales
 MOST = 127  # of a number in a row, either sign
 _PROBE = 16  # numbers of a row that rule out most scales
+Rows = tuple[Array, Array]  # int8 (rows, columns) and float16 (rows,)
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
@@ -20,7 +21,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
     return rows * scales.astype(np.float32)[:, None]
 
 
-def exact_rows(matrix: Array) -> tuple[Array, Array] | None:
+def exact_rows(matrix: Array) -> Rows | None:
     """The rows and the scales that give a matrix of finite floats exactly; None if there are none.
 
     An array that is no matrix has none.
@@ -35,7 +36,7 @@ def exact_rows(matrix: Array) -> tuple[Array, Array] | None:
     return (rows, scales) if exact.all() else None
 
 
-def to_rows(matrix: Array) -> tuple[Array, Array]:
+def to_rows(matrix: Array) -> Rows:
     """The rows and the scales of a matrix of finite floats, at most 127 * 65504 large.
 
     A row that has an exact form keeps its numbers. Another is rounded: its scale is its largest

@@ -92,7 +92,7 @@ def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, A
 
     in_rows = dtype == np.int8 and array.ndim == 2
     kind = np.dtype(np.float16) if dtype == np.int8 else dtype
-    most = float(finfo(kind).max)  # type: ignore[no-untyped-call]
+    most = float(finfo(kind).max)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
     limit = most * (MOST if in_rows else 1)
     largest = float(np.abs(array).max(initial=0))
     if not largest <= limit:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files.int8 import exact_rows
+from qkv.models.files.int8 import Rows, exact_rows
 from qkv.models.network.design import Design
 from qkv.models.network.head import Head
 from qkv.see.page import packing
@@ -35,12 +35,23 @@ _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token,
 
 def need_engine(model: Model) -> None:
     """An error, that of `engine_payload`, if a page cannot compute with a model."""
+    _checked(model)
+
+
+def _checked(model: Model) -> dict[str, tuple[Array, Rows | None]]:
+    """The parameters as the script reads them, and as rows of int8 where they are such.
+
+    Raises:
+        ValueError: see `engine_payload`.
+    """
     for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
         raise ValueError(
             f"play: {model.name} {why}: a page computes a BERT with a head over words, whose "
             "tokenizer is a WordPiece as BERT has it: give such a model"
         )
-    _check_size(model)
+    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
+    _check_size(model, parameters)
+    return parameters
 
 
 def engine_payload(model: Model) -> dict[str, Any]:
@@ -54,11 +65,10 @@ def engine_payload(model: Model) -> dict[str, Any]:
     >>> engine_payload(qkv.load())["sizes"]["layers"]
     4
     """
-    need_engine(model)
+    parameters = _checked(model)
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
     return {
         "name": model.name,
         "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
@@ -128,11 +138,11 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
         yield "has texts in lower case before they reach its tokenizer"
 
 
-def _check_size(model: Model) -> None:
+def _check_size(model: Model, parameters: Mapping[str, tuple[Array, Rows | None]]) -> None:
     """An error if the page of a model would be too large."""
     count = sum(
-        array.size + 2 * len(array) if exact_rows(array) else 2 * array.size
-        for _, array in _laid_out(model.parameters)
+        array.size + 2 * len(array) if rows else 2 * array.size
+        for array, rows in parameters.values()
     )
     tokenizer = len(script_json(model.tokenizer.rules)) if model.tokenizer else 0
     about = len(about_model(model).encode())
