@@ -19,8 +19,14 @@ from training import copying, everyday, told
 from .offline import lines_offline
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACE = shipped()["wordnet"]
-CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
+
+
+def card_of(name: str) -> str:
+    """The card of a model on one line."""
+    return " ".join((shipped()[name] / "README.md").read_text(encoding="utf-8").split())
+
+
+PLACE, CARD = shipped()["wordnet"], card_of("wordnet")
 STORIES = told.kept_in(PLACE)
 WATER = [
     "We sat on the bank of the river and watched the water.",
@@ -66,16 +72,18 @@ def test_it_is_small_and_of_float16() -> None:
     assert kinds == {"F16"}
 
 
-def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> None:
-    config = json.loads((PLACE / "config.json").read_text())
+@pytest.mark.parametrize("name", ["wordnet", "books"])
+def test_its_sizes_are_those_of_its_config_and_its_card(name: str) -> None:
+    model, card = qkv.load(name), card_of(name)
+    config = json.loads((shipped()[name] / "config.json").read_text())
     assert config["model_type"] == "bert"
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     dim, words = config["hidden_size"], config["vocab_size"]
-    assert repr(model) == f"<Model wordnet: bert, {layers} layers, {heads} heads, vectors of {dim}>"
+    assert repr(model) == f"<Model {name}: bert, {layers} layers, {heads} heads, vectors of {dim}>"
     assert len(model.tokenizer) == words
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
-    assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} WordPieces" in CARD
-    assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
+    assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} WordPieces" in card
+    assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in card
 
 
 def test_the_roles_of_its_heads_are_those_of_its_card() -> None:
@@ -187,11 +195,12 @@ def test_it_seldom_names_a_word_that_it_sees_in_place_of_a_hidden_one(model: qkv
     assert seen < 0.12 * len(hidden)
 
 
-def test_everyday_words_are_whole_but_those_that_its_card_names(model: qkv.Model) -> None:
-    found = everyday.in_pieces(model.tokenizer)
-    assert f"Of {len(everyday.WORDS)} everyday words {len(found)} are in pieces" in CARD
-    assert f"({', '.join(found)})" in CARD
-    assert len(found) < 15
+@pytest.mark.parametrize(("name", "most"), [("wordnet", 15), ("books", 10)])
+def test_everyday_words_are_whole_but_those_that_its_card_names(name: str, most: int) -> None:
+    found, card = everyday.in_pieces(qkv.load(name).tokenizer), card_of(name)
+    assert f"Of {len(everyday.WORDS)} everyday words {len(found)} are in pieces" in card
+    assert f"({', '.join(found)})" in card
+    assert len(found) < most
 
 
 def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card() -> None:

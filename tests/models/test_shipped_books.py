@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -11,7 +10,7 @@ from safetensors import safe_open
 
 import qkv
 from qkv.models.files.find import shipped
-from training import bias, book_ship, everyday, fits
+from training import bias, book_ship, fits
 from training.books import is_dropped
 
 PLACE = shipped()["books"]
@@ -48,18 +47,6 @@ def test_no_dropped_word_is_in_a_vocabulary(name: str) -> None:
     assert not any(word.isalpha() and is_dropped(word.casefold()) for word in words)
 
 
-def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> None:
-    config = json.loads((PLACE / "config.json").read_text())
-    assert config["model_type"] == "bert"
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    dim, words = config["hidden_size"], config["vocab_size"]
-    assert repr(model) == f"<Model books: bert, {layers} layers, {heads} heads, vectors of {dim}>"
-    assert len(model.tokenizer) == words
-    numbers = sum(array.size for array in model.parameters.values()) / 1e6
-    assert f"{layers} layers, {heads} heads, vectors of {dim}, {words:,} WordPieces" in CARD
-    assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
-
-
 def test_its_guesses_fit_as_often_as_its_card_says(model: qkv.Model) -> None:
     """Another processor may round a guess or two otherwise."""
     gaps = fits.asked(fits.GAPS)
@@ -81,10 +68,3 @@ def test_no_guess_about_people_is_a_dropped_word(model: qkv.Model) -> None:
     found = bias.measured(model)["groups"]
     assert sum(row["prompts"] for row in found.values()) == 500
     assert sum(row["dropped"] for row in found.values()) == 0
-
-
-def test_everyday_words_are_whole_but_those_that_its_card_names(model: qkv.Model) -> None:
-    found = everyday.in_pieces(model.tokenizer)
-    assert f"Of {len(everyday.WORDS)} everyday words {len(found)} are in pieces" in CARD
-    assert f"({', '.join(found)})" in CARD
-    assert len(found) < 10
