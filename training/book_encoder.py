@@ -24,19 +24,23 @@ from typing import Any
 import numpy as np
 
 import qkv
-from qkv.learn import Network, Part, Sequences, Trained, fresh_model
+from qkv.arrays import Array
+from qkv.learn import Network, Part, Sequences, Trained, Words, fresh_model
 from qkv.models.model import Model
 from qkv.text import SubwordTokenizer, Tokenizer
 from training import books, command
+from training.copying import drawn, place_of
 from training.muon import Muon
-from training.objectives import Senses, Unseen, entries, pieces_of, sentences
-from training.reading import Mixed, cleaned, typed
+from training.neighbours import Neighbours, fitted
+from training.objectives import Senses, Taught, Unseen, entries, logits_of, pieces_of, sentences
+from training.reading import Mixed, clauses, cleaned, typed
 from training.running import kept_tokenizer, run, trained
 from training.vocabulary import commonest_of_books, with_whole_words
 from training.wordnet import WordNet, documents, ended, examples, read
 
 NAME = "books"
 STEPS = 2869
+FITTED = 800  # hidden words that the weights of the teacher are fitted to
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Recipe:
         vocabulary: V, at most; 0 for that of the model before.
         whole: the share of it that are whole words, at least.
         held_out: twelfths of WordNet's examples that are kept from training.
+        clauses: the share of the tokens that are of clauses of longer sentences.
         short: the share of the tokens that are of short sentences of books.
         long: that of passages of books.
         examples: that of WordNet's examples.
@@ -64,6 +69,8 @@ class Recipe:
         uses: how many words in their sentences that has a step.
         wrong: how many other senses of each.
         prior: as of `training.objectives.Senses`.
+        told: the part of the hidden word in what is learned, beside what the teacher says; 1 for
+            no teacher.
         products: as for `qkv.learn.train`.
         seed: of everything.
     """
@@ -72,8 +79,9 @@ class Recipe:
     vocabulary: int = 16_384
     whole: float = 0.93
     held_out: int = 1
-    short: float = 0.5
-    long: float = 0.25
+    clauses: float = 0.4
+    short: float = 0.35
+    long: float = 0.05
     examples: float = 0.17
     documents: float = 0.08
     length: int = 64
@@ -87,6 +95,7 @@ class Recipe:
     uses: int = 24
     wrong: int = 3
     prior: float = 1.5
+    told: float = 0.25
     products: str = "bfloat16"
     seed: int = 0
 
@@ -140,11 +149,18 @@ def make(
         wrong=recipe.wrong,
         prior=recipe.prior,
     )
-    network = Network(carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer))
+    before = carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer)
+    network = Network(before)
+    learned: Unseen | Taught = objective
+    if recipe.told < 1:
+        teacher = Network(before)
+        neighbours = counted(read_books, wordnet, tokenizer, objective.content)
+        neighbours.weights = weights(neighbours, teacher, tokenizer, source)
+        learned = Taught(objective, teacher, neighbours, recipe.told)
     return trained(
         recipe,
         network,
-        [Part(objective), Part(senses, begin=recipe.begin)],
+        [Part(learned), Part(senses, begin=recipe.begin)],
         folder,
         Muon(network),
         resume=resume,
@@ -167,16 +183,13 @@ def texts(
     read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Mixed:
     """All that is read, as sequences."""
-    short: list[str] = []
-    long: list[str] = []
-    for found in read_books:
-        for passage in found:
-            long.append(" ".join(passage))
-            short += [one for one in map(typed, passage) if one]
+    passages = [passage for found in read_books for passage in found]
+    short = short_of(passages)
     alone = examples(wordnet)
     kinds = {
         "short": [*short, *(one[:-1] for one in short if one.endswith("."))],
-        "long": long,
+        "clauses": [part for one in passages for sentence in one for part in clauses(sentence)],
+        "long": [" ".join(passage) for passage in passages],
         "examples": [*alone, *map(ended, alone)],
         "documents": list(documents(wordnet)),
     }
@@ -187,6 +200,37 @@ def texts(
         },
         {name: getattr(recipe, name) for name in kinds},
     )
+
+
+def short_of(passages: Iterable[list[str]]) -> list[str]:
+    """The sentences of passages that somebody might type."""
+    return [one for passage in passages for one in map(typed, passage) if one]
+
+
+def counted(
+    read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, content: Array
+) -> Neighbours:
+    """What is counted in all sentences that are read."""
+    every = [sentence for found in read_books for passage in found for sentence in passage]
+    return Neighbours(tokenizer.ids_batch([*every, *examples(wordnet)]), content)
+
+
+def weights(neighbours: Neighbours, teacher: Network, tokenizer: Tokenizer, source: Path) -> Array:
+    """With which counts and a model together name hidden words of books for choices best."""
+    mask = tokenizer.vocabulary[str(tokenizer.mask)]
+    found = [passage for _, one in books.read(source, ["choose"]) for passage in one]
+    choices = short_of(found)
+    features, targets = [], []
+    for example in drawn(choices, [tokenizer], count=FITTED):
+        place = place_of(example, tokenizer)
+        assert place is not None
+        ids = tokenizer.tokenize(example.sentence).ids.astype(np.int64)
+        targets.append(int(ids[place]))
+        ids[place] = mask
+        gap = Words(ids, np.array([0, len(ids)]), np.array([place]), np.array(targets[-1:]))
+        values = [neighbours.features(ids.tolist(), place), logits_of(teacher, gap)]
+        features.append(np.concatenate(values).astype(np.float16))
+    return fitted(np.stack(features), np.array(targets))
 
 
 def carried_over(before: Model, tokenizer: Tokenizer) -> Model:

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.layers.packed import places
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
 from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
+from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
 HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
@@ -50,8 +52,8 @@ class Unseen(Masked):
             for name, index in tokenizer.vocabulary.items():
                 self._special[index] |= not any(letter.isalnum() for letter in name)
         self.in_sight, self.little = in_sight, little
-        self._content = np.zeros(len(tokenizer), bool)
-        self._content[
+        self.content = np.zeros(len(tokenizer), bool)
+        self.content[
             [
                 index
                 for name, index in tokenizer.vocabulary.items()
@@ -64,15 +66,15 @@ class Unseen(Masked):
         if self.little == 1:
             return super()._order(words, ids, rng)
         weights = np.full(int(words.max()) + 1, self.little)
-        weights[words[self._content[ids]]] = 1.0
+        weights[words[self.content[ids]]] = 1.0
         order: Array = np.argsort(rng.exponential(size=len(weights)) / weights)
         return order
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""
-        return words_loss(network, batch, (*self._seen(batch), self.in_sight)), len(batch.ids)
+        return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
-    def _seen(self, batch: Words) -> tuple[Array, Array]:
+    def seen(self, batch: Words) -> tuple[Array, Array]:
         """(m,) numbers of targets, and (m,) content words that are in sight in their texts."""
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
@@ -80,7 +82,7 @@ class Unseen(Masked):
             pairwise(batch.cu_lengths), pairwise(of_text), strict=True
         ):
             seen = np.unique(batch.ids[begin:end])
-            seen = seen[self._content[seen]]
+            seen = seen[self.content[seen]]
             number, token = (
                 np.repeat(np.arange(first, last), len(seen)),
                 np.tile(seen, last - first),
@@ -89,6 +91,63 @@ class Unseen(Masked):
             numbers.append(number[~own])
             tokens.append(token[~own])
         return np.concatenate(numbers), np.concatenate(tokens)
+
+
+class Taught:
+    """Name the words that were hidden as a teacher does, which guesses with counts.
+
+    The teacher's guess is the product of what a model before and counts say. Of the words that are
+    to be given, it is one part and the hidden word the other. It gives no content word in sight.
+
+    Args:
+        objective: says which words are hidden.
+        before: the model, which stays as it is.
+        neighbours: the counts.
+        told: the hidden word's part.
+
+    Source:
+        Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2.
+    """
+
+    name = Unseen.name
+
+    def __init__(
+        self,
+        objective: Unseen,
+        before: Network,
+        neighbours: Neighbours,
+        told: float,
+    ) -> None:
+        self.objective, self.before, self.neighbours = objective, before, neighbours
+        self.told = told
+        self.batch, self.state, self.restore = objective.batch, objective.state, objective.restore
+
+    def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        prior = (*self.objective.seen(batch), self.objective.in_sight)
+        soft = self._given(batch, prior[0], prior[1])
+        return words_loss(network, batch, prior, soft), len(batch.ids)
+
+    def _given(self, batch: Words, numbers: Array, tokens: Array) -> Array:
+        """(n, V) the probabilities to be learned."""
+        given = self.neighbours.logits(batch)
+        given += self.neighbours.weights[-1] * logits_of(self.before, batch)
+        given[numbers, tokens] = -np.inf
+        given -= given.max(-1, keepdims=True)
+        np.exp(given, out=given)
+        given *= (1 - self.told) / given.sum(-1, keepdims=True)
+        given[np.arange(len(given)), batch.targets] += self.told
+        return given
+
+
+def logits_of(network: Network, batch: Words) -> Array:
+    """(n, V) at the targets of a batch."""
+    head = network.transformer.head
+    assert head is not None
+    _, place = places(batch.cu_lengths)
+    rows, _ = network.transformer.training_forward(batch.ids, place, batch.cu_lengths)
+    logits, _ = head.training_forward(rows[batch.at], np.array([0, len(batch.at)]))
+    return logits
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ from training.wordnet import Synset, WordNet
 SHORT = 4, 14  # words of a sentence as people type it
 _MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # of dialogue, and of long sentences
 
+_BETWEEN = re.compile(
+    r"\s*[;:\u2014()\[\]\"]+\s*|(?<=[,?!.])'\s*|(?<!\w)'\s*|,\s+(?=(?:and|but|for|so|or|yet|as|"
+    r"because|though|although|when|while|if|where|who|which|since|until|till|after|before)\b)"
+)
+_JOINING = re.compile(r"(?i)^(?:and|but|for|so|or|yet|then|that|because|though|although)\s+")
+
 
 class Mixed:
     """Sequences of several sources, so that each has its share of all tokens at any time.
@@ -75,6 +81,21 @@ def typed(sentence: str) -> str:
     shortest, longest = SHORT
     fits = shortest <= len(sentence.split()) <= longest and sentence[-1] in ".?!"
     return sentence if fits and not _MARKS.search(sentence) else ""
+
+
+def clauses(sentence: str) -> list[str]:
+    """The parts of a sentence that somebody might type by themselves.
+
+    >>> clauses('"I must go," said Tom at once, and he took his hat.')
+    ['said Tom at once', 'he took his hat.']
+    """
+    shortest, longest = SHORT
+    parts = (_JOINING.sub("", part.strip()) for part in _BETWEEN.split(sentence))
+    return [
+        part
+        for part in (part.rstrip("',\"") for part in parts)
+        if shortest <= len(part.split()) <= longest and not _MARKS.search(part)
+    ]
 
 
 def cleaned(wordnet: WordNet) -> WordNet:

@@ -80,7 +80,10 @@ class Words:
 
 
 def words_loss(
-    network: Network, batch: Words, prior: tuple[Array, Array, float] | None = None
+    network: Network,
+    batch: Words,
+    prior: tuple[Array, Array, float] | None = None,
+    soft: Array | None = None,
 ) -> float:
     """The mean cross-entropy over the targets; its gradient is added to the network's.
 
@@ -92,12 +95,17 @@ def words_loss(
         prior: (m,) numbers of targets in rising order, (m,) tokens, each pair once, and what is
             added to the logits of these tokens at these targets. A model that is learned so gives
             them that much less by itself.
+        soft: (n, V) probabilities that the gradient is of, in place of targets.
+
+    Returns:
+        The mean cross-entropy over the targets, with `soft` too.
 
     Raises:
         ValueError: the model has no head over words, or the batch does not fit it.
 
     Source:
-        Menon et al. 2021, "Long-tail learning via logit adjustment", equation 10, for the prior.
+        Menon et al. 2021, "Long-tail learning via logit adjustment", equation 10, for the prior;
+        Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", for soft targets.
     """
     head = network.transformer.head
     if head is None or not head.predicts:
@@ -117,6 +125,9 @@ def words_loss(
             logits[number[here] - begin, token[here]] += by
         losses, back = cross_entropy(logits, batch.targets[begin : begin + together])
         total += float(losses.sum(dtype=np.float64))
+        if soft is not None:
+            back[np.arange(len(at)), batch.targets[begin : begin + together]] += 1
+            back -= soft[begin : begin + together]
         back *= back.dtype.type(1 / count)
         found = head.backward(back, kept)
         grad[at] = found.x
