@@ -69,8 +69,8 @@ class Recipe:
         uses: how many words in their sentences that has a step.
         wrong: how many other senses of each.
         prior: as of `training.objectives.Senses`.
-        told: the part of the hidden word in what is learned, beside what the teacher says; 1 for
-            no teacher.
+        told: the share of the hidden word in what is learned; the rest is what a teacher says, the
+            model before multiplied by counts.
         products: as for `qkv.learn.train`.
         seed: of everything.
     """
@@ -79,9 +79,9 @@ class Recipe:
     vocabulary: int = 16_384
     whole: float = 0.93
     held_out: int = 1
-    clauses: float = 0.4
-    short: float = 0.35
-    long: float = 0.05
+    clauses: float = 0.0
+    short: float = 0.5
+    long: float = 0.25
     examples: float = 0.17
     documents: float = 0.08
     length: int = 64
@@ -95,7 +95,7 @@ class Recipe:
     uses: int = 24
     wrong: int = 3
     prior: float = 1.5
-    told: float = 0.25
+    told: float = 1.0
     products: str = "bfloat16"
     seed: int = 0
 
@@ -193,12 +193,13 @@ def texts(
         "examples": [*alone, *map(ended, alone)],
         "documents": list(documents(wordnet)),
     }
+    shares = {name: share for name in kinds if (share := getattr(recipe, name))}
     return Mixed(
         {
-            name: Sequences(pieces_of(kind, tokenizer, recipe.length), seed=recipe.seed)
-            for name, kind in kinds.items()
+            name: Sequences(pieces_of(kinds[name], tokenizer, recipe.length), seed=recipe.seed)
+            for name in shares
         },
-        {name: getattr(recipe, name) for name in kinds},
+        shares,
     )
 
 

@@ -31,7 +31,7 @@ from training import (
     roles,
     told,
 )
-from training.cards import abouts_of, heads_table, recipes
+from training.cards import abouts_of, heads_table, keep_runs, recipes
 from training.senses import (
     HEAD_SCORES,
     evaluate,
@@ -188,6 +188,7 @@ def ship(
     name = book_decoder.NAME if whole.generates else book_encoder.NAME
     place = place or PLACES / name
     whole.save(place, dtype="int8")
+    keep_runs(abouts, place)
     model = qkv.load(place)
     wordnet = read(wordnet_folder, kept=abouts[-1]["settings"]["recipe"]["held_out"])
     read_books = dict(books.read(source))

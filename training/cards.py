@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qkv.files import replacing
 from qkv.learn import last_checkpoint
+
+RUNS = "runs.json"
 
 
 def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -27,13 +31,27 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def abouts_of(run: Path) -> list[Mapping[str, Any]]:
     """What the last checkpoint says of a run, behind what those say that it went on from.
 
-    Empty where the folder holds no run; what is no run before the first one is left out.
+    The folder of a model that ships has this in a file. Empty where the folder holds neither a run
+    nor that file; what is no run before the first one is left out.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
-        return []
+        kept = run / RUNS
+        return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
     after = checkpoint.about["settings"]["recipe"].get("after")
     return [*(abouts_of(Path(after)) if after else []), checkpoint.about]
+
+
+def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
+    """Write what the runs of a model say into its folder, where `abouts_of` finds it."""
+    names = ("step", "tokens", "seconds")
+    kept = [
+        {name: about[name] for name in names}
+        | {"settings": {"recipe": about["settings"]["recipe"]}}
+        for about in abouts
+    ]
+    with replacing(place / RUNS) as file:
+        file.write((json.dumps(kept, indent=1) + "\n").encode())
 
 
 def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:

@@ -1,8 +1,8 @@
-"""What the words around a gap say of the word in it, by counts alone.
+"""What the words around a gap say about the word in it, by counts alone.
 
-A small network needs far more text than there is to learn which words go together; counts know it
-after one reading. So the counts teach: their guess, multiplied by that of the network before, is
-what the encoder learns to give (`training.objectives.Taught`).
+A small network needs far more text than these books to learn which words go together; counts know
+it after one reading. So counts teach it: the product of their guess and of what the network said
+before is what the encoder learns to give (`training.objectives.Taught`).
 """
 
 from __future__ import annotations
@@ -73,12 +73,15 @@ class Table:
 class Neighbours:
     """A log-linear model of a word from those around it.
 
-    It adds up, each with a weight: how common a word is, what each of the three words on both sides
-    says of it, what two of them say together, and what content words near it do.
+    It adds up, each with a weight: how common a word is, what each of the three words on either
+    side says about it, what two of them say together, and what each content word near it says.
 
     Args:
         texts: token ids without special tokens, each text by itself.
         content: (V,) which tokens are content words.
+
+    Attributes:
+        weights: (1 + tables,), of `features` in their order; ones, until they are set.
 
     Source:
         Klakow 1998, "Log-linear interpolation of language models", for the sum.
@@ -98,7 +101,7 @@ class Neighbours:
             *(self._of_pair(flat, pair) for pair in PAIRS),
             self._of_far(flat),
         ]
-        self.weights: Array = np.full(1 + len(self.tables), 0.3, np.float32)
+        self.weights: Array = np.ones(1 + len(self.tables), np.float32)
 
     def _of_skip(self, flat: Array, skip: int) -> Table:
         words, contexts = (flat[-skip:], flat[:skip]) if skip < 0 else (flat[:-skip], flat[skip:])
@@ -148,7 +151,7 @@ class Neighbours:
 
     def features(self, ids: Sequence[int], at: int) -> Array:
         """(1 + tables, V): what is added up, before weights."""
-        found = np.zeros((len(self.weights), len(self.often)), np.float32)
+        found = np.zeros((1 + len(self.tables), len(self.often)), np.float32)
         found[0] = self.common
         for number, (words, values, _) in self._rows(ids, at, None):
             found[number, words] += values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,24 @@ def test_the_loss_is_the_mean_of_what_the_model_itself_says(config) -> None:
         rows[number, token] += PRIOR[2]
     said = rows[np.arange(5), BATCH.targets] - np.log(np.exp(rows).sum(1))
     assert words_loss(net, BATCH, PRIOR) == pytest.approx(-said.mean(), rel=1e-5)
+
+
+def test_soft_targets_give_the_mean_of_their_gradients() -> None:
+    net = network(seed=2, dtype=np.float64)
+    others = np.array([4, 4, 0, 1, 2])
+    soft = np.zeros((5, 23))
+    soft[np.arange(5), BATCH.targets] = 0.25
+    soft[np.arange(5), others] += 0.75
+    gradients = []
+    batches = [(BATCH, None), (replace(BATCH, targets=others), None), (BATCH, soft)]
+    for batch, given in batches:
+        net.gradient[:] = 0
+        loss = words_loss(net, batch, PRIOR, given)
+        gradients.append(net.gradient.copy())
+    assert loss == words_loss(net, BATCH, PRIOR)
+    expected = 0.25 * gradients[0] + 0.75 * gradients[1]
+    np.testing.assert_allclose(gradients[2], expected, atol=1e-12)
+    assert abs(gradients[0] - gradients[1]).max() > 1e-3
 
 
 def test_without_a_head_there_is_nothing_to_learn() -> None:

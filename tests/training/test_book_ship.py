@@ -8,6 +8,7 @@ import pytest
 
 from training import book_ship
 from training.books import Book
+from training.cards import abouts_of, keep_runs
 from training.counting import Corpus
 from training.fits import Asked, Said
 from training.shares import in_words
@@ -56,6 +57,18 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     alone = " ".join(book_ship._trained(abouts[:1]).split())
     assert "1,000 steps" in alone
     assert "in 1 runs" not in alone
+
+
+def test_a_folder_that_ships_keeps_what_its_runs_say(tmp_path: Path) -> None:
+    recipe = {"after": "wordnet", "rate": 0.1}
+    abouts = [
+        {"step": 5, "tokens": 7, "seconds": 2.5, "settings": {"recipe": recipe}, "places": [1]},
+        {"step": 6, "tokens": 8, "seconds": 0.5, "settings": {"recipe": recipe}, "places": [2]},
+    ]
+    assert abouts_of(tmp_path) == []
+    keep_runs(abouts, tmp_path)
+    for found, about in zip(abouts_of(tmp_path), abouts, strict=True):
+        assert found == {name: about[name] for name in ("step", "tokens", "seconds", "settings")}
 
 
 def test_the_table_of_what_fits() -> None:

@@ -10,11 +10,14 @@ from qkv.learn.network import Network
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from training import wordnet
+from training.neighbours import Neighbours
 from training.objectives import (
     Senses,
     Sentence,
+    Taught,
     Unseen,
     entries,
+    logits_of,
     nearest,
     pieces_of,
     sentences,
@@ -254,3 +257,35 @@ def test_content_words_are_hidden_sooner_than_function_words() -> None:
         hidden[little] = float(np.mean(np.array(orders) == 0))
     assert abs(hidden[1.0] - 0.5) < 0.03
     assert abs(hidden[0.25] - 0.2) < 0.03
+
+
+def test_a_teacher_is_a_model_multiplied_by_counts() -> None:
+    """Of what it gives, a share is the hidden word's, and nothing that of a content word in
+    sight."""
+    tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
+    config = {"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 8}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config |= {"max_position_embeddings": 16, "architectures": ["BertForMaskedLM"]}
+    before, network = (Network(fresh_model(config, tokenizer, seed=seed)) for seed in (1, 2))
+    unseen = Unseen(
+        Sequences([tokenizer.tokenize("the dog saw the cat").ids]), tokenizer, in_sight=1.5
+    )
+    neighbours = Neighbours(tokenizer.ids_batch(["the dog saw the cat"] * 3), unseen.content)
+    neighbours.weights = np.linspace(0.2, 0.9, 2 + len(neighbours.tables)).astype(np.float32)
+    taught = Taught(unseen, before, neighbours, told=0.3)
+    batch = taught.batch(0, np.random.default_rng(0))
+    numbers, tokens = unseen.seen(batch)
+    logits = neighbours.logits(batch).astype(np.float64)
+    logits += neighbours.weights[-1] * logits_of(before, batch).astype(np.float64)
+    logits[numbers, tokens] = -np.inf
+    soft = 0.7 * np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    soft[np.arange(len(soft)), batch.targets] += 0.3
+    loss, count = taught(network, batch)
+    found = network.gradient.copy()
+    network.gradient[:] = 0
+    prior = numbers, tokens, 1.5
+    expected = words_loss(network, batch, prior, soft.astype(np.float32))
+    assert (loss, count) == (expected, len(batch.ids))
+    assert len(numbers)
+    np.testing.assert_allclose(found, network.gradient, atol=1e-6)
+    assert abs(found).max() > 1e-3

@@ -7,7 +7,7 @@ import pytest
 
 from qkv.learn import Sequences
 from training.books import has_dropped
-from training.reading import Mixed, cleaned, typed
+from training.reading import Mixed, clauses, cleaned, typed
 from training.wordnet import Synset, documents, examples, read
 
 
@@ -71,6 +71,28 @@ def test_shares_that_do_not_fit_are_named(shares: dict[str, float]) -> None:
 )
 def test_sentences_as_people_type_them(sentence: str, expected: str) -> None:
     assert typed(sentence) == expected
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("We must go home.", ["We must go home."]),
+        ("We all went home, and she told us at once.", ["We all went home", "she told us at once."]),
+        ('"Why should I go, sir?" asked the boy.', ["Why should I go, sir?"]),
+        ("'We must go home,' said the old man.", ["We must go home", "said the old man."]),
+        ("It's the dog's own house; I know it.", ["It's the dog's own house"]),
+        ("But you are not afraid; because it is far away", [
+            "you are not afraid",
+            "it is far away",
+        ]),
+        ("He came \u2014 I went home with it.", ["I went home with it."]),
+        ("It's the dogs' own house, for all that.", []),
+        (" ".join(["word"] * 14) + ".", [" ".join(["word"] * 14) + "."]),
+        (" ".join(["word"] * 15) + ".", []),
+    ],
+)  # fmt: skip
+def test_the_parts_of_a_sentence(sentence: str, expected: list[str]) -> None:
+    assert clauses(sentence) == expected
 
 
 def test_dropped_words_are_cleaned_out_of_wordnet(folder: Path) -> None:
