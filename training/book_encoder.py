@@ -68,7 +68,8 @@ class Recipe:
         begin: the share of the run after which senses are learned too.
         uses: how many words in their sentences that has a step.
         wrong: how many other senses of each.
-        prior: as of `training.objectives.Senses`.
+        prior: as of `training.objectives.Senses`, and
+        used: too.
         told: the share of the hidden word in what is learned; the rest is what a teacher says, the
             model before multiplied by counts.
         products: as for `qkv.learn.train`.
@@ -95,6 +96,7 @@ class Recipe:
     uses: int = 24
     wrong: int = 3
     prior: float = 1.5
+    used: float = 0.0
     told: float = 1.0
     products: str = "bfloat16"
     seed: int = 0
@@ -148,6 +150,7 @@ def make(
         uses=recipe.uses,
         wrong=recipe.wrong,
         prior=recipe.prior,
+        used=recipe.used,
     )
     before = carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer)
     network = Network(before)

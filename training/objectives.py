@@ -213,6 +213,7 @@ class Senses:
         defined: the share of the draws that are of entries.
         prior: how many times the logarithm of how often a sense is drawn is added; above 1 senses
             that are seldom drawn are drawn to their words more strongly.
+        used: how likely another use of a sense stands in place of its definition, if there is one.
         name: what the loss is called.
 
     Source:
@@ -235,6 +236,7 @@ class Senses:
         hidden: float = 0.15,
         defined: float = 0.3,
         prior: float = 1.0,
+        used: float = 0.0,
         name: str = "senses",
     ) -> None:
         if not sentences:
@@ -243,7 +245,10 @@ class Senses:
         self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
         self.hidden, self.defined = hidden, defined if entries else 0.0
-        self.prior, self.name = prior, name
+        self.prior, self.used, self.name = prior, used, name
+        self._uses_of: dict[int, list[Sentence]] = {}
+        for one in sentences:
+            self._uses_of.setdefault(one.synset, []).append(one)
         self._rates: dict[int, float] = {}  # how often a draw has this sense
         for source, share in ((sentences, 1 - self.defined), (entries, self.defined)):
             for one in source:
@@ -252,7 +257,7 @@ class Senses:
     @property
     def settings(self) -> dict[str, Any]:
         """What makes it another objective than one that is like it."""
-        names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior")
+        names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior", "used")
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
@@ -262,9 +267,11 @@ class Senses:
         columns: dict[int, int] = {}  # synset -> its place among the definitions
         targets: list[int] = []
         own: list[list[int]] = []  # the senses of each word
+        drawn: list[Sentence] = []
         for is_entry in rng.random(self.uses) < self.defined:
             source = self.entries if is_entry else self.sentences
             one = source[int(rng.integers(len(source)))]
+            drawn.append(one)
             ids, end, wrong = one.ids, one.end, one.wrong
             if rng.random() < self.replaced and one.synonyms:
                 word, wrong = one.synonyms[rng.integers(len(one.synonyms))]
@@ -280,8 +287,9 @@ class Senses:
                 columns.setdefault(other, len(columns))
             own.append([one.synset, *others])
         for synset in columns:
-            texts.append(self.definitions[synset])
-            spans.append((0, len(texts[-1])))
+            text, span = self._meaning(synset, drawn, rng)
+            texts.append(text)
+            spans.append(span)
         starts = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
         return Uses(
             np.concatenate(texts).astype(np.int64),
@@ -290,6 +298,19 @@ class Senses:
             np.array(targets, np.int64),
             self._priors(own, columns),
         )
+
+    def _meaning(
+        self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
+    ) -> tuple[Array, tuple[int, int]]:
+        """A text that has a sense, and where: its definition, or a use that is not drawn."""
+        if self.used and rng.random() < self.used:
+            others = [
+                one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)
+            ]
+            if others:
+                one = others[int(rng.integers(len(others)))]
+                return one.ids, (one.begin, one.end)
+        return self.definitions[synset], (0, len(self.definitions[synset]))
 
     def _priors(self, own: Sequence[Sequence[int]], columns: dict[int, int]) -> Array:
         priors = np.zeros((len(own), len(columns)), np.float32)

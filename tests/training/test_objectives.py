@@ -85,6 +85,31 @@ def test_a_batch_has_each_definition_once_and_the_right_one_marked() -> None:
     assert all(np.array_equal(getattr(batch, k), getattr(again, k)) for k in vars(batch))
 
 
+def test_another_use_may_stand_for_a_definition() -> None:
+    """A sense with one use alone has its definition, when that use is drawn."""
+    again = Sentence(np.array([2, 16, 10, 3]), 2, 3, 100, (200,), ())
+    options = {"mask": 4, "uses": 1, "wrong": 2, "hidden": 0, "replaced": 0}
+    senses = Senses([*SENTENCES, again], DEFINITIONS, used=1.0, **options)
+    seen = set()
+    for seed in range(20):
+        batch = senses.batch(0, np.random.default_rng(seed))
+        drawn, *meanings = (
+            tuple(one.tolist()) for one in np.split(batch.ids, batch.cu_lengths[1:-1])
+        )
+        spans = (batch.spans - batch.cu_lengths[:-1, None]).tolist()[1:]
+        first, second, other = (tuple(one.ids.tolist()) for one in senses.sentences)
+        definition = {n: tuple(ids.tolist()) for n, ids in DEFINITIONS.items()}
+        seen.add(drawn)
+        if drawn == second:
+            assert meanings[0] == definition[200]
+            assert meanings[1] in (first, other)
+        else:
+            assert meanings[0] == (other if drawn == first else first)
+            assert spans[0] == ([2, 3] if drawn == first else [1, 2])
+            assert set(meanings[1:]) <= {second, definition[300], definition[400]}
+    assert len(seen) == 3
+
+
 def test_what_stands_beside_a_word_is_hidden_now_and_then() -> None:
     long = Sentence(np.array([2, 10, *range(100, 200), 3]), 1, 2, 100, (), ())
     entry = Sentence(np.array([2, 11, *range(200, 300), 3]), 1, 2, 200, (), ())

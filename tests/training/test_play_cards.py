@@ -22,13 +22,13 @@ MEASURED = {"weight": 0.02, "chance": 0.0005, "moved": 0.05}  # how far the righ
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
-    return qkv.load("wordnet")
+    return qkv.load("books")
 
 
 def first(card: dict[str, Any], edits: list[Any]) -> str:
     result = run_of(card["before"]["text"], json.dumps(edits))
     best = int(result.logits[card["before"]["place"]].argmax())
-    return str(qkv.load("wordnet").tokenizer.token(best))
+    return str(qkv.load("books").tokenizer.token(best))
 
 
 def test_there_are_twelve_in_the_order_of_a_first_lesson() -> None:
@@ -133,4 +133,4 @@ def test_a_model_without_such_sentences_has_none(tmp_path: Path) -> None:
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
     with pytest.raises(ValueError, match="play_cards: wordnet is no folder to keep cards in"):
-        main(["wordnet", "--keep"])
+        main(["books", "--keep"])
