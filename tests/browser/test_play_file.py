@@ -84,6 +84,19 @@ def test_it_is_one_file_that_computes_offline_and_asks_for_nothing(
         assert complaints == []
 
 
+def test_it_opens_with_changes_in_force(chromium: Browser, tmp_path: Path) -> None:
+    text, path = "The sun rises in the [MASK].", tmp_path / "page.html"
+    view = qkv.play(text, hide=["sun", "rises"], ablate=[(3, 2)])
+    view.to_html(path)
+    assert view.opened[0][0] != view.opening.before[0][0]
+    with offline(chromium, path.as_uri()) as (page, _, complaints):
+        assert view.opened[0][0] in said(page)
+        for word in ("sun", "rises"):
+            assert page.get_by_label(f"{word}, hidden").count() == 1
+        assert page.evaluate("location.hash") == ""
+        assert complaints == []
+
+
 def test_its_policy_forbids_the_network(chromium: Browser, written: Path) -> None:
     with offline(chromium, written.as_uri()) as (page, _, _complaints):
         refused = page.evaluate(

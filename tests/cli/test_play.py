@@ -43,6 +43,20 @@ def test_a_text_and_a_file_may_be_left_out(tmp_path: Path, monkeypatch: pytest.M
     assert play().sentence in result.stdout
 
 
+def test_changes_are_in_force_when_the_page_opens(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    options = ["--hide", "cat", "--hide", "sat", "--ablate", "0.1"]
+    result = run("play", TEXT, "--model", folder, "-o", str(path), *options)
+    assert result.exit_code == 0
+    view = play(TEXT, model=qkv.load(folder), hide=["cat", "sat"], ablate=[(0, 1)])
+    assert len(view.edits) == 3
+    assert path.read_text("utf-8") == view._document()
+    line = refused(run("play", TEXT, "--model", folder, "--ablate", "7"), "play")
+    assert "7: write LAYER.HEAD, as 0.3" in line
+    line = refused(run("play", TEXT, "--model", folder, "--hide", "dog"), "play")
+    assert "hide has 'dog', which is in no text" in line
+
+
 def test_refusals_are_one_line(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import difflib
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -149,6 +150,35 @@ def _named_model(names: str, default: str) -> Callable[..., Any]:
         metavar="NAME",
         help=f"A folder, a short name ({names}) or a Hub id. Default: QKV_MODEL, else {default}, "
         "which comes with qkv.",
+    )
+
+
+_HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
+
+
+def _heads(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> list[tuple[int, int]]:
+    """LAYER.HEAD as pairs."""
+    found = [(one, _HEAD.fullmatch(one)) for one in given]
+    for one, match in found:
+        if match is None:
+            raise click.BadParameter(f"{one}: write LAYER.HEAD, as 0.3")
+    heads = [(int(match[1]), int(match[2])) for _, match in found if match is not None]
+    return list(dict.fromkeys(heads))
+
+
+def hide_option(does: str) -> Callable[..., Any]:
+    """`--hide WORD`, with what it does as its help."""
+    about = f"{does} with WORD out of sight; may be given repeatedly."
+    return click.option("--hide", multiple=True, metavar="WORD", help=about)
+
+
+def ablate_option(does: str) -> Callable[..., Any]:
+    """`--ablate LAYER.HEAD`, with what it does as its help."""
+    about = f"{does} without this head, as 0.3; may be given repeatedly."
+    return click.option(
+        "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
     )
 
 

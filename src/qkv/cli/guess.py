@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 import click
 
-from qkv.cli.common import debug_option, json_option, model_option
+from qkv.cli.common import (
+    ablate_option,
+    debug_option,
+    hide_option,
+    json_option,
+    model_option,
+)
 from qkv.cli.view_command import present
 
 if TYPE_CHECKING:
     from qkv.see import Stories, Story, View
 
-_HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
-
-
-def _heads(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
-) -> list[tuple[int, int]]:
-    """LAYER.HEAD as pairs."""
-    found = [(one, _HEAD.fullmatch(one)) for one in given]
-    for one, match in found:
-        if match is None:
-            raise click.BadParameter(f"{one}: write LAYER.HEAD, as 0.3")
-    heads = [(int(match[1]), int(match[2])) for _, match in found if match is not None]
-    return list(dict.fromkeys(heads))
-
 
 @click.command()
 @click.argument("text", required=False)
 @click.option("--top", type=click.IntRange(1), default=5, help="How many words. Default: 5.")
-@click.option(
-    "--hide",
-    multiple=True,
-    metavar="WORD",
-    help="Guess once more with WORD out of sight; may be given repeatedly.",
-)
-@click.option(
-    "--ablate",
-    multiple=True,
-    metavar="LAYER.HEAD",
-    callback=_heads,
-    help="Guess once more without this head, as 0.3; may be given repeatedly.",
-)
+@hide_option("Guess once more")
+@ablate_option("Guess once more")
 @model_option
 @json_option
 @debug_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qkv.cli.common import debug_option, model_option, writable
+from qkv.cli.common import ablate_option, debug_option, hide_option, model_option, writable
 from qkv.cli.view_command import present
 
 NAME = "qkv-play.html"
@@ -21,9 +21,18 @@ NAME = "qkv-play.html"
     help=f"Where to write the page. Default: {NAME}.",
 )
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+@hide_option("Open the page")
+@ablate_option("Open the page")
 @model_option
 @debug_option
-def play(text: str | None, output: str, open_page: bool, model: str | None) -> None:
+def play(
+    text: str | None,
+    output: str,
+    open_page: bool,
+    hide: tuple[str, ...],
+    ablate: list[tuple[int, int]],
+    model: str | None,
+) -> None:
     """A page with a model inside, which computes TEXT, and what is changed in it, as it is typed.
 
     One file of at most 16 MB, which needs no network. The model is a BERT that names missing words.
@@ -31,5 +40,8 @@ def play(text: str | None, output: str, open_page: bool, model: str | None) -> N
     from qkv import see
 
     present(
-        lambda: see.play(text, model=model), {"html": output}, as_json=False, open_page=open_page
+        lambda: see.play(text, model=model, hide=hide, ablate=ablate),
+        {"html": output},
+        as_json=False,
+        open_page=open_page,
     )

@@ -26,7 +26,7 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.fit_edits import fit, swapped
+from qkv.models.tasks.fit_edits import fit, plain, swapped
 from qkv.models.tasks.generate import eos_ids
 from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
 from qkv.models.tasks.layout import Layout
@@ -341,6 +341,11 @@ class ModelBase:
         """What a run of these texts does differently; the others are arguments of `fit`."""
         pieces = self.pieces if self._knows_words else None
         return fit(edits, batch=batch, body=self._body, pieces=pieces, read=self._reads, **others)
+
+    def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
+        """The edits of one text as JSON can hold them, once they are known to fit."""
+        self._fit(edits, self._swapped(edits, [text]))
+        return plain(edits, text, self._body, self.pieces if self._knows_words else None)
 
     @property
     def _reads(self) -> Callable[[str, str], Array] | None:

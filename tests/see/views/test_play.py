@@ -229,3 +229,51 @@ def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("QKV_MODEL", "random")
     with pytest.raises(ValueError, match=r"^play: random .*: give such a model$"):
         play()
+
+
+def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
+    """Words become places, numbers from the end are counted from 0, and nothing else changes."""
+    cat = small.tokenize(SMALL).tokens.index("cat")
+    assert small.tokenize(SMALL).tokens[:5] == ["[CLS]", "the", "cat", "sat", "on"]
+    view = play(
+        SMALL,
+        model=small,
+        edit=[{"op": "scale", "value": 0.5}],
+        ablate={(-1, 1): np.ones(small.layers[0].attn.d_value)},
+        hide=["cat", -1, (6, 1), (-3, 3, -1, 0)],
+    )
+    last, length = small.num_layers - 1, len(small.tokenize(SMALL))
+    expected = [
+        {"op": "scale", "value": 0.5},
+        {"op": "ablate", "layer": last, "head": 1, "with": [1.0] * small.layers[0].attn.d_value},
+        {"op": "hide", "token": cat},
+        {"op": "hide", "token": length - 1},
+        {"op": "mask", "query": 6, "key": 1},
+        {"op": "mask", "query": length - 3, "key": 3, "layer": last, "head": 0},
+    ]
+    assert view.edits == expected == view.to_dict()["edits"]
+    data, _ = data_of(view._document())
+    assert data["start"]["edits"] == expected
+    plain = play(SMALL, model=small)
+    assert data_of(plain._document())[0]["start"]["edits"] == []
+    [[(word, share), *_]] = small.predict(SMALL, 1, edit=expected)
+    said = f"; as the page opens: {word}, {share:.2f}."
+    assert (view.opening, view.sentence) == (plain.opening, plain.sentence[:-1] + said)
+    options = {"edit": expected[:1], "ablate": {(last, 1): expected[1]["with"]}}
+    records = small.predict(SMALL, 3, edit=expected)
+    assert records == small.predict(SMALL, 3, hide=["cat", -1, (6, 1), (-3, 3, -1, 0)], **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hide": "dog"}, "play: hide has 'dog', which is in no text: the words are the, cat"),
+        ({"hide": [9]}, "play: hide has place 9 and no text has more than 9 tokens"),
+        ({"ablate": [(9, 0)]}, "play: ablate has layer 9 and the model has "),
+        ({"edit": {("z", 0): np.copy}}, r"play: edit has a function for \('z', 0\), which no reco"),
+        ({"edit": [{"op": "hide", "token": 77}]}, r"play: edit\[0\] \(hide\) has token 77"),
+    ],
+)
+def test_a_change_that_does_not_fit_is_refused(small: qkv.Model, changes: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        play(SMALL, model=small, **changes)

@@ -244,6 +244,53 @@ def _array(
     return array
 
 
+def plain(
+    edits: Edits,
+    text: Tokenized,
+    body: Transformer,
+    pieces: Callable[[str], list[list[str]]] | None,
+) -> list[dict[str, Any]]:
+    """The records of one text as JSON can hold them: no words, and nothing counted from the end.
+
+    Args:
+        edits: what was asked for, which fits the model and the text.
+        text: the text.
+        body: the model.
+        pieces: as for `fit`.
+
+    Raises:
+        ValueError: something is a function, or an array outside a record; or there is no such
+            layer, head, word or place.
+    """
+    call = edits.call
+    for name, change in edits.changes.items():
+        what = "a function" if callable(change) else "an array"
+        raise ValueError(
+            f"{call}: edit has {what} for {shown(name)}, which no record holds: give records, as "
+            '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
+        )
+    found: list[dict[str, Any]] = []
+    for one in (_in_model(each, body, call) for each in edits.records):
+        value = hide_value(one) if one.source == "hide" else None
+        if isinstance(value, str):
+            hidden = hidden_words([value], [text], pieces, call)
+        elif value is not None:
+            hidden = hidden_places(value, [len(text)], [len(text)], call)
+        else:
+            found.append({name: _as_json(value) for name, value in one.fields.items()})
+            continue
+        for _, query, key, layer, head in hidden:
+            edge = {"query": query, "key": key, "layer": layer, "head": head}
+            edge = {name: place for name, place in edge.items() if place is not None}
+            record = {"op": "hide", "token": key} if query is None else {"op": "mask", **edge}
+            found += [record] * (record not in found)
+    return found
+
+
+def _as_json(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
 def check(edits: Edits, body: Transformer, read: Callable[[str, str], Array] | None = None) -> None:
     """The errors of `fit` that need no texts, of a model that runs no decoder beside it."""
     _named(edits.changes, body, False, edits.call)

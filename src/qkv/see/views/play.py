@@ -9,10 +9,11 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
-from qkv.see.analysis.opening import Opening, opening_of
+from qkv.see.analysis.opening import COUNT, Opening, opening_of
 from qkv.see.analysis.removal import removal_of
 from qkv.see.analysis.selection import choose_head
 from qkv.see.analysis.words import quoted, run_name
@@ -44,6 +45,8 @@ class PlayView(OneText):
         text: the text.
         trace: of the text.
         opening: the place, the word to hide, and the likeliest words before and after.
+        edits: the records of what is changed when the page opens.
+        opened: the likeliest words then; empty where nothing is changed.
         embed: whether a notebook gets the page itself, and not a frame of a file beside it.
     """
 
@@ -51,6 +54,8 @@ class PlayView(OneText):
     text: str
     trace: Trace
     opening: Opening
+    edits: Sequence[dict[str, Any]] = ()
+    opened: Sequence[tuple[str, float]] = ()
     embed: bool = False
 
     @property
@@ -61,6 +66,8 @@ class PlayView(OneText):
         said = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
         if shown.hidden:
             said += f"; {self._change}: {_first(shown.after)}"
+        if self.opened:
+            said += f"; as the page opens: {_first(self.opened)}"
         return f"{said}."
 
     @property
@@ -89,12 +96,14 @@ class PlayView(OneText):
             "before": self.opening.before,
             "hide": self.opening.hidden,
             "after": self.opening.after,
+            "edits": list(self.edits),
+            "opened": list(self.opened),
         }
 
     def _payload(self) -> dict[str, Any]:
         start = {
             "text": self.text,
-            "edits": [],
+            "edits": list(self.edits),
             "place": self.opening.place,
             "layer": self.head.layer,
             "head": self.head.head,
@@ -138,6 +147,9 @@ def play(
     text: str | None = None,
     *,
     model: Model | str | None = None,
+    edit: Edit = None,
+    ablate: Ablate = (),
+    hide: Hide = (),
     theme: str = "auto",
     embed: bool = False,
 ) -> PlayView:
@@ -156,23 +168,31 @@ def play(
         text: what the page begins with; a sentence with a missing word if left out.
         model: a BERT with a head over words and its WordPiece tokenizer, or its name; the default
             model if left out.
+        edit: what is changed when the page opens, as records of `qkv.edits`; a reader can take it
+            back.
+        ablate: heads that are left out then, as for `Model.trace`.
+        hide: words, places and edges that are not looked at then, as there.
         theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         embed: whether a notebook gets the page itself, all of its size, and needs no file.
 
     Raises:
-        TypeError: the text is no string.
-        ValueError: the text is empty, or a page cannot compute with this model; the message says
-            why.
+        TypeError: the text is no string, or a change is something else than its argument takes.
+        ValueError: the text is empty, a page cannot compute with this model, or a change does not
+            fit the text; the message says why.
 
     >>> view = play("The opposite of black is [MASK].")
     >>> view.trace.tokens[view.opening.place], view.opening.word in view.text
     ('[MASK]', True)
+    >>> play("The opposite of black is [MASK].", hide="black").edits
+    [{'op': 'hide', 'token': 4}]
     """
     check_theme(theme, "play")
     (text,) = texts_of([TEXT if text is None else text], "play")
     used = model_of(model, [text])
     need_engine(used)
     trace = used.trace(text)
+    asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
+    edits = used._plain(asked, tokens)
     heads = heads_of(trace)
     shown = by_word(heads)
     opening = opening_of(used, trace)
@@ -182,6 +202,8 @@ def play(
         text,
         trace,
         opening,
+        edits,
+        used.guesses(tokens, [opening.place], COUNT, asked)[0] if edits else (),
         embed,
         head=head,
         shown=shown,
