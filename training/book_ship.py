@@ -40,7 +40,7 @@ from training.senses import (
     senses,
 )
 from training.shares import in_words
-from training.ship import keep_card, keep_lesson, kept_stories
+from training.ship import keep_card, keep_lesson, kept_stories, mean_of
 from training.wordnet import FOLDER, WordNet, read
 
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"
@@ -162,7 +162,11 @@ from training. {induction} The loss of a random token is {first:.2f} nats in the
 
 
 def ship(
-    run: Path, source: Path, place: Path | None = None, wordnet_folder: Path = FOLDER
+    run: Path,
+    source: Path,
+    place: Path | None = None,
+    wordnet_folder: Path = FOLDER,
+    beside: Path | None = None,
 ) -> tuple[Path, str]:
     """Write the folder, and measure the model in it.
 
@@ -171,6 +175,7 @@ def ship(
         source: of the books.
         place: the folder; that of the package for such a model unless given.
         wordnet_folder: where WordNet's files are.
+        beside: another run that went on from the same one: the mean of both runs' weights ships.
 
     Returns:
         The folder and its card.
@@ -178,13 +183,20 @@ def ship(
     Raises:
         FileNotFoundError: there is no run, or no WordNet.
         ValueError: a book is missing, or is not the listed one.
+
+    Source:
+        Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves
+        accuracy without increasing inference time", for the mean.
     """
+    runs = [run] if beside is None else [run, beside]
+    for one in runs:
+        if not abouts_of(one):
+            raise FileNotFoundError(
+                f"book_ship: {one} holds no run: make one with training.book_encoder"
+            )
     abouts = abouts_of(run)
-    if not abouts:
-        raise FileNotFoundError(
-            f"book_ship: {run} holds no run: make one with training.book_encoder"
-        )
-    whole = qkv.load(run)
+    abouts += [{**abouts_of(one)[-1], "beside": True} for one in runs[1:]]
+    whole = mean_of(*runs)
     name = book_decoder.NAME if whole.generates else book_encoder.NAME
     place = place or PLACES / name
     whole.save(place, dtype="int8")
@@ -256,9 +268,17 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
-        runs=f", in {len(abouts)} runs that go on from each other" if len(abouts) > 1 else "",
+        runs=_runs(abouts),
         recipe=recipes(abouts),
     )
+
+
+def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
+    if len(abouts) == 1:
+        return ""
+    mean = "; of the last two, which began at the same weights, the mean ships"
+    said = f", in {len(abouts)} runs that go on from each other"
+    return said + mean * bool(abouts[-1].get("beside"))
 
 
 def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:
@@ -431,9 +451,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="what a training.book_* module wrote")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
+    parser.add_argument("--beside", type=Path, help="another run, to ship the mean of both")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
-    place, text = ship(given.run, given.books, given.out, given.wordnet)
+    place, text = ship(given.run, given.books, given.out, given.wordnet, given.beside)
     print(f"{place}\n\n{text}")
     if place.parent == numbers.DATA:
         numbers.main([])  # what the documentation quotes of the models in the package

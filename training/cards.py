@@ -44,9 +44,9 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
     """Write what the runs of a model say into its folder, where `abouts_of` finds it."""
-    names = ("step", "tokens", "seconds")
+    names = ("step", "tokens", "seconds", "beside")
     kept = [
-        {name: about[name] for name in names}
+        {name: about[name] for name in names if name in about}
         | {"settings": {"recipe": about["settings"]["recipe"]}}
         for about in abouts
     ]
@@ -57,7 +57,8 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
 def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """The recipe of the first run, and what was another in those that go on from it.
 
-    The folder that a run went on from is left out.
+    The folder that a run went on from is left out. A run that is "beside" the one before began
+    where that one began.
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)
@@ -65,10 +66,17 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """
     first, *later = (about["settings"]["recipe"] for about in abouts)
     return f"{_named(first)}." + "".join(
-        f" Then {about['step']:,} steps from there, where it is another: "
+        f" {_begun(about)}, where it is another: "
         f"{_named({name: now[name] for name in now if now[name] != first.get(name)})}."
         for about, now in zip(abouts[1:], later, strict=True)
     )
+
+
+def _begun(about: Mapping[str, Any]) -> str:
+    steps = f"{about['step']:,} steps"
+    if about.get("beside"):
+        return f"Beside these, {steps} from where they began"
+    return f"Then {steps} from there"
 
 
 def _named(settings: Mapping[str, Any]) -> str:

@@ -157,9 +157,15 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
     """The model of a run, with the mean of its weights and of those that it went on from."""
     if not after:
         raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
-    end, begin = (qkv.load(one, dtype=np.float32) for one in (run, after))
-    return end.with_parameters(
-        {name: (array + begin.parameters[name]) / 2 for name, array in end.parameters.items()}
+    return mean_of(run, Path(after))
+
+
+def mean_of(*runs: Path) -> qkv.Model:
+    """The model of the first run, with the mean of the weights of all."""
+    models = [qkv.load(run, dtype=np.float32) for run in runs]
+    arrays = [model.parameters for model in models]
+    return models[0].with_parameters(
+        {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
     )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from qkv.learn import fresh_model
 from training import book_ship
 from training.books import Book
 from training.cards import abouts_of, keep_runs
 from training.counting import Corpus
 from training.fits import Asked, Said
 from training.shares import in_words
+from training.ship import mean_of
 
 
 def test_without_a_run_there_is_nothing_to_ship(tmp_path: Path) -> None:
@@ -54,6 +57,13 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, where it is" in said
     assert said.endswith("where it is another: rate 0.2.")
     assert "somewhere" not in said
+    said = " ".join(book_ship._trained([*abouts, {**abouts[1], "beside": True}]).split())
+    assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 runs" in said
+    assert "the last two, which began at the same weights, the mean ships" in said
+    assert said.endswith(
+        "another: rate 0.2. Beside these, 500 steps from where they began, where it is another: "
+        "rate 0.2."
+    )
     alone = " ".join(book_ship._trained(abouts[:1]).split())
     assert "1,000 steps" in alone
     assert "in 1 runs" not in alone
@@ -69,6 +79,18 @@ def test_a_folder_that_ships_keeps_what_its_runs_say(tmp_path: Path) -> None:
     keep_runs(abouts, tmp_path)
     for found, about in zip(abouts_of(tmp_path), abouts, strict=True):
         assert found == {name: about[name] for name in ("step", "tokens", "seconds", "settings")}
+
+
+def test_the_mean_of_weights(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 5}
+    models = [fresh_model({**config, "n_positions": 3}, seed=seed) for seed in (1, 2)]
+    for name, model in zip("ab", models, strict=True):
+        model.save(tmp_path / name)
+    found = mean_of(tmp_path / "a", tmp_path / "b").parameters
+    for name, array in found.items():
+        expected = sum(model.parameters[name].astype(np.float64) for model in models) / 2
+        np.testing.assert_allclose(array, expected, atol=1e-7)
+    assert any(array.std() > 0.01 for array in found.values())
 
 
 def test_the_table_of_what_fits() -> None:
