@@ -35,11 +35,6 @@ class Muon(AdamW):
     def __init__(self, network: Network, *, momentum: float = 0.95, **named: Any) -> None:
         super().__init__(network, **named)
         self.momentum = momentum
-        self._places: dict[str, slice] = {}
-        end = 0
-        for name, array in network.parameters.items():
-            begin, end = end, end + array.size
-            self._places[name] = slice(begin, end)
         self._turned = [
             name
             for name, array in network.parameters.items()
@@ -55,7 +50,7 @@ class Muon(AdamW):
         network = self.network
         factor = min(1.0, self.clip / length) if length > 0 else 1.0
         arrays = [network.flat, network.gradient, self.mean, self.square]
-        for name, place in self._places.items():
+        for name, place in network.places.items():
             if name in self._turned:
                 self._turn(name, place, rate, factor)
                 continue

@@ -25,6 +25,7 @@ class Network:
         matrices: how many numbers of `flat` belong to matrices.
         parameters: by name, each where it stands in `flat`.
         gradients: by name, each where it stands in `gradient`.
+        places: by name, where each stands in both.
         transformer: built on `parameters`, with its head.
 
     >>> from qkv.models.untrained import fresh_model
@@ -51,11 +52,13 @@ class Network:
         self.matrices = sum(array.size for array in arrays.values() if array.ndim >= 2)
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
+        self.places: dict[str, slice] = {}
         self.weight = 1.0
         end = 0
         for name in order:
             array = arrays[name]
             begin, end = end, end + array.size
+            self.places[name] = slice(begin, end)
             for views, whole in ((self.parameters, self.flat), (self.gradients, self.gradient)):
                 views[name] = whole[begin:end].reshape(array.shape)
             self.parameters[name][...] = array
