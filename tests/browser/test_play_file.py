@@ -129,6 +129,23 @@ def test_its_address_shows_the_same_again(chromium: Browser, written: Path) -> N
         assert complaints == []
 
 
+def test_a_page_that_is_made_of_an_address_shows_the_same(
+    chromium: Browser, written: Path, tmp_path: Path
+) -> None:
+    with offline(chromium, written.as_uri()) as (page, _, _):
+        hide(page)
+        until(page, "() => location.hash.includes('hide')")
+        address, shown = page.evaluate("location.href"), said(page)
+    path = tmp_path / "page.html"
+    qkv.play(state=address).to_html(path)
+    with offline(chromium, path.as_uri()) as (page, _, complaints):
+        assert said(page) == shown
+        assert page.locator(".offer").get_attribute("aria-pressed") == "true"
+        assert complaints == []
+    with offline(chromium, f"{path.as_uri()}#text=Snow+is+%5BMASK%5D.") as (page, _, _):
+        assert page.locator("[data-part=sentence] textarea.text").input_value() == "Snow is [MASK]."
+
+
 def test_a_notebook_frames_the_file(
     chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,3 +277,31 @@ def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
 def test_a_change_that_does_not_fit_is_refused(small: qkv.Model, changes: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         play(SMALL, model=small, **changes)
+
+
+@pytest.mark.parametrize("address", ["#{}", "{}", "file:///a/b.html#{}"])
+def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> None:
+    state = "text=the+dog+%5BMASK%5D.&edits=%5B%7B%22op%22%3A%22causal%22%7D%5D&layer=0"
+    view = play(model=small, state=address.format(state))
+    assert (view.text, view.state) == ("the dog [MASK].", f"#{state}")
+    data, _ = data_of(view._document())
+    assert (data["state"], data["start"]["text"]) == (f"#{state}", view.text)
+    assert data_of(play(SMALL, model=small)._document())[0]["state"] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"state": ""}, ValueError, "play: state is '': copy the address of a page whole"),
+        ({"state": "#nonsense"}, ValueError, "copy the address of a page whole"),
+        ({"state": "#text=a&edits=["}, ValueError, r"state has edits '\[', which is no JSON"),
+        ({"state": 3}, TypeError, "play: state is 3: give the address of a page"),
+        ({"state": "#text=a", "hide": "a"}, TypeError, "leave out the others"),
+        ({"state": "#text=a", "text": "a"}, TypeError, "leave out the others"),
+    ],
+)
+def test_a_state_that_is_none_is_refused(
+    small: qkv.Model, given: dict, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        play(model=small, **given)

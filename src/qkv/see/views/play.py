@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
+from qkv.arrays import shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.heads import heads_of
@@ -47,6 +50,7 @@ class PlayView(OneText):
         opening: the place, the word to hide, and the likeliest words before and after.
         edits: the records of what is changed when the page opens.
         opened: the likeliest words then; empty where nothing is changed.
+        state: what stands behind the # of an address that the page opens on, or nothing.
         embed: whether a notebook gets the page itself, and not a frame of a file beside it.
     """
 
@@ -56,6 +60,7 @@ class PlayView(OneText):
     opening: Opening
     edits: Sequence[dict[str, Any]] = ()
     opened: Sequence[tuple[str, float]] = ()
+    state: str = ""
     embed: bool = False
 
     @property
@@ -113,7 +118,7 @@ class PlayView(OneText):
         }
         queries = self.shown.queries
         title = quoted(self.text, queries.names, queries.special)
-        return self._page("play", title, start=start, **known_of(self.model))
+        return self._page("play", title, start=start, state=self.state, **known_of(self.model))
 
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
@@ -143,6 +148,29 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
     return f"{word}, {share:.2f}"
 
 
+def _of_address(address: str) -> tuple[str | None, str]:
+    """The text of a page's address, if it has one, and what stands behind the #.
+
+    >>> _of_address("http://127.0.0.1/#text=a+cat&layer=3")
+    ('a cat', '#text=a+cat&layer=3')
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"play: state is {shown(address)}: give the address of a page")
+    behind = address.rpartition("#")[2]
+    fields = dict(parse_qsl(behind, keep_blank_values=True))
+    try:
+        for name in fields.keys() - {"text"}:
+            json.loads(fields[name])
+    except ValueError:
+        raise ValueError(
+            f"play: state has {name} {shown(fields[name])}, which is no JSON: copy the address of "
+            "a page whole"
+        ) from None
+    if not fields:
+        raise ValueError(f"play: state is {shown(address)}: copy the address of a page whole")
+    return fields.get("text"), f"#{behind}"
+
+
 def play(
     text: str | None = None,
     *,
@@ -150,6 +178,7 @@ def play(
     edit: Edit = None,
     ablate: Ablate = (),
     hide: Hide = (),
+    state: str | None = None,
     theme: str = "auto",
     embed: bool = False,
 ) -> PlayView:
@@ -172,6 +201,8 @@ def play(
             back.
         ablate: heads that are left out then, as for `Model.trace`.
         hide: words, places and edges that are not looked at then, as there.
+        state: the address of a page, or what stands behind its #: the page opens as that one was,
+            and `text` and changes are left out.
         theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         embed: whether a notebook gets the page itself, all of its size, and needs no file.
 
@@ -187,6 +218,10 @@ def play(
     [{'op': 'hide', 'token': 4}]
     """
     check_theme(theme, "play")
+    if state is not None:
+        if text is not None or edit or ablate or hide:
+            raise TypeError("play: a state has a text and changes of its own: leave out the others")
+        text, state = _of_address(state)
     (text,) = texts_of([TEXT if text is None else text], "play")
     used = model_of(model, [text])
     need_engine(used)
@@ -204,6 +239,7 @@ def play(
         opening,
         edits,
         used.guesses(tokens, [opening.place], COUNT, asked)[0] if edits else (),
+        state or "",
         embed,
         head=head,
         shown=shown,

@@ -71,7 +71,8 @@ export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
   /** @type {PlayState[]} */
   const past = []; // what undo gives back, the newest last
-  let state = fromHash(location.hash, start) ?? start;
+  const address = location.hash.length > 1 ? location.hash : data.state ?? ""; // without one of its own, what it was made to open on
+  let state = fromHash(address, start) ?? start;
   /** @type {Shown | null} */
   let shown = null; // the last that was computed
   /** @type {Read | null} */
@@ -84,8 +85,8 @@ export function playStore(data, heard) {
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let asked = 0; // how many states were asked for
   let given = state !== start; // by an address, and not yet known to be possible
-  let unruled = given ? namesNoHead(location.hash) : data.start.layer === undefined; // the head is still to be chosen, by the rule
-  let [picked, asking] = [false, new URLSearchParams(location.hash.slice(1)).has("query")]; // whether a reader chose the head, and the query: they stay when another text is written
+  let unruled = given ? namesNoHead(address) : data.start.layer === undefined; // the head is still to be chosen, by the rule
+  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // whether a reader chose the head, and the query: they stay when another text is written
   const ruled = new Map(); // by text: the head that the rule chose
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   let drawn = Promise.resolve(); // kept when all that was told is drawn
