@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-import qkv
 from qkv.arrays import Array
 from qkv.learn import Network, Part, Sequences, Trained, Words, fresh_model
 from qkv.models.model import Model
@@ -32,9 +31,19 @@ from training import books, command
 from training.copying import drawn, place_of
 from training.muon import Muon
 from training.neighbours import Neighbours, fitted
-from training.objectives import Senses, Taught, Unseen, entries, logits_of, pieces_of, sentences
+from training.objectives import (
+    Guessed,
+    Senses,
+    Taught,
+    Unseen,
+    around,
+    entries,
+    logits_of,
+    pieces_of,
+    sentences,
+)
 from training.reading import Mixed, clauses, cleaned, typed
-from training.running import kept_tokenizer, run, trained
+from training.running import kept_tokenizer, mean_of, run, trained
 from training.vocabulary import commonest_of_books, with_whole_words
 from training.wordnet import WordNet, documents, ended, examples, read
 
@@ -49,6 +58,7 @@ class Recipe:
 
     Attributes:
         after: the folder of the model that it goes on from; its sizes are kept.
+        beside: the folder of another; it goes on from the mean of the weights of both.
         vocabulary: V, at most; 0 for that of the model before.
         whole: the share of it that are whole words, at least.
         held_out: twelfths of WordNet's examples that are kept from training.
@@ -72,11 +82,14 @@ class Recipe:
         used: too.
         told: the share of the hidden word in what is learned; the rest is what a teacher says, the
             model before multiplied by counts.
+        guessed: above 0, words are hidden alone, and those only that have at least this chance by
+            counts (`training.objectives.Guessed`).
         products: as for `qkv.learn.train`.
         seed: of everything.
     """
 
     after: str = "src/qkv/data/wordnet"
+    beside: str = ""
     vocabulary: int = 16_384
     whole: float = 0.93
     held_out: int = 1
@@ -98,6 +111,7 @@ class Recipe:
     prior: float = 1.5
     used: float = 0.0
     told: float = 1.0
+    guessed: float = 0.0
     products: str = "bfloat16"
     seed: int = 0
 
@@ -152,14 +166,20 @@ def make(
         prior=recipe.prior,
         used=recipe.used,
     )
-    before = carried_over(qkv.load(recipe.after, dtype=np.float32), tokenizer)
+    begin = [Path(one) for one in (recipe.after, recipe.beside) if one]
+    before = carried_over(mean_of(*begin), tokenizer)
     network = Network(before)
-    learned: Unseen | Taught = objective
-    if recipe.told < 1:
-        teacher = Network(before)
+    learned: Unseen | Taught | Guessed = objective
+    if recipe.told < 1 or recipe.guessed:
         neighbours = counted(read_books, wordnet, tokenizer, objective.content)
+        teacher = None if recipe.guessed else Network(before)
         neighbours.weights = weights(neighbours, teacher, tokenizer, source)
-        learned = Taught(objective, teacher, neighbours, recipe.told)
+        if teacher is None:
+            learned = Guessed(
+                guessable(read_books, wordnet, neighbours, tokenizer, recipe), objective
+            )
+        else:
+            learned = Taught(objective, teacher, neighbours, recipe.told)
     return trained(
         recipe,
         network,
@@ -219,8 +239,13 @@ def counted(
     return Neighbours(tokenizer.ids_batch([*every, *examples(wordnet)]), content)
 
 
-def weights(neighbours: Neighbours, teacher: Network, tokenizer: Tokenizer, source: Path) -> Array:
-    """With which counts and a model together name hidden words of books for choices best."""
+def weights(
+    neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
+) -> Array:
+    """With which counts, and a model if there is one, name hidden words of books for choices best.
+
+    The last weight is then the model's.
+    """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     found = [passage for _, one in books.read(source, ["choose"]) for passage in one]
     choices = short_of(found)
@@ -232,9 +257,56 @@ def weights(neighbours: Neighbours, teacher: Network, tokenizer: Tokenizer, sour
         targets.append(int(ids[place]))
         ids[place] = mask
         gap = Words(ids, np.array([0, len(ids)]), np.array([place]), np.array(targets[-1:]))
-        values = [neighbours.features(ids.tolist(), place), logits_of(teacher, gap)]
+        values = [neighbours.features(ids.tolist(), place)]
+        values += [] if teacher is None else [logits_of(teacher, gap)]
         features.append(np.concatenate(values).astype(np.float16))
     return fitted(np.stack(features), np.array(targets))
+
+
+def guessable(
+    read_books: Iterable[list[list[str]]],
+    wordnet: WordNet,
+    neighbours: Neighbours,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+) -> list[tuple[Array, int]]:
+    """Short texts, each with the place of a content word that counts can guess.
+
+    A word is looked at in each short sentence of books, in as many clauses, and in each example of
+    WordNet. It stands once in its text, is one token of three letters or more, and is no part of a
+    contraction.
+    """
+    rng = np.random.default_rng(recipe.seed)
+    passages = [passage for found in read_books for passage in found]
+    short = short_of(passages)
+    parts = [part for one in passages for sentence in one for part in clauses(sentence)]
+    parts = [parts[number] for number in rng.permutation(len(parts))[: len(short)]]
+    plain = [one.removesuffix(".") if rng.random() < 0.5 else one for one in (*short, *parts)]
+    vocabulary = tokenizer.vocabulary
+    joined = {index for name, index in vocabulary.items() if name.startswith("##") or name == "'"}
+    long = {index for name, index in vocabulary.items() if len(name) > 2}
+    texts: list[Array] = []
+    places: list[int] = []
+    for ids in tokenizer.ids_batch([*plain, *examples(wordnet)]):
+        words = ids.tolist()
+        usable = [
+            place
+            for place, word in enumerate(words)
+            if neighbours.content[word]
+            and word in long
+            and words.count(word) == 1
+            and joined.isdisjoint(words[max(place - 1, 0) : place + 2])
+        ]
+        if usable and len(words) <= recipe.length - 2:
+            texts.append(ids.astype(np.int64))
+            places.append(usable[int(rng.integers(len(usable)))])
+    chances = neighbours.chances(texts, places)
+    first, last = around(tokenizer)
+    return [
+        (np.concatenate([first, ids, last]), place + len(first))
+        for ids, place, chance in zip(texts, places, chances, strict=True)
+        if chance >= recipe.guessed
+    ]
 
 
 def carried_over(before: Model, tokenizer: Tokenizer) -> Model:

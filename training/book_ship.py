@@ -32,6 +32,7 @@ from training import (
     told,
 )
 from training.cards import abouts_of, heads_table, keep_runs, recipes
+from training.running import mean_of
 from training.senses import (
     HEAD_SCORES,
     evaluate,
@@ -40,7 +41,7 @@ from training.senses import (
     senses,
 )
 from training.shares import in_words
-from training.ship import keep_card, keep_lesson, kept_stories, mean_of
+from training.ship import keep_card, keep_lesson, kept_stories
 from training.wordnet import FOLDER, WordNet, read
 
 PLACES = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data"

@@ -38,8 +38,12 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
     if checkpoint is None:
         kept = run / RUNS
         return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else []
-    after = checkpoint.about["settings"]["recipe"].get("after")
-    return [*(abouts_of(Path(after)) if after else []), checkpoint.about]
+    recipe = checkpoint.about["settings"]["recipe"]
+    after, beside = recipe.get("after"), recipe.get("beside")
+    found = abouts_of(Path(after)) if after else []
+    if beside:
+        found.append({**abouts_of(Path(beside))[-1], "beside": True})
+    return [*found, checkpoint.about]
 
 
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
@@ -80,4 +84,5 @@ def _begun(about: Mapping[str, Any]) -> str:
 
 
 def _named(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != "after")
+    shown = (name for name in settings if name not in ("after", "beside"))
+    return ", ".join(f"{name} {settings[name]}" for name in shown)

@@ -171,6 +171,22 @@ class Neighbours:
                 logits[target] += self.weights[which] * less
         return found
 
+    def chances(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
+        """(n,) how likely the word at a place of each text is, as if it had not been counted there.
+
+        Content words that are in sight cannot be it.
+        """
+        found = np.empty(len(texts), np.float32)
+        for number, (ids, place) in enumerate(zip(texts, places, strict=True)):
+            target = ids[place : place + 1]
+            gap = Words(ids, np.array([0, len(ids)]), np.array([place]), target)
+            [logits] = self.logits(gap)
+            others = np.delete(ids, place)
+            logits[others[self.content[others]]] = -np.inf
+            shares = np.exp(logits - logits.max())
+            found[number] = shares[target[0]] / shares.sum()
+        return found
+
 
 def fitted(features: Array, targets: Array, *, steps: int = 25, rate: float = 0.05) -> Array:
     """The weights with which sums of features name the targets best.

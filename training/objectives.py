@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.layers.packed import places
+from qkv.layers.packed import places, starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
@@ -138,6 +138,49 @@ class Taught:
         given *= (1 - self.told) / given.sum(-1, keepdims=True)
         given[np.arange(len(given)), batch.targets] += self.told
         return given
+
+
+class Guessed:
+    """Name the one hidden word of a text, where that is a word that can be guessed.
+
+    Most words that are hidden by chance cannot be: a name, a number, one adjective of many. Who
+    leaves a gap in a sentence for others to fill does not take those.
+
+    Args:
+        gaps: texts with their special tokens, and the place of the word in each.
+        objective: says how large a step is, and what is added to words in sight.
+    """
+
+    name = "guessed"
+
+    def __init__(self, gaps: Sequence[tuple[Array, int]], objective: Unseen) -> None:
+        self.gaps, self.objective = gaps, objective
+
+    def batch(self, step: int, rng: np.random.Generator) -> Words:
+        """Texts drawn at random, each with its gap."""
+        texts: list[Array] = []
+        at: list[int] = []
+        count = 0
+        while count < self.objective.tokens_per_step:
+            ids, place = self.gaps[int(rng.integers(len(self.gaps)))]
+            texts.append(ids)
+            at.append(count + place)
+            count += len(ids)
+        ids = np.concatenate(texts).astype(np.int64)
+        targets = ids[at]
+        ids[at] = self.objective.mask
+        return Words(ids, starts_of(map(len, texts)), np.array(at), targets)
+
+    def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
+        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        return self.objective(network, batch)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: what it draws is the generator's."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing either."""
 
 
 def logits_of(network: Network, batch: Words) -> Array:

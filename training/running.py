@@ -8,6 +8,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import qkv
 from qkv.learn import AdamW, Network, Part, Schedule, Trained, last_checkpoint, train
 from qkv.learn.run_folder import tokenizer_path
@@ -65,6 +67,15 @@ def trained(
         seed=recipe.seed,
         settings={"recipe": asdict(recipe)},
         **limits,
+    )
+
+
+def mean_of(*runs: Path) -> qkv.Model:
+    """The model of the first run, with the mean of the weights of all."""
+    models = [qkv.load(run, dtype=np.float32) for run in runs]
+    arrays = [model.parameters for model in models]
+    return models[0].with_parameters(
+        {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
     )
 
 

@@ -27,6 +27,7 @@ from training import (
     told,
 )
 from training.cards import abouts_of, heads_table, recipes
+from training.running import mean_of
 from training.senses import HEAD_SCORES, evaluate, held_out_sentences, held_out_uses, senses
 from training.shares import in_words
 from training.wordnet import FOLDER, WordNet, read
@@ -158,15 +159,6 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
     if not after:
         raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
     return mean_of(run, Path(after))
-
-
-def mean_of(*runs: Path) -> qkv.Model:
-    """The model of the first run, with the mean of the weights of all."""
-    models = [qkv.load(run, dtype=np.float32) for run in runs]
-    arrays = [model.parameters for model in models]
-    return models[0].with_parameters(
-        {name: np.mean([each[name] for each in arrays], axis=0) for name in arrays[0]}
-    )
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn import Interrupted, fresh_model, last_checkpoint
+from qkv.learn import Interrupted, Sequences, fresh_model, last_checkpoint
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.model import Model
 from training import book_encoder, books, wordnet
 from training.book_encoder import Recipe, carried_over, texts, vocabulary
+from training.objectives import Unseen
 from training.wordnet import read
 
 PASSAGES = [
@@ -144,3 +145,44 @@ def test_without_a_size_the_vocabulary_stays(folder: Path, tmp_path: Path) -> No
     recipe = Recipe(after=str(after), **{**RECIPE, "vocabulary": 0})
     book_encoder.make(recipe, Path("none"), folder, out, steps=1)
     assert qkv.load(out).tokenizer.vocabulary == qkv.load(after).tokenizer.vocabulary
+
+
+@pytest.mark.parametrize("options", [{"told": 0.5}, {"guessed": 1e-4}])
+def test_a_run_that_counts_teach(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, float]
+) -> None:
+    both = {("choose",): [(None, PASSAGES)], ("train",): [(None, PASSAGES)] * 6}
+    monkeypatch.setattr(books, "read", lambda _, wanted: both[tuple(wanted)])
+    first, second, out = (tmp_path / name for name in ("first", "second", "run"))
+    before().save(first)
+    before().save(second)
+    recipe = Recipe(after=str(first), beside=str(second), clauses=0.2, **RECIPE, **options)
+    done = book_encoder.make(recipe, Path("none"), folder, out, steps=3)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    named = "guessed" if "guessed" in options else "masked"
+    assert [row["losses"][named] > 0 for row in rows] == [True] * 3
+    assert done.steps == 3
+
+
+def test_what_counts_can_guess(folder: Path) -> None:
+    """Each is a content word of its text, and stands there once, as a token of its own."""
+    tokenizer, wordnet_ = before().tokenizer, read(folder, kept=1)
+    assert tokenizer is not None
+    content = Unseen(
+        Sequences([np.array([1])]), tokenizer, in_sight=0.0, alike=str.casefold
+    ).content
+    neighbours = book_encoder.counted([PASSAGES], wordnet_, tokenizer, content)
+    every = book_encoder.guessable(
+        [PASSAGES] * 3, wordnet_, neighbours, tokenizer, Recipe(length=16)
+    )
+    texts = {tokenizer.decode(ids) for ids, _ in every}
+    assert every
+    assert any("oxen" in text or "bank" in text for text in texts)
+    for ids, place in every:
+        assert content[ids[place]]
+        assert (ids == ids[place]).sum() == 1
+        assert ids[[0, -1]].tolist() == tokenizer.tokenize("").ids.tolist()
+    few = book_encoder.guessable(
+        [PASSAGES] * 3, wordnet_, neighbours, tokenizer, Recipe(length=16, guessed=0.5)
+    )
+    assert len(few) < len(every)

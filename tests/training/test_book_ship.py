@@ -13,8 +13,8 @@ from training.books import Book
 from training.cards import abouts_of, keep_runs
 from training.counting import Corpus
 from training.fits import Asked, Said
+from training.running import mean_of
 from training.shares import in_words
-from training.ship import mean_of
 
 
 def test_without_a_run_there_is_nothing_to_ship(tmp_path: Path) -> None:

@@ -92,6 +92,17 @@ def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
 
 
+def test_the_chance_of_a_word_that_is_in_a_text() -> None:
+    neighbours = Neighbours([*TEXTS, np.array([4, 5, 6])], CONTENT)
+    text = np.array([4, 5, 6, 7])
+    [found] = neighbours.chances([text], [2])
+    gap = Words(text, np.array([0, 4]), np.array([2]), np.array([6]))
+    shares = np.exp(neighbours.logits(gap)[0].astype(np.float64))
+    shares[7] = 0  # a content word in sight
+    assert found == pytest.approx(shares[6] / shares.sum(), rel=1e-5)
+    assert 0 < found < 1
+
+
 def test_the_fitted_weights_are_those_that_the_targets_were_drawn_with() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(4000, 2, 5))

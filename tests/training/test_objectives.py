@@ -1,5 +1,6 @@
 """The second objective: its loss by hand, its gradient by differences, its batches by rules."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from qkv.models.untrained import fresh_model
 from training import wordnet
 from training.neighbours import Neighbours
 from training.objectives import (
+    Guessed,
     Senses,
     Sentence,
     Taught,
@@ -282,6 +284,31 @@ def test_content_words_are_hidden_sooner_than_function_words() -> None:
         hidden[little] = float(np.mean(np.array(orders) == 0))
     assert abs(hidden[1.0] - 0.5) < 0.03
     assert abs(hidden[0.25] - 0.2) < 0.03
+
+
+def test_gaps_are_hidden_each_by_itself() -> None:
+    tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
+    ids = tokenizer.vocabulary
+    unseen = Unseen(Sequences([np.array([1])]), tokenizer, in_sight=1.0, tokens_per_step=10)
+    texts = ["the dog saw the cat", "a dog and a cat"]
+    gaps = [
+        (tokenizer.tokenize(text).ids, place) for text, place in zip(texts, (2, 5), strict=True)
+    ]
+    batch = Guessed(gaps, unseen).batch(0, np.random.default_rng(1))
+    assert len(batch.ids) == 14  # two texts of 7
+    seen = set()
+    for row, (first, last) in zip(batch.at, pairwise(batch.cu_lengths), strict=True):
+        words = tokenizer.decode(batch.ids[first:last]).split()
+        which = 0 if "saw" in words else 1
+        seen.add(which)
+        expected, place = gaps[which][0].copy(), gaps[which][1]
+        assert row == first + place
+        expected[place] = ids["[MASK]"]
+        assert batch.ids[first:last].tolist() == expected.tolist()
+        assert batch.ids[row] == ids["[MASK]"]
+    named = [tokenizer.decode([one]) for one in batch.targets]
+    assert named == ["cat" if at == 5 else "dog" for at in batch.at - batch.cu_lengths[:-1]]
+    assert seen <= {0, 1}
 
 
 def test_a_teacher_is_a_model_multiplied_by_counts() -> None:
