@@ -47,13 +47,19 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 
 
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
-    """Write what the runs of a model say into its folder, where `abouts_of` finds it."""
-    names = ("step", "tokens", "seconds", "beside")
-    kept = [
-        {name: about[name] for name in names if name in about}
-        | {"settings": {"recipe": about["settings"]["recipe"]}}
-        for about in abouts
-    ]
+    """Write what the runs of a model say into its folder, where `abouts_of` finds it.
+
+    Of the folders that they went on from it has the name of the first alone, that of a model.
+    """
+    kept = []
+    for about in abouts:
+        recipe = dict(about["settings"]["recipe"])
+        after, _ = recipe.pop("after", None), recipe.pop("beside", None)
+        if after and not kept:
+            recipe["after"] = Path(after).name
+        names = ("step", "tokens", "seconds", "beside")
+        row = {name: about[name] for name in names if name in about}
+        kept.append(row | {"settings": {"recipe": recipe}})
     with replacing(place / RUNS) as file:
         file.write((json.dumps(kept, indent=1) + "\n").encode())
 

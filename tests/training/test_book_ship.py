@@ -70,15 +70,19 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
 
 
 def test_a_folder_that_ships_keeps_what_its_runs_say(tmp_path: Path) -> None:
-    recipe = {"after": "wordnet", "rate": 0.1}
+    recipe = {"after": "src/qkv/data/wordnet", "rate": 0.1}
+    later = {"after": "build/one", "beside": "build/other", "rate": 0.2}
+    about = {"step": 5, "tokens": 7, "seconds": 2.5}
     abouts = [
-        {"step": 5, "tokens": 7, "seconds": 2.5, "settings": {"recipe": recipe}, "places": [1]},
-        {"step": 6, "tokens": 8, "seconds": 0.5, "settings": {"recipe": recipe}, "places": [2]},
+        {**about, "settings": {"recipe": recipe}, "places": [1]},
+        {**about, "settings": {"recipe": later}, "beside": True, "places": [2]},
     ]
     assert abouts_of(tmp_path) == []
     keep_runs(abouts, tmp_path)
-    for found, about in zip(abouts_of(tmp_path), abouts, strict=True):
-        assert found == {name: about[name] for name in ("step", "tokens", "seconds", "settings")}
+    assert abouts_of(tmp_path) == [
+        {**about, "settings": {"recipe": {"rate": 0.1, "after": "wordnet"}}},
+        {**about, "settings": {"recipe": {"rate": 0.2}}, "beside": True},
+    ]
 
 
 def test_the_mean_of_weights(tmp_path: Path) -> None:
