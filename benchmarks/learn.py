@@ -16,7 +16,7 @@ from benchmarks.peers import needs, torch
 from qkv.learn import AdamW, Network, Words, fresh_model, words_loss
 from qkv.models.files.find import find_model
 
-CONFIG = json.loads((find_model("wordnet") / "config.json").read_text())
+CONFIG = json.loads((find_model("books") / "config.json").read_text())
 TABLE = "embed.weight"
 
 

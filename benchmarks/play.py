@@ -78,7 +78,7 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     It starts a browser if none is given. A process has room for one Playwright,
     so a test gives its own browser.
     """
-    model = qkv.load("wordnet")
+    model = qkv.load("books")
     chosen = [0]  # places before the missing word, which the page keeps from text to text
     with ExitStack() as stack:
         browser = browser or launched(stack)

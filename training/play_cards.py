@@ -44,7 +44,7 @@ from training.frames import candidates
 from training.lesson import Card, Sentence, found, pool
 from training.lesson_text import NAMES, write
 
-PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "books"
 AS_MUCH = 0.1  # a change that is smaller is none; as in cards.js
 
 

@@ -18,7 +18,7 @@ from qkv.files import replacing
 from qkv.see.page.play import ROLES
 from training import command
 
-PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "wordnet"
+PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "books"
 _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILINE)
 
 

@@ -11,13 +11,13 @@ from qkv.models.files.find import shipped
 
 from . import edited
 
-KEPT = json.loads((shipped()["wordnet"] / "cards.json").read_text("utf-8"))
+KEPT = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))
 
 
 @cache
 def run_of(text: str, edits: str) -> edited.Result:
     """A text as the model that ships reads it, with edits as JSON."""
-    model = qkv.load("wordnet")
+    model = qkv.load("books")
     return edited.run(model, model.tokenize(text).ids.tolist(), json.loads(edits))
 
 
@@ -29,7 +29,7 @@ def by_the_formula(card: dict[str, Any]) -> list[float]:
 @cache
 def _measured(card_: str) -> list[float]:
     card = json.loads(card_)
-    words, place = qkv.load("wordnet").tokenizer.vocabulary, card["before"]["place"]
+    words, place = qkv.load("books").tokenizer.vocabulary, card["before"]["place"]
 
     def run(edits: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         result = run_of(card["before"]["text"], json.dumps(edits))

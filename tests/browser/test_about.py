@@ -16,7 +16,7 @@ from .test_page import problems
 
 TEXT = "The oak is a small [MASK]."
 CARD, LICENCE = (
-    (shipped()["wordnet"] / name).read_text("utf-8") for name in ("README.md", "LICENSE.wordnet")
+    (shipped()["books"] / name).read_text("utf-8") for name in ("README.md", "LICENSE.wordnet")
 )
 HOSTILE = (
     "</pre></details></div><script>window.ran = 1</script>"

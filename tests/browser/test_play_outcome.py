@@ -17,7 +17,7 @@ from .support import Visit, said
 from .test_engine import EDITS, LISTS, TEXT
 
 PLACE = 7  # of [MASK]
-STORIES = json.loads(files("qkv").joinpath("data/wordnet/stories.json").read_text("utf-8"))
+STORIES = json.loads(files("qkv").joinpath("data/books/stories.json").read_text("utf-8"))
 CAUSES = {
     "hide": "Without bank",
     "mask": "With The hidden from the",

@@ -147,8 +147,8 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert data["backend"] in data["backends"]
     assert data["backends"][-1] == "numpy"
     assert data["threads"] == qkv.get_num_threads()
-    assert (data["default_model"], data["default_decoder"]) == ("wordnet", "books-decoder")
-    assert {row["name"] for row in data["models"]} > {"wordnet", "books-decoder"}
+    assert (data["default_model"], data["default_decoder"]) == ("books", "books-decoder")
+    assert {row["name"] for row in data["models"]} > {"books", "books-decoder"}
     assert [(row["name"], row["place"]) for row in data["models"]] == [
         (name, place) for name, place, _ in qkv.models.places()
     ]

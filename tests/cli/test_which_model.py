@@ -53,9 +53,9 @@ def taken(verb: str) -> str:
 def test_without_a_name_the_encoder_that_ships_reads(
     verb: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert taken(verb) == "wordnet"
+    assert taken(verb) == "books"
     monkeypatch.setenv("QKV_MODEL", "")
-    assert taken(verb) == "wordnet"
+    assert taken(verb) == "books"
     if verb != "guess":
         monkeypatch.setenv("QKV_MODEL", str(folders["bert"]))
         assert taken(verb) == "bert"
@@ -91,7 +91,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
         ("walk", "gemma2", " uses softcap, which a walk does not show"),
         *(
             ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
-            for name in ("vit", "bert", "random", "wordnet")
+            for name in ("vit", "bert", "random", "books")
         ),
         *(
             ("play", name, f"play: {name} {why}")

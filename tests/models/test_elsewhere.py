@@ -47,7 +47,7 @@ def test_an_argument_of_another_library_says_what_to_do(name: str, way_out: str)
 )
 def test_generate_says_so_too(name: str, way_out: str) -> None:
     with pytest.raises(TypeError, match=f"^generate: there is no argument {name}: .*{way_out}"):
-        qkv.load("wordnet-decoder").generate("bank:", **{name: 3})
+        qkv.load("books-decoder").generate("bank:", **{name: 3})
 
 
 def test_an_unknown_argument_names_the_nearest() -> None:

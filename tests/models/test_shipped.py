@@ -26,8 +26,8 @@ def card_of(name: str) -> str:
     return " ".join((shipped()[name] / "README.md").read_text(encoding="utf-8").split())
 
 
-PLACE, CARD = shipped()["wordnet"], card_of("wordnet")
-STORIES = told.kept_in(PLACE)
+ENCODERS = "books", "wordnet"
+STORIES = {name: told.kept_in(shipped()[name]) for name in ENCODERS}
 WATER = [
     "We sat on the bank of the river and watched the water.",
     "The canoe was pulled up on the bank of the stream.",
@@ -60,21 +60,21 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model() -> qkv.Model:
-    return qkv.load("wordnet")
+@pytest.fixture(scope="module", params=ENCODERS)
+def model(request: pytest.FixtureRequest) -> qkv.Model:
+    return qkv.load(request.param)
 
 
-def test_it_is_small_and_of_float16() -> None:
-    assert (PLACE / "model.safetensors").stat().st_size < 10.5e6
-    with safe_open(PLACE / "model.safetensors", "numpy") as file:
+def test_the_one_before_is_small_and_of_float16() -> None:
+    path = shipped()["wordnet"] / "model.safetensors"
+    assert path.stat().st_size < 10.5e6
+    with safe_open(path, "numpy") as file:
         kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
     assert kinds == {"F16"}
 
 
-@pytest.mark.parametrize("name", ["wordnet", "books"])
-def test_its_sizes_are_those_of_its_config_and_its_card(name: str) -> None:
-    model, card = qkv.load(name), card_of(name)
+def test_its_sizes_are_those_of_its_config_and_its_card(model: qkv.Model) -> None:
+    name, card = model.name, card_of(model.name)
     config = json.loads((shipped()[name] / "config.json").read_text())
     assert config["model_type"] == "bert"
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
@@ -86,19 +86,23 @@ def test_its_sizes_are_those_of_its_config_and_its_card(name: str) -> None:
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in card
 
 
-def test_the_roles_of_its_heads_are_those_of_its_card() -> None:
-    kept = json.loads((PLACE / "roles.json").read_text(encoding="utf-8"))
-    (count,) = re.findall(r"By the rule of `training/roles.py` (\d+) of 24 heads have a role", CARD)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_roles_of_its_heads_are_those_of_its_card(name: str) -> None:
+    card = card_of(name)
+    kept = json.loads((shipped()[name] / "roles.json").read_text(encoding="utf-8"))
+    (count,) = re.findall(r"By the rule of `training/roles.py` (\d+) of 24 heads have a role", card)
     assert len(kept) == int(count)
-    for head, (name, figure) in kept.items():
-        assert f"| {head} | {name} {figure:.2f}" in CARD
+    for head, (role, figure) in kept.items():
+        assert f"| {head} | {role} {figure:.2f}" in card
 
 
-def test_its_card_and_the_licence_of_its_source_are_beside_it() -> None:
-    assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", CARD)
-    licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_its_card_and_the_licence_of_its_source_are_beside_it(name: str) -> None:
+    card = card_of(name)
+    assert re.search(r"\| chance \| 0\.\d{3} \| 0\.500 \|", card)
+    licence = (shipped()[name] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert "this entire notice" not in CARD  # it stands in one place
+    assert "this entire notice" not in card  # it stands in one place
 
 
 def test_the_licence_of_each_model_goes_with_the_package() -> None:
@@ -139,17 +143,19 @@ def test_banks_of_rivers_are_nearer_to_each_other_than_to_those_that_hold_money(
     assert abs(first[same].mean() - first[other].mean()) < 0.05  # the word alone does not tell
 
 
-def said_of_heads() -> dict[str, np.ndarray]:
+def said_of_heads(card: str) -> dict[str, np.ndarray]:
     """The card's table of heads, a column (layers * heads,) by its name."""
     names = ("previous", "next", "same", "first", "last")
-    rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), CARD)
+    rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), card)
     return dict(zip(names, np.array(rows, np.float64).T, strict=True))
 
 
-def test_the_card_counts_the_roles_in_its_table() -> None:
-    said = re.search(r"(\d+) of 24 heads have a role.*?; (\d+) of the heads", CARD)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_card_counts_the_roles_in_its_table(name: str) -> None:
+    card = card_of(name)
+    said = re.search(r"(\d+) of 24 heads have a role.*?; (\d+) of the heads", card)
     assert said is not None
-    rows = [row.split(", ") for row in re.findall(r"\| \d\.\d \| ([a-z][^|]*) \|", CARD)]
+    rows = [row.split(", ") for row in re.findall(r"\| \d\.\d \| ([a-z][^|]*) \|", card)]
     alone = [row for row in rows if all(role.startswith("hidden ") for role in row)]
     assert [len(rows), len(alone)] == [int(count) for count in said.groups()]
     assert len(rows) >= 8
@@ -158,7 +164,7 @@ def test_the_card_counts_the_roles_in_its_table() -> None:
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The card's means are of many more sentences."""
-    said = said_of_heads()
+    said = said_of_heads(card_of(model.name))
     del said["same"]  # which the card counts otherwise
     found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():
@@ -174,10 +180,10 @@ def test_one_head_looks_at_the_previous_token_and_one_at_the_next(
     assert max(others) < 0.36
 
 
-def test_the_page_on_what_a_head_learns_ends_at_this_model() -> None:
+def test_the_page_on_what_a_head_learns_ends_at_the_model_before() -> None:
     """Its scores are means over some of the card's sentences."""
     road = json.loads((ROOT / "docs" / "data" / "heads.json").read_text())
-    for name, column in said_of_heads().items():
+    for name, column in said_of_heads(card_of("wordnet")).items():
         np.testing.assert_allclose(road["scores"][name][-1], column, atol=0.08, err_msg=name)
 
 
@@ -203,15 +209,22 @@ def test_everyday_words_are_whole_but_those_that_its_card_names(name: str, most:
     assert len(found) < most
 
 
-def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card() -> None:
-    assert len(STORIES["stories"]) == 5
-    assert 5 < STORIES["found"] < STORIES["searched"]
-    assert told.section(STORIES) in (PLACE / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_its_stories_are_five_of_what_was_found_and_stand_in_its_card(name: str) -> None:
+    stories = STORIES[name]
+    assert len(stories["stories"]) == 5
+    assert 5 < stories["found"] < stories["searched"]
+    assert told.section(stories) in (shipped()[name] / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("story", STORIES["stories"], ids=lambda one: one["sentence"])
-def test_its_stories_are_so(model: qkv.Model, story: dict) -> None:
-    edit = {name: story[name] for name in ("hide", "ablate")}
+@pytest.mark.parametrize(
+    ("name", "story"),
+    [(name, story) for name in ENCODERS for story in STORIES[name]["stories"]],
+    ids=lambda one: one if isinstance(one, str) else one["sentence"],
+)
+def test_its_stories_are_so(name: str, story: dict) -> None:
+    model = qkv.load(name)
+    edit = {kind: story[kind] for kind in ("hide", "ablate")}
     assert sum(map(len, edit.values())) == 1
     words = set(re.findall(r"\w+", story["sentence"].lower()))
     guesses = []

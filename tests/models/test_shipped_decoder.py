@@ -118,7 +118,7 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
 def test_the_licence_of_its_source_is_beside_it() -> None:
     licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert licence == (shipped()["wordnet"] / "LICENSE.wordnet").read_text(encoding="utf-8")
+    assert licence == (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "this entire notice" not in CARD  # it stands in one place
 
 
@@ -202,7 +202,7 @@ except SystemExit as left:
 
 def test_it_is_named_where_models_are_named(model: qkv.Model) -> None:
     assert os.environ.get("QKV_MODEL") is None
-    assert qkv.load().name == "wordnet"  # it is not what is loaded without a name
+    assert qkv.load().name == "books"  # it is not what is loaded without a name
     assert model.generates
     assert "lm_head.weight" not in model.parameters
     with pytest.raises(ValueError, match="books-decoder"):

@@ -39,22 +39,22 @@ TEXTS, KINDS = ANIMALS + MONEY, [0] * len(ANIMALS) + [1] * len(MONEY)
 
 
 def expected(**options: Any) -> np.ndarray:
-    found: np.ndarray = qkv.load("wordnet").encode(TEXTS, **options)
+    found: np.ndarray = qkv.load("books").encode(TEXTS, **options)
     return found
 
 
 def test_vectors_are_those_of_encode() -> None:
     for given in (TEXTS, tuple(TEXTS), np.array(TEXTS), pd.Series(TEXTS), iter(TEXTS)):
-        np.testing.assert_array_equal(TextEncoder("wordnet").transform(given), expected())
+        np.testing.assert_array_equal(TextEncoder("books").transform(given), expected())
     options = {"truncate_dim": 7, "normalize_embeddings": True, "prompt": "the "}
-    found = TextEncoder("wordnet", **options).fit_transform(TEXTS, KINDS)
+    found = TextEncoder("books", **options).fit_transform(TEXTS, KINDS)
     np.testing.assert_array_equal(found, expected(**options))
 
 
 def test_params() -> None:
-    encoder = TextEncoder("wordnet", truncate_dim=7)
+    encoder = TextEncoder("books", truncate_dim=7)
     assert encoder.get_params() == {
-        "model": "wordnet",
+        "model": "books",
         "prompt_name": None,
         "prompt": None,
         "normalize_embeddings": None,
@@ -69,7 +69,7 @@ def test_params() -> None:
 
 
 def test_clone() -> None:
-    encoder = TextEncoder("wordnet", normalize_embeddings=True).fit(TEXTS)
+    encoder = TextEncoder("books", normalize_embeddings=True).fit(TEXTS)
     copy = clone(encoder)
     assert copy is not encoder
     assert type(copy) is TextEncoder
@@ -79,7 +79,7 @@ def test_clone() -> None:
 
 def test_a_pickle_has_no_weights(tmp_path: Path) -> None:
     """And is read by a process that has not loaded the model."""
-    encoder = TextEncoder("wordnet", truncate_dim=7)
+    encoder = TextEncoder("books", truncate_dim=7)
     vectors = encoder.fit_transform(TEXTS)
     data = pickle.dumps(encoder)
     assert len(data) < 1000
@@ -105,17 +105,17 @@ def test_models_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_features() -> None:
-    encoder = TextEncoder("wordnet", truncate_dim=3)
+    encoder = TextEncoder("books", truncate_dim=3)
     found = encoder.get_feature_names_out()
     assert found.dtype == object
     assert found.tolist() == ["textencoder0", "textencoder1", "textencoder2"]
-    width = qkv.load("wordnet").get_embedding_dimension()
-    assert len(TextEncoder("wordnet").get_feature_names_out()) == width
+    width = qkv.load("books").get_embedding_dimension()
+    assert len(TextEncoder("books").get_feature_names_out()) == width
 
 
 @pytest.mark.parametrize("given", [TEXTS, pd.Series(TEXTS, index=range(100, 112))])
 def test_set_output(given: Any) -> None:
-    encoder = TextEncoder("wordnet", truncate_dim=3).set_output(transform="pandas")
+    encoder = TextEncoder("books", truncate_dim=3).set_output(transform="pandas")
     for table in (encoder.fit(given).transform(given), encoder.fit_transform(given)):
         assert isinstance(table, pd.DataFrame)
         assert table.columns.tolist() == encoder.get_feature_names_out().tolist()
@@ -126,7 +126,7 @@ def test_set_output(given: Any) -> None:
 
 
 def pipeline() -> Pipeline:
-    steps = [("texts", TextEncoder("wordnet")), ("scale", StandardScaler())]
+    steps = [("texts", TextEncoder("books")), ("scale", StandardScaler())]
     return Pipeline([*steps, ("classes", LogisticRegression())])
 
 
@@ -156,8 +156,8 @@ def test_grid_search_in_two_processes() -> None:
 def test_columns_of_a_table() -> None:
     table = pd.DataFrame({"title": TEXTS, "text": TEXTS[::-1], "length": [*map(len, TEXTS)]})
     columns = [
-        ("title", TextEncoder("wordnet", truncate_dim=2), "title"),
-        ("text", TextEncoder("wordnet", truncate_dim=3), "text"),
+        ("title", TextEncoder("books", truncate_dim=2), "title"),
+        ("text", TextEncoder("books", truncate_dim=3), "text"),
         ("rest", "passthrough", ["length"]),
     ]
     made = ColumnTransformer(columns)
@@ -166,13 +166,13 @@ def test_columns_of_a_table() -> None:
     np.testing.assert_allclose(found[:, :2], vectors[:, :2], atol=1e-6)
     np.testing.assert_allclose(found[:, 2:5], vectors[::-1, :3], atol=1e-6)
     assert made.get_feature_names_out()[-1] == "rest__length"
-    both = FeatureUnion([("a", TextEncoder("wordnet")), ("b", TextEncoder("random"))])
+    both = FeatureUnion([("a", TextEncoder("books")), ("b", TextEncoder("random"))])
     assert both.fit_transform(TEXTS).shape == (12, vectors.shape[1] + 8)
 
 
 def test_what_is_no_column_of_texts() -> None:
     table = pd.DataFrame({"title": TEXTS})
-    encoder = TextEncoder("wordnet")
+    encoder = TextEncoder("books")
     for given in (table, np.array(TEXTS)[:, None]):
         for call in (encoder.fit, encoder.transform):
             with pytest.raises(ValueError, match=r"TextEncoder: X is a table \(12, 1\)"):
@@ -184,7 +184,7 @@ def test_what_is_no_column_of_texts() -> None:
 
 
 def test_it_needs_no_fit() -> None:
-    encoder = TextEncoder("wordnet")
+    encoder = TextEncoder("books")
     try:
         check_is_fitted(encoder)
     except NotFittedError:

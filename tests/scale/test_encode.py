@@ -104,7 +104,7 @@ def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path:
         before = held(out)
     column = "x" if what == "column" else "text"
     with pytest.raises(ValueError, match=words[what]):
-        encode("wordnet" if what == "model" else "random", sources, out, column=column)
+        encode("books" if what == "model" else "random", sources, out, column=column)
     assert held(out) == before
 
 
@@ -124,8 +124,8 @@ def test_a_bad_row_ends_the_run_or_is_skipped(tmp_path: Path) -> None:
 
 def test_a_blank_row_has_a_vector_where_there_are_special_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n\nb\n")
-    assert encode("wordnet", tmp_path / "a.txt", tmp_path / "out").rows == 3
-    want = qkv.load("wordnet").encode(["a", "", "b"])
+    assert encode("books", tmp_path / "a.txt", tmp_path / "out").rows == 3
+    want = qkv.load("books").encode(["a", "", "b"])
     found = np.array(held(tmp_path / "out")["vector"], np.float32)
     np.testing.assert_allclose(found, want, atol=1e-6)
     with pytest.raises(ValueError, match=r"a.txt, row 1 is empty: there is no token"):

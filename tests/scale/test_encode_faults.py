@@ -39,7 +39,7 @@ def client() -> Iterator[Any]:
 
 @cache
 def expected() -> Any:
-    return qkv.load("wordnet").encode(TEXTS)
+    return qkv.load("books").encode(TEXTS)
 
 
 def check(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> N
 
     killer = threading.Thread(target=kill)
     killer.start()
-    done = encode("wordnet", source, out, client=client)
+    done = encode("books", source, out, client=client)
     killer.join(30)
     assert len(set(killed)) == 3
     assert done.rows == len(TEXTS)
@@ -104,13 +104,13 @@ def test_a_lost_scheduler_is_one_error(source: Path, tmp_path: Path) -> None:
             killer = threading.Thread(target=lambda: (until(out, 2), program.kill()))
             killer.start()
             with pytest.raises(ConnectionError, match=r"the scheduler .* was lost"):
-                encode("wordnet", source, out, client=client)
+                encode("books", source, out, client=client)
             killer.join(30)
             client.close(timeout=1)
         finally:
             program.kill()
     assert 2 <= parts(out) < PARTS
-    assert encode("wordnet", source, out).rows == len(TEXTS)
+    assert encode("books", source, out).rows == len(TEXTS)
     check(out)
 
 
@@ -136,7 +136,7 @@ def test_a_client_that_is_ended(name: str, source: Path, tmp_path: Path) -> None
             program.send_signal(signal.SIGSTOP)  # or all could be written before it is ended
             children = psutil.Process(program.pid).children(recursive=True)
             with pytest.raises(RuntimeError, match="another run writes to"):
-                encode("wordnet", source, out)
+                encode("books", source, out)
             program.send_signal(getattr(signal, name))
             program.send_signal(signal.SIGCONT)
             code = program.wait(100)
@@ -153,7 +153,7 @@ def test_a_client_that_is_ended(name: str, source: Path, tmp_path: Path) -> None
     if name != "SIGKILL":  # it wrote down what was there, but for what its workers wrote since
         assert len(known) >= written - 2
     kept = {one: (out / one).stat().st_mtime_ns for one in known}
-    assert encode("wordnet", source, out).rows == len(TEXTS)
+    assert encode("books", source, out).rows == len(TEXTS)
     assert kept == {one: (out / one).stat().st_mtime_ns for one in known}
     check(out)
 
@@ -177,13 +177,13 @@ def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
         for one, (_, most) in zip(workers, before, strict=True):
             resource.prlimit(one, resource.RLIMIT_FSIZE, (100_000, most))
         with pytest.raises(OSError, match=r"File too large"):
-            encode("wordnet", source, out, client=client)
+            encode("books", source, out, client=client)
     finally:
         for one, limits in zip(workers, before, strict=True):
             resource.prlimit(one, resource.RLIMIT_FSIZE, limits)
     assert parts(out) == 0
     assert not list(out.glob("*.part"))
-    assert encode("wordnet", source, out).rows == len(TEXTS)
+    assert encode("books", source, out).rows == len(TEXTS)
     check(out)
 
 

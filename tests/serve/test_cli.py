@@ -83,11 +83,11 @@ def test_a_key_from_a_file_is_asked_for(serving, tmp_path: Path) -> None:
 def test_the_page_and_the_docs_ask_nobody_else(served) -> None:
     with served.client() as client:
         page = client.get("/")
-        assert "wordnet" in page.text
+        assert "books" in page.text
         assert f"curl {served.url}/v1/embeddings" in page.text
         assert "About this model" in page.text
         for name in ("README.md", "LICENSE.wordnet"):
-            text = (shipped()["wordnet"] / name).read_text("utf-8").strip()
+            text = (shipped()["books"] / name).read_text("utf-8").strip()
             assert escape(text) in page.text
         others = page.text.replace(served.url, "").replace("http://www.w3.org/2000/svg", "")
         assert "://" not in others

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[Served]:
-    with serve("--model", "wordnet-decoder") as it:
+    with serve("--model", "books-decoder") as it:
         yield it
 
 
@@ -138,7 +138,7 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
     assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
 
 
-@pytest.mark.parametrize("name", ["random", "wordnet-decoder"])
+@pytest.mark.parametrize("name", ["random", "books-decoder"])
 def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) -> None:
     model = qkv.load(name)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
@@ -158,7 +158,7 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
             assert status == (400 if refuses else 200), place
     assert f"{name} does not rank documents: it refuses this." in page
     writes = f"{name} predicts no next token: it refuses this." not in page
-    assert writes == (name == "wordnet-decoder")
+    assert writes == (name == "books-decoder")
 
 
 def test_the_limits_are_those_of_the_server() -> None:

@@ -33,7 +33,7 @@ MODEL = qkv.load("minilm")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a model that puts words before queries and documents."""
     folder = tmp_path_factory.mktemp("prompted")
-    qkv.load("wordnet").save(folder)
+    qkv.load("books").save(folder)
     said = '{"prompts": {"query": "river ", "document": "the cat "}}'
     (folder / "config_sentence_transformers.json").write_text(said)
     return str(folder)
@@ -55,7 +55,7 @@ def test_a_collection_of_chroma() -> None:
 def test_a_collection_on_disk(tmp_path: Path) -> None:
     """Another process opens it, and is not told which model it was made with."""
     client = chromadb.PersistentClient(tmp_path / "base")
-    function = ForChroma("wordnet", truncate_dim=20, normalize_embeddings=True)
+    function = ForChroma("books", truncate_dim=20, normalize_embeddings=True)
     texts = client.create_collection("texts", embedding_function=function)
     texts.add(ids=["river", "loan", "cat"], documents=TEXTS)
     expected = texts.query(query_texts=[QUERY], n_results=3)

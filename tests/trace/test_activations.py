@@ -11,7 +11,7 @@ from qkv.trace.activations import TABLE, WORDS, activation
 TEXTS = ["A cat.", "The oak is a small tree by the river."]  # of unlike lengths
 
 
-@pytest.fixture(scope="module", params=["wordnet", "wordnet-decoder"])
+@pytest.fixture(scope="module", params=["books", "books-decoder"])
 def model(request: Any) -> qkv.Model:
     return qkv.load(request.param)
 

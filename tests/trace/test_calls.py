@@ -42,7 +42,7 @@ def test_a_trace_makes_few_calls_from_file_to_file(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("QKV_BACKEND", raising=False)
-    model = qkv.load("wordnet")
+    model = qkv.load("books")
     found = crossings(model, text)
     assert found["trace/recorder.py"] > 0
     assert found["trace/recorder.py"] <= 40 * model.num_layers

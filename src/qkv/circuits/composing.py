@@ -51,7 +51,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
         Attention-Only Transformers".
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> found = composition(model, "v")
     >>> one, other = model.head_weights(0).ov.full()[1], model.head_weights(3).ov.full()[2]
     >>> norm = np.linalg.norm

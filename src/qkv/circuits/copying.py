@@ -38,7 +38,7 @@ def copying_scores(model: Model) -> Array:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Copying".
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> found = copying_scores(model)
     >>> found.shape == (model.num_layers, model.num_heads), bool(abs(found).max() <= 1)
     (True, True)

@@ -37,7 +37,7 @@ def logit_lens(model: Model, trace: Trace) -> Array:
         nostalgebraist 2020, "interpreting GPT: the logit lens".
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> trace = model.trace("spoon: a", logits=True)
     >>> found = logit_lens(model, trace)
     >>> found.shape == (model.num_layers + 1, len(trace.ids), trace["logits"].shape[-1])

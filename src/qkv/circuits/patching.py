@@ -64,7 +64,7 @@ def patch(
         Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
     >>> found = patch(model, *texts, at="resid_pre", metric=(-1, 7), normalize=True)
     >>> found.shape == (model.num_layers, len(model.tokenize(texts[0])))
@@ -110,7 +110,7 @@ def attribution_patch(
         Nanda 2023, "Attribution Patching: Activation Patching At Industrial Scale".
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
     >>> about = {"at": "z", "metric": (-1, 7)}
     >>> one, other = patch(model, *texts, **about), attribution_patch(model, *texts, **about)

@@ -54,7 +54,7 @@ def attribute_logits(model: Model, trace: Trace, of: tuple[Any, ...]) -> dict[st
         2020; scales held fixed as in TransformerLens.
 
     >>> import qkv
-    >>> model = qkv.load("wordnet-decoder")
+    >>> model = qkv.load("books-decoder")
     >>> trace = model.trace("spoon: a", logits=True)
     >>> found = attribute_logits(model, trace, of=(-1, 7))
     >>> total = found["embed"] + found["heads"].sum() + found["mlp"].sum() + found["bias"]

@@ -182,7 +182,7 @@ def ablate_option(does: str) -> Callable[..., Any]:
     )
 
 
-model_option = _named_model("wordnet, books, books-decoder, minilm, random", "wordnet")
+model_option = _named_model("books, books-decoder, minilm, random", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 

@@ -52,7 +52,7 @@ def guess(
         asked, rest = text, ""
     elif model or os.environ.get("QKV_MODEL") or hide or ablate:
         raise click.UsageError(
-            "Missing argument 'TEXT': only wordnet has sentences of its own, without --hide, "
+            "Missing argument 'TEXT': only books has sentences of its own, without --hide, "
             "--ablate, --model and QKV_MODEL",
             context,
         )

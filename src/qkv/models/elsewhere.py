@@ -121,7 +121,7 @@ def advising(
 
     >>> @advising("load", {"device": "qkv computes on the CPU"})
     ... def load(name): ...
-    >>> load("wordnet", device="cuda")
+    >>> load("books", device="cuda")
     Traceback (most recent call last):
     TypeError: load: there is no argument device: qkv computes on the CPU
     """

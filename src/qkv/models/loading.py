@@ -64,12 +64,11 @@ def load(
 
     Args:
         name_or_path: a folder with config.json, `*.safetensors` and tokenizer.json (without the
-            last it runs on ids), a short name ("wordnet", "books", "books-decoder",
-            "wordnet-decoder", "minilm"),
+            last it runs on ids), a short name ("books", "books-decoder", "minilm"),
             a Hub id ("organisation/name"), or "random" for a small model with random weights. The
-            first four come with qkv; another name is looked for in the Hugging Face cache, in an
+            first two come with qkv; another name is looked for in the Hugging Face cache, in an
             installed package, then on the Hub. Without one: the environment variable `QKV_MODEL`,
-            else "wordnet".
+            else "books".
         revision: a branch, tag or commit on the Hub; a folder has none.
         dtype: float32, float64 or bfloat16; by default that of the files, float16 and bfloat16 as
             float32. In bfloat16 weights take half the memory, products about half the time, and

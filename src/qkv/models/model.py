@@ -405,7 +405,7 @@ class Model(ComparingModel):
             Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
 
         >>> import qkv
-        >>> text = qkv.load("wordnet-decoder").generate("bank:")
+        >>> text = qkv.load("books-decoder").generate("bank:")
         >>> text.prompt, text.finish_reason, len(text.split()) > 3
         ('bank:', 'eos', True)
         """
@@ -694,7 +694,7 @@ class Model(ComparingModel):
             KeyError: there is no such activation; the message has the nearest ones.
 
         >>> import qkv
-        >>> model = qkv.load("wordnet-decoder")
+        >>> model = qkv.load("books-decoder")
         >>> trace = model.trace("spoon: a", logits=True)
         >>> found = model.unembed(model.run_layers(trace["resid_pre", 3], 3))
         >>> bool(abs(found - trace["logits"]).max() < 1e-4)

@@ -186,12 +186,12 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
 
 def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", "")
-    assert load().name == load("wordnet").name == "wordnet"
-    assert load_for(["a text"]).name == "wordnet"
+    assert load().name == load("books").name == "books"
+    assert load_for(["a text"]).name == "books"
     with pytest.raises(ValueError, match="the name of the model is empty"):
         load_for(["a text"], "")
-    with pytest.raises(ValueError, match="wordnet comes with qkv and has one revision"):
-        load("wordnet", revision="main")
+    with pytest.raises(ValueError, match="books comes with qkv and has one revision"):
+        load("books", revision="main")
 
 
 FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.json"
@@ -275,27 +275,25 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 
 def test_what_comes_with_qkv_is_what_is_there(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    with pytest.raises(
-        ValueError, match="no model 'wordnet-decoder': the nearest names are minilm"
-    ):
-        load("wordnet-decoder")
+    with pytest.raises(ValueError, match="no model 'books-decoder': the nearest names are minilm"):
+        load("books-decoder")
     (tmp_path / "data").mkdir()
-    for name in ("wordnet-decoder", "wordnet"):
+    for name in ("books-decoder", "books"):
         (tmp_path / "data" / name).symlink_to(small)
-    assert list(shipped()) == ["wordnet", "wordnet-decoder"]
-    assert find_model("wordnet-decoder") == tmp_path / "data" / "wordnet-decoder"
-    assert load("wordnet-decoder").name == "wordnet-decoder"
+    assert list(shipped()) == ["books", "books-decoder"]
+    assert find_model("books-decoder") == tmp_path / "data" / "books-decoder"
+    assert load("books-decoder").name == "books-decoder"
     assert [row[:2] for row in places()[:2]] == [(name, "comes with qkv") for name in shipped()]
-    with pytest.raises(ValueError, match="wordnet-decoder comes with qkv and has one revision"):
-        load("wordnet-decoder", revision="main")
-    (tmp_path / "data" / "wordnet-decoder").unlink()
-    with pytest.raises(ValueError, match=r"there is no model 'wordnet-decoder'.* are wordnet"):
-        load("wordnet-decoder")
+    with pytest.raises(ValueError, match="books-decoder comes with qkv and has one revision"):
+        load("books-decoder", revision="main")
+    (tmp_path / "data" / "books-decoder").unlink()
+    with pytest.raises(ValueError, match=r"there is no model 'books-decoder'.* are books"):
+        load("books-decoder")
 
 
 def test_places_for_info(small, cache, no_package):
     first, *_ = places()
-    assert first == ("wordnet", "comes with qkv", find_model("wordnet"))
+    assert first == ("books", "comes with qkv", find_model("books"))
     rows = places()[len(shipped()) :]
     assert [(name, path) for name, _, path in rows] == [("minilm", None), ("minilm", None)]
     found = put_in_cache(cache, small, "some/model")

@@ -57,7 +57,7 @@ def test_so_are_fresh_ones_of_every_scale(config: dict, times: float) -> None:
     assert model.with_parameters(larger)._body.untrained
 
 
-@pytest.mark.parametrize("name", ["wordnet", "wordnet-decoder", "minilm"])
+@pytest.mark.parametrize("name", ["books", "books-decoder", "minilm"])
 def test_trained_models_are_not_until_their_numbers_are_shuffled(name: str) -> None:
     model = load(name)
     assert not model._body.untrained

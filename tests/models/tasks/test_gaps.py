@@ -38,7 +38,7 @@ def test_many_texts_and_many_gaps(wordnet: qkv.Model) -> None:
 
 
 def test_what_reads_texts_as_they_are(wordnet: qkv.Model) -> None:
-    decoder = qkv.load("wordnet-decoder")
+    decoder = qkv.load("books-decoder")
     assert decoder.mask is None
     assert "[MASK]" not in decoder.tokenize("bank: a ? _.").tokens
     one, other = wordnet.encode(["A small _.", "A small [MASK]."])

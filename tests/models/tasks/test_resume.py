@@ -36,7 +36,7 @@ def test_the_rest_of_a_run_gives_what_the_whole_does(model):
 
 
 def test_a_post_norm_encoder():
-    model = qkv.load("wordnet")
+    model = qkv.load("books")
     trace = model.trace("The cat sat.")
     found = model.run_layers(trace["resid_pre", 2], 2)
     np.testing.assert_allclose(found, trace["normalized_resid_post", -1], rtol=0, atol=1e-5)

@@ -30,7 +30,7 @@ NONE = "No head stands out"
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
-    return qkv.load("wordnet")
+    return qkv.load("books")
 
 
 def chances(model: qkv.Model, text: str, **options: Any) -> np.ndarray:

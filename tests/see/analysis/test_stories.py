@@ -11,7 +11,7 @@ import qkv
 from qkv.see import Story, guess, stories, walk
 from qkv.see.analysis.stories import read_stories
 
-FILE = Path(__file__).resolve().parents[3] / "src" / "qkv" / "data" / "wordnet" / "stories.json"
+FILE = Path(__file__).resolve().parents[3] / "src" / "qkv" / "data" / "books" / "stories.json"
 TOLD = stories().told
 OAK = Story("The oak is a small [MASK].", ("oak",), (), "tree", "man", "An oak is a tree.")
 BY_HEAD = [story for story in TOLD if story.ablate]
@@ -37,7 +37,7 @@ def test_a_folder_without_stories_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("story", TOLD, ids=lambda one: one.sentence)
 def test_a_story_is_guessed_with_its_edits_and_its_reason(story: Story) -> None:
     view = guess(story)
-    model = qkv.load("wordnet")
+    model = qkv.load("books")
     assert view.guesses == model.predict(story.sentence)
     assert view.after == model.predict(story.sentence, hide=story.hide, ablate=story.ablate)
     assert (view.guesses[0][0][0], view.after[0][0][0]) == (story.before, story.after)
@@ -48,7 +48,7 @@ def test_a_story_is_guessed_with_its_edits_and_its_reason(story: Story) -> None:
 
 def test_a_model_of_the_environment_does_not_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QKV_MODEL", "random")
-    assert guess(OAK).model == "wordnet"
+    assert guess(OAK).model == "books"
 
 
 def test_no_reason_is_given_for_what_did_not_happen() -> None:
@@ -72,5 +72,5 @@ def test_the_walk_through_its_head_goes_on_to_its_word(story: Story) -> None:
     (first, chance), *_ = view.words
     assert first == story.before
     assert view.walk.tokens[view.walk.place] == "[MASK]"
-    ((_, expected),) = qkv.load("wordnet").predict(story.sentence, top_k=1)[0]
+    ((_, expected),) = qkv.load("books").predict(story.sentence, top_k=1)[0]
     assert chance == pytest.approx(expected, rel=1e-3)

@@ -40,20 +40,20 @@ def saved(view: qkv.see.View, folder: Path) -> str:
 
 
 def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) -> None:
-    expected = in_folder(shipped()["wordnet"])
+    expected = in_folder(shipped()["books"])
     assert "WordNet 3.0 Copyright 2006" in expected["LICENSE.wordnet"]
     assert texts_in(saved(qkv.play(TEXT), tmp_path)) == expected
     assert texts_in(saved(qkv.walk(TEXT), tmp_path)) == expected
     assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # of a cell in a notebook
-    writer = in_folder(shipped()["wordnet-decoder"])
-    assert texts_in(saved(qkv.walk("bank:", model="wordnet-decoder"), tmp_path)) == writer
+    writer = in_folder(shipped()["books-decoder"])
+    assert texts_in(saved(qkv.walk("bank:", model="books-decoder"), tmp_path)) == writer
     assert texts_in(served_page(qkv.load(), [("1", 1.0)] * 4, plain=True)) == expected
 
 
 def test_a_model_that_was_changed_is_still_made_of_it() -> None:
     model = qkv.load()
     changed = model.with_parameters({name: 2 * array for name, array in model.parameters.items()})
-    assert texts_in(about_model(changed)) == in_folder(shipped()["wordnet"])
+    assert texts_in(about_model(changed)) == in_folder(shipped()["books"])
 
 
 def test_nothing_is_there_where_a_folder_says_nothing(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ SECOND = [
 
 @pytest.fixture(scope="module")
 def wordnet() -> Model:
-    return load("wordnet")
+    return load("books")
 
 
 def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]:

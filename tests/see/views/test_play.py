@@ -21,7 +21,7 @@ from ..page.reading import Page
 
 SMALL = "the cat sat on the [MASK]."
 OPPOSITE = "The opposite of black is [MASK]."
-KEPT = json.loads((shipped()["wordnet"] / "stories.json").read_text("utf-8"))["stories"]
+KEPT = json.loads((shipped()["books"] / "stories.json").read_text("utf-8"))["stories"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 @pytest.fixture(scope="module")
 def model() -> qkv.Model:
-    return qkv.load("wordnet")
+    return qkv.load("books")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_without_a_text_it_opens_on_a_sentence_with_a_missing_word(model: qkv.Mo
 
 def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> None:
     data, inside = data_of(play(OPPOSITE, model=model)._document())
-    assert (data["version"], data["kind"], data["model"]) == (1, "play", "wordnet")
+    assert (data["version"], data["kind"], data["model"]) == (1, "play", "books")
     assert (data["title"], data["texts"]) == (OPPOSITE, [])
     assert [story["text"] for story in data["stories"]] == [one["sentence"] for one in KEPT]
     for story, kept in zip(data["stories"], KEPT, strict=True):
@@ -158,11 +158,11 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         changes = [f"{word} hidden" for word in kept["hide"]]
         changes += [f"without layer {layer}, head {head}" for layer, head in kept["ablate"]]
         assert [story["change"]] == changes
-    roles = json.loads((shipped()["wordnet"] / "roles.json").read_text("utf-8"))
+    roles = json.loads((shipped()["books"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
-    cards = json.loads((shipped()["wordnet"] / "cards.json").read_text("utf-8"))["cards"]
+    cards = json.loads((shipped()["books"] / "cards.json").read_text("utf-8"))["cards"]
     assert data["cards"] == cards
-    assert inside["name"] == "wordnet"
+    assert inside["name"] == "books"
 
 
 def test_a_changed_model_has_none_of_them(model: qkv.Model) -> None:

@@ -40,14 +40,14 @@ SHORT_NAMES = {
     ),
 }
 DATA = Path(__file__).parents[2] / "data"  # what comes with qkv itself
-DEFAULT = "wordnet"
+DEFAULT = "books"
 WRITER = "books-decoder"  # what `qkv generate` takes
-_OTHERS = ("books", "wordnet-decoder")
+_EARLIER = ("wordnet", "wordnet-decoder")  # for one release more
 
 
 def shipped() -> dict[str, Path]:
     """The models that come with qkv, by the names of their folders, the default one first."""
-    names = (DEFAULT, WRITER, *_OTHERS)
+    names = (DEFAULT, WRITER, *_EARLIER)
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
 
@@ -55,7 +55,7 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
     """The folder of a model: a local one, or one that is found, or downloaded, by its name.
 
     Args:
-        name: a folder, a short name ("wordnet" and what else comes with qkv, or "minilm") or a Hub
+        name: a folder, a short name ("books" and what else comes with qkv, or "minilm") or a Hub
             id ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
             installed package, then on the Hub.
         revision: a branch, tag or commit; the package has none, so it is left out then.

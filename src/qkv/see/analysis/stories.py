@@ -58,7 +58,7 @@ def stories() -> Stories:
     >>> len(kept.told) <= kept.found <= kept.searched
     True
     >>> import qkv
-    >>> model = qkv.load("wordnet")
+    >>> model = qkv.load("books")
     >>> all(model.predict(one.sentence, 1)[0][0][0] == one.before for one in kept.told)
     True
     """

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def one_model(models: Sequence[str]) -> str:
     """The models of several texts as one name.
 
-    >>> one_model(["wordnet", "wordnet"]), one_model(["wordnet", "minilm"])
-    ('wordnet', 'wordnet and minilm')
+    >>> one_model(["books", "books"]), one_model(["books", "minilm"])
+    ('books', 'books and minilm')
     """
     return " and ".join(filter(None, dict.fromkeys(models)))
 
