@@ -167,7 +167,7 @@ def ship(
     source: Path,
     place: Path | None = None,
     wordnet_folder: Path = FOLDER,
-    beside: Path | None = None,
+    beside: Sequence[Path] = (),
 ) -> tuple[Path, str]:
     """Write the folder, and measure the model in it.
 
@@ -176,7 +176,7 @@ def ship(
         source: of the books.
         place: the folder; that of the package for such a model unless given.
         wordnet_folder: where WordNet's files are.
-        beside: another run that went on from the same one: the mean of both runs' weights ships.
+        beside: other runs like it, or that it went on from: the mean of all their weights ships.
 
     Returns:
         The folder and its card.
@@ -189,14 +189,16 @@ def ship(
         Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves
         accuracy without increasing inference time", for the mean.
     """
-    runs = [run] if beside is None else [run, beside]
+    runs = [run, *beside]
     for one in runs:
         if not abouts_of(one):
             raise FileNotFoundError(
                 f"book_ship: {one} holds no run: make one with training.book_encoder"
             )
     abouts = abouts_of(run)
-    abouts += [{**abouts_of(one)[-1], "beside": True} for one in runs[1:]]
+    for *_, last in map(abouts_of, beside):
+        if all(last["seconds"] != about["seconds"] for about in abouts):
+            abouts.append({**last, "beside": True})
     whole = mean_of(*runs)
     name = book_decoder.NAME if whole.generates else book_encoder.NAME
     place = place or PLACES / name
@@ -208,7 +210,7 @@ def ship(
     corpus = counting.Corpus.of(sentences_of(read_books, "train"))
     sections = {
         "What it has read": _read(list(read_books), corpus),
-        "Training": _trained(abouts),
+        "Training": _trained(abouts, len(runs)),
         **(_written(model, whole, read_books, corpus) if model.generates else {}),
         **({} if model.generates else _guessed(model, whole, corpus, wordnet)),
     }
@@ -260,7 +262,7 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
     )
 
 
-def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
+def _trained(abouts: Sequence[Mapping[str, Any]], together: int = 1) -> str:
     first = abouts[0]["settings"]["recipe"]
     return _TRAINED.format(
         after=f", from `{Path(first['after']).name}` on, which has read WordNet alone"
@@ -269,17 +271,17 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
-        runs=_runs(abouts),
+        runs=_runs(len(abouts), together),
         recipe=recipes(abouts),
     )
 
 
-def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    if len(abouts) == 1:
+def _runs(count: int, together: int) -> str:
+    """How many runs there were, and of how many of them the weights are a mean."""
+    if count == 1:
         return ""
-    mean = "; of the last two, which began at the same weights, the mean ships"
-    said = f", in {len(abouts)} runs that go on from each other"
-    return said + mean * bool(abouts[-1].get("beside"))
+    mean = f"; the mean of the weights of the last {together} ships" if together > 1 else ""
+    return f", in {count} runs that go on from each other{mean}"
 
 
 def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:
@@ -452,7 +454,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="what a training.book_* module wrote")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
-    parser.add_argument("--beside", type=Path, help="another run, to ship the mean of both")
+    parser.add_argument(
+        "--beside", type=Path, nargs="*", default=(), help="runs to take a mean with"
+    )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     place, text = ship(given.run, given.books, given.out, given.wordnet, given.beside)

@@ -57,9 +57,9 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, where it is" in said
     assert said.endswith("where it is another: rate 0.2.")
     assert "somewhere" not in said
-    said = " ".join(book_ship._trained([*abouts, {**abouts[1], "beside": True}]).split())
+    said = " ".join(book_ship._trained([*abouts, {**abouts[1], "beside": True}], 2).split())
     assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 runs" in said
-    assert "the last two, which began at the same weights, the mean ships" in said
+    assert "from each other; the mean of the weights of the last 2 ships" in said
     assert said.endswith(
         "another: rate 0.2. Beside these, 500 steps from where they began, where it is another: "
         "rate 0.2."

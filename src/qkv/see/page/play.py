@@ -2,10 +2,11 @@
 # PLAY = what stands in the payload of the kind "play", whose "texts" are empty: the page computes.
 # The model and its script are a part of their own, which comes after (see page/engine.py).
 #
-#   "start": {"text": str, "edits": [none], "place": of the token whose word is looked at,
+#   "start": {"text": str, "edits": [records], "place": of the token whose word is looked at,
 #             "layer": number, "head": number, "said": of this head by the rule (all three left out
 #             where the page is to choose), "query": place of a token | null,
 #             "hide": [places of the word that the first button hides]},
+#   "state": what stands behind the # of an address that the page opens on, or "",
 #   "stories": [STORY, ...],     those of the model's card
 #   "roles": {"layer.head": [role, the measure that it has it by]},
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from qkv.models import Model
 
 ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
+
+
+# What a page opens on where no text is given, with the model's own mask, and the word to hide.
+TEXT, HIDDEN = "She drank a cup of {}.", "cup"
 
 
 def known_of(model: Model) -> dict[str, Any]:

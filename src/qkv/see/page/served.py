@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from qkv.see.page.about import about_model
 from qkv.see.page.html import POLICY, bundle, document, fragment, script, script_json
 from qkv.see.page.payload import payload_of
-from qkv.see.page.play import known_of
+from qkv.see.page.play import HIDDEN, TEXT, known_of
 
 if TYPE_CHECKING:
     from qkv.models import Model
 
 SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
-TEXT, HIDDEN = "The oak is a small {}.", "oak"
 _FORM = (
     '<form id="qkv-key" hidden><p role="status"></p><label>Key '
     '<input type="password" autocomplete="off" required></label> <button>Use it</button></form>'

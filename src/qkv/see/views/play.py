@@ -25,7 +25,7 @@ from qkv.see.page.about import about_model
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
-from qkv.see.page.play import known_of
+from qkv.see.page.play import TEXT, known_of
 from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
@@ -33,7 +33,6 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.models import Model
 
-TEXT = "The oak is a small [MASK]."
 _FRAME = "width:100%;height:860px;border:0"
 
 
@@ -222,7 +221,7 @@ def play(
         if text is not None or edit or ablate or hide:
             raise TypeError("play: a state has a text and changes of its own: leave out the others")
         text, state = _of_address(state)
-    (text,) = texts_of([TEXT if text is None else text], "play")
+    (text,) = texts_of([TEXT.format("[MASK]") if text is None else text], "play")
     used = model_of(model, [text])
     need_engine(used)
     trace = used.trace(text)
