@@ -16,9 +16,9 @@ each hidden in its short sentence, tell how far each comes:
 | 3, 4 | both after 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; their mean 14.0% |
 | 5, 6 | both after that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
 
-The mean of 3 to 6 ships: it names 15.8%, and of the 60 sentences for choices
-(`training.fits --choose`) one of its five guesses fits in 31, the most of all that were tried (28 after
-run 2, 28 of the mean of 3 and 4, 26 of that of 5 and 6); the first in 13 (15, 9 and 13).
+The mean of 3 to 6 ships. It names 15.8%, and in 31 of the 60 sentences for choices
+(`training.fits --choose`) one of its five guesses fits, the most of all means that were tried (28
+after run 2, 28 of the mean of 3 and 4, 26 of that of 5 and 6); the first fits in 13 (15, 9, 13).
 
 The counts alone, which fill more than the model does, name 16.8% of 1,200 of these words, and 23 of
 the 60 sentences; one of five is right in 42 of these.

@@ -125,6 +125,6 @@ def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
 
 def test_a_story_is_of_the_model_that_ships(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
-        assert "Missing argument 'TEXT': only wordnet" in refused(run("guess", *args), "guess")
+        assert "Missing argument 'TEXT': only books" in refused(run("guess", *args), "guess")
     monkeypatch.setenv("QKV_MODEL", folder)
     assert "without --hide, --ablate, --model and QKV_MODEL" in refused(run("guess"), "guess")

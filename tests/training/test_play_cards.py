@@ -132,5 +132,5 @@ def test_the_search_finds_them_again(model: qkv.Model) -> None:
 def test_a_model_without_such_sentences_has_none(tmp_path: Path) -> None:
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
-    with pytest.raises(ValueError, match="play_cards: wordnet is no folder to keep cards in"):
+    with pytest.raises(ValueError, match="play_cards: books is no folder to keep cards in"):
         main(["books", "--keep"])
