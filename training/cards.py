@@ -51,7 +51,7 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
 
     Of the folders that they went on from it has the name of the first alone, that of a model.
     """
-    kept = []
+    kept: list[dict[str, Any]] = []
     for about in abouts:
         recipe = dict(about["settings"]["recipe"])
         after, _ = recipe.pop("after", None), recipe.pop("beside", None)
