@@ -103,7 +103,7 @@ def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> Non
 
 def test_at_its_end_the_reader_has_what_was_there(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
-    after(page, button(page, "Hide moon").click)
+    after(page, page.locator(".offer").click)
     own = shown(page)
     begin(page)
     assert not page.get_by_label("Your sentence").is_visible()
