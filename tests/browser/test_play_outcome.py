@@ -230,7 +230,8 @@ def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
     for head, query, key in itertools.product(range(6), range(10), range(10)):
         edits = [{"op": "mask", "query": query, "key": key, "layer": 2, "head": head}]
         own = expected(exact, TEXT, edits, PLACE)
-        if 0 < np.abs(own.now - own.before).max() < 1e-4:
+        alike = (own.now.round(3) == own.before.round(3)).all()  # as the table shows them
+        if alike and 0 < np.abs(own.now - own.before).max() < 1e-4:
             break
     headline = follow(page, TEXT, edits, PLACE)
     assert f" in head 2.{head}, nothing changes that shows" in headline
