@@ -23,7 +23,8 @@ def main() -> None:
         "play": (qkv.play(model=model), 680, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
     }
-    chromium = os.environ.get("QKV_CHROMIUM") or shutil.which("chromium")
+    named = os.environ.get("QKV_CHROMIUM")
+    chromium = named or shutil.which("chromium-headless-shell") or shutil.which("chromium")
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
