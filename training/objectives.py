@@ -143,8 +143,8 @@ class Taught:
 class Guessed:
     """Name the one hidden word of a text, where that is a word that can be guessed.
 
-    Most words that are hidden by chance cannot be: a name, a number, one adjective of many. Who
-    leaves a gap in a sentence for others to fill does not take those.
+    Most words that are hidden at random cannot: a name, a number, one adjective of many. Somebody
+    who leaves a gap for others to fill does not choose those.
 
     Args:
         gaps: texts with their special tokens, and the place of the word in each.
