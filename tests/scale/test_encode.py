@@ -96,7 +96,7 @@ def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path:
     if what == "source":
         text = Path(files[0]).read_text()
         Path(files[0]).write_text(text.replace("cat", "dog", 1))
-    words = {"source": "a.txt has changed", "model": "of model random and this is wordnet",
+    words = {"source": "a.txt has changed", "model": "of model random and this is books",
              "column": "of column 'text' and this is column 'x'"}  # fmt: skip
     sources = files[:1] if what == "column" else files
     if what == "column":

@@ -9,68 +9,68 @@ from text.odd_gaps import ODD
 
 
 @pytest.fixture(scope="module")
-def wordnet() -> qkv.Model:
+def books() -> qkv.Model:
     return qkv.load()
 
 
-def test_the_model_reads_each_spelling_as_its_mask_token(wordnet: qkv.Model) -> None:
+def test_the_model_reads_each_spelling_as_its_mask_token(books: qkv.Model) -> None:
     texts = [f"The oak is a small {gap}." for gap in ("[MASK]", "[mask]", "_", "____", "?")]
-    expected = wordnet.predict(texts[0])
+    expected = books.predict(texts[0])
     for text in texts:
-        assert wordnet.predict(text) == expected
-        trace = wordnet.trace(text, names=["embed"])
-        assert trace.tokens[6:8] == ["[MASK]", "."] == wordnet.tokenize(text).tokens[6:8]
+        assert books.predict(text) == expected
+        trace = books.trace(text, names=["embed"])
+        assert trace.tokens[6:8] == ["[MASK]", "."] == books.tokenize(text).tokens[6:8]
         start, end = trace.offsets[6]
         assert text[start:end] == text.removeprefix("The oak is a small ").removesuffix(".")
         assert trace.text == text
-        assert [word for word, _ in qkv.see.guess(text, model=wordnet).guesses[0]] == [
+        assert [word for word, _ in qkv.see.guess(text, model=books).guesses[0]] == [
             word for word, _ in expected[0]
         ]
-        assert qkv.show(text, model=wordnet).trace.tokens == trace.tokens
+        assert qkv.show(text, model=books).trace.tokens == trace.tokens
 
 
-def test_many_texts_and_many_gaps(wordnet: qkv.Model) -> None:
+def test_many_texts_and_many_gaps(books: qkv.Model) -> None:
     texts = [text for text, gaps in ODD if text.strip()]
-    trace = wordnet.trace(texts, names=["embed"])
+    trace = books.trace(texts, names=["embed"])
     for text, tokens, spans in zip(texts, trace.tokens, trace.offsets, strict=True):
         found = [span for token, span in zip(tokens, spans, strict=True) if token == "[MASK]"]
         assert found == dict(ODD)[text], text
 
 
-def test_what_reads_texts_as_they_are(wordnet: qkv.Model) -> None:
+def test_what_reads_texts_as_they_are(books: qkv.Model) -> None:
     decoder = qkv.load("books-decoder")
     assert decoder.mask is None
     assert "[MASK]" not in decoder.tokenize("bank: a ? _.").tokens
-    one, other = wordnet.encode(["A small _.", "A small [MASK]."])
+    one, other = books.encode(["A small _.", "A small [MASK]."])
     assert abs(one - other).max() > 1e-3  # vectors are those of sentence-transformers
 
 
-def test_a_gap_beyond_the_limit_is_told(wordnet: qkv.Model) -> None:
+def test_a_gap_beyond_the_limit_is_told(books: qkv.Model) -> None:
     for gap in ("[MASK]", "[mask]", "___", "?"):
         with pytest.raises(
             ValueError, match=r"^predict: the gap is beyond the first 64 tokens, and"
         ):
-            wordnet.predict(f"{'word ' * 70}{gap} .")
+            books.predict(f"{'word ' * 70}{gap} .")
     with pytest.warns(UserWarning, match=r"; the gap is beyond the first 64 tokens and is not r"):
-        wordnet.trace("word " * 70 + "_ .", names=["embed"])
+        books.trace("word " * 70 + "_ .", names=["embed"])
     with pytest.warns(
         UserWarning, match="^2 of 3 texts were .*; in 1 of them a gap is beyond the f"
     ):
-        wordnet.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
+        books.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
     with pytest.warns(UserWarning, match=r"it has 74\)$"):  # and no word of a gap
-        assert len(wordnet.predict("a _ " + "word " * 70)) == 1
+        assert len(books.predict("a _ " + "word " * 70)) == 1
 
 
-def test_what_the_model_does_not_know_is_told(wordnet: qkv.Model) -> None:
+def test_what_the_model_does_not_know_is_told(books: qkv.Model) -> None:
     said = "^predict: the model does not know 🙂 and Ж: it reads .UNK. there$"
     with pytest.warns(UserWarning, match=said):
-        wordnet.predict("The 🙂 and the Ж are _ .")
+        books.predict("The 🙂 and the Ж are _ .")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        wordnet.predict("The [UNK] is _ .")  # it is written so
-        view = qkv.show("The 🙂 is a small tree.", model=wordnet)
+        books.predict("The [UNK] is _ .")  # it is written so
+        view = qkv.show("The 🙂 is a small tree.", model=books)
     said = "The model does not know 🙂: it reads [UNK] there."
     assert said in view.notes
     assert said in str(view)
     assert said in view.svg()
-    assert said in qkv.see.guess("The 🙂 is _.", model=wordnet).notes
+    assert said in qkv.see.guess("The 🙂 is _.", model=books).notes

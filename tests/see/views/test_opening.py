@@ -67,7 +67,7 @@ SECOND = [
 
 
 @pytest.fixture(scope="module")
-def wordnet() -> Model:
+def books() -> Model:
     return load("books")
 
 
@@ -103,15 +103,13 @@ def opens_well(model: Model, text: str) -> bool:
 
 
 @pytest.mark.parametrize("sentences", [FIRST, SECOND], ids=["first", "second"])
-def test_a_view_opens_on_what_position_does_not_explain(
-    sentences: list[str], wordnet: Model
-) -> None:
+def test_a_view_opens_on_what_position_does_not_explain(sentences: list[str], books: Model) -> None:
     assert len(sentences) == 24
-    assert sum(opens_well(wordnet, text) for text in sentences) >= 23
+    assert sum(opens_well(books, text) for text in sentences) >= 23
 
 
-def test_the_same_text_opens_alike_from_a_trace_and_from_arrays(wordnet: Model) -> None:
-    trace = wordnet.trace(FIRST[0])
-    headline = show(FIRST[0], model=wordnet).sentence
+def test_the_same_text_opens_alike_from_a_trace_and_from_arrays(books: Model) -> None:
+    trace = books.trace(FIRST[0])
+    headline = show(FIRST[0], model=books).sentence
     assert show(trace).sentence == headline
     assert show(trace.attentions, tokens=trace.tokens).sentence == headline
