@@ -344,8 +344,9 @@ class ModelBase:
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
         """The edits of one text as JSON can hold them, once they are known to fit."""
-        self._fit(edits, self._swapped(edits, [text]))
-        return plain(edits, text, self._body, self.pieces if self._knows_words else None)
+        [read] = self._swapped(edits, [text])
+        self._fit(edits, [read])
+        return plain(edits, read, self._body, self.pieces if self._knows_words else None)
 
     @property
     def _reads(self) -> Callable[[str, str], Array] | None:

@@ -264,6 +264,12 @@ def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
     assert records == small.predict(SMALL, 3, hide=["cat", -1, (6, 1), (-3, 3, -1, 0)], **options)
 
 
+def test_a_word_that_is_swapped_in_can_be_hidden(small: qkv.Model) -> None:
+    swap = {"op": "swap", "token": 3, "with": "the"}
+    view = play("cat on sat [MASK].", model=small, edit=[swap], hide="the")
+    assert view.edits == [swap, {"op": "hide", "token": 3}]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

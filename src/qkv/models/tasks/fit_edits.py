@@ -254,7 +254,7 @@ def plain(
 
     Args:
         edits: what was asked for, which fits the model and the text.
-        text: the text.
+        text: the text, with what records swap.
         body: the model.
         pieces: as for `fit`.
 
