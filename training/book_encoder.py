@@ -26,7 +26,7 @@ the 60 sentences; one of five is right in 42 of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import printable
@@ -217,24 +217,31 @@ def texts(
     read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Mixed:
     """All that is read, as sequences."""
-    passages = [passage for found in read_books for passage in found]
-    short = short_of(passages)
-    alone = examples(wordnet)
-    kinds = {
-        "short": [*short, *(one[:-1] for one in short if one.endswith("."))],
-        "clauses": [part for one in passages for sentence in one for part in clauses(sentence)],
-        "long": [" ".join(passage) for passage in passages],
-        "examples": [*alone, *map(ended, alone)],
-        "documents": list(documents(wordnet)),
+    passages = passages_of(read_books)
+    kinds: dict[str, Callable[[], list[str]]] = {
+        "short": lambda: _with_and_without_stop(short_of(passages)),
+        "clauses": lambda: clauses_of(passages),
+        "long": lambda: [" ".join(passage) for passage in passages],
+        "examples": lambda: [*examples(wordnet), *map(ended, examples(wordnet))],
+        "documents": lambda: list(documents(wordnet)),
     }
     shares = {name: share for name in kinds if (share := getattr(recipe, name))}
     return Mixed(
         {
-            name: Sequences(pieces_of(kinds[name], tokenizer, recipe.length), seed=recipe.seed)
+            name: Sequences(pieces_of(kinds[name](), tokenizer, recipe.length), seed=recipe.seed)
             for name in shares
         },
         shares,
     )
+
+
+def _with_and_without_stop(sentences: list[str]) -> list[str]:
+    return [*sentences, *(one[:-1] for one in sentences if one.endswith("."))]
+
+
+def passages_of(read_books: Iterable[list[list[str]]]) -> list[list[str]]:
+    """The passages of all books."""
+    return [passage for found in read_books for passage in found]
 
 
 def short_of(passages: Iterable[list[str]]) -> list[str]:
@@ -242,11 +249,16 @@ def short_of(passages: Iterable[list[str]]) -> list[str]:
     return [one for passage in passages for one in map(typed, passage) if one]
 
 
+def clauses_of(passages: Iterable[list[str]]) -> list[str]:
+    """The parts of their sentences that somebody might type."""
+    return [part for passage in passages for one in passage for part in clauses(one)]
+
+
 def counted(
     read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, content: Array
 ) -> Neighbours:
     """What is counted in all sentences that are read."""
-    every = [sentence for found in read_books for passage in found for sentence in passage]
+    every = [sentence for passage in passages_of(read_books) for sentence in passage]
     return Neighbours(tokenizer.ids_batch([*every, *examples(wordnet)]), content)
 
 
@@ -258,8 +270,7 @@ def weights(
     The last weight is then the model's.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
-    found = [passage for _, one in books.read(source, ["choose"]) for passage in one]
-    choices = short_of(found)
+    choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
     features, targets = [], []
     for example in drawn(choices, [tokenizer], count=FITTED):
         place = place_of(example, tokenizer)
@@ -288,9 +299,8 @@ def guessable(
     contraction.
     """
     rng = np.random.default_rng(recipe.seed)
-    passages = [passage for found in read_books for passage in found]
-    short = short_of(passages)
-    parts = [part for one in passages for sentence in one for part in clauses(sentence)]
+    passages = passages_of(read_books)
+    short, parts = short_of(passages), clauses_of(passages)
     parts = [parts[number] for number in rng.permutation(len(parts))[: len(short)]]
     plain = [one.removesuffix(".") if rng.random() < 0.5 else one for one in (*short, *parts)]
     vocabulary = tokenizer.vocabulary
