@@ -95,6 +95,7 @@ class Recipe:
             model before multiplied by counts.
         guessed: above 0, words are hidden alone, and those only that have at least this chance by
             counts (`training.objectives.Guessed`).
+        gapped: clauses with such a hidden word, at most, for each short sentence.
         products: as for `qkv.learn.train`.
         seed: of everything.
     """
@@ -123,6 +124,7 @@ class Recipe:
     used: float = 0.0
     told: float = 1.0
     guessed: float = 0.0
+    gapped: int = 1
     products: str = "bfloat16"
     seed: int = 0
 
@@ -184,13 +186,14 @@ def make(
     if recipe.told < 1 or recipe.guessed:
         neighbours = counted(read_books, wordnet, tokenizer, objective.content)
         teacher = None if recipe.guessed else Network(before)
-        neighbours.weights = weights(neighbours, teacher, tokenizer, source)
+        best = weights(neighbours, teacher, tokenizer, source)
+        neighbours.weights = best[: len(neighbours.weights)]
         if teacher is None:
             learned = Guessed(
                 guessable(read_books, wordnet, neighbours, tokenizer, recipe), objective
             )
         else:
-            learned = Taught(objective, teacher, neighbours, recipe.told)
+            learned = Taught(objective, teacher, float(best[-1]), neighbours, recipe.told)
     return trained(
         recipe,
         network,
@@ -294,14 +297,14 @@ def guessable(
 ) -> list[tuple[Array, int]]:
     """Short texts, each with the place of a content word that counts can guess.
 
-    A word is looked at in each short sentence of books, in as many clauses, and in each example of
-    WordNet. It stands once in its text, is one token of three letters or more, and is no part of a
-    contraction.
+    A word is looked at in each short sentence of books, in `gapped` times as many clauses, and in
+    each example of WordNet. It stands once in its text, is one token of three letters or more, and
+    is no part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)
     short, parts = short_of(passages), clauses_of(passages)
-    parts = [parts[number] for number in rng.permutation(len(parts))[: len(short)]]
+    parts = [parts[number] for number in rng.permutation(len(parts))[: recipe.gapped * len(short)]]
     plain = [one.removesuffix(".") if rng.random() < 0.5 else one for one in (*short, *parts)]
     vocabulary = tokenizer.vocabulary
     joined = {index for name, index in vocabulary.items() if name.startswith("##") or name == "'"}

@@ -190,14 +190,15 @@ def ship(
         accuracy without increasing inference time", for the mean.
     """
     runs = [run, *beside]
-    for one in runs:
-        if not abouts_of(one):
+    chains = [abouts_of(one) for one in runs]
+    for one, chain in zip(runs, chains, strict=True):
+        if not chain:
             raise FileNotFoundError(
                 f"book_ship: {one} holds no run: make one with training.book_encoder"
             )
-    abouts = abouts_of(run)
-    for *_, last in map(abouts_of, beside):
-        if all(last["seconds"] != about["seconds"] for about in abouts):
+    abouts, *others = chains
+    for *_, last in others:
+        if all(last["settings"] != about["settings"] for about in abouts):
             abouts.append({**last, "beside": True})
     whole = mean_of(*runs)
     name = book_decoder.NAME if whole.generates else book_encoder.NAME
@@ -263,11 +264,9 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
 
 
 def _trained(abouts: Sequence[Mapping[str, Any]], together: int = 1) -> str:
-    first = abouts[0]["settings"]["recipe"]
+    after = abouts[0]["settings"]["recipe"].get("after")
     return _TRAINED.format(
-        after=f", from `{Path(first['after']).name}` on, which has read WordNet alone"
-        if first["after"]
-        else "",
+        after=f", from `{Path(after).name}` on, which has read WordNet alone" if after else "",
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,

@@ -22,6 +22,17 @@ from training.wordnet import WordNet
 HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
 
 
+class Stateless:
+    """An objective that has no state of its own: what it draws is the generator's."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
 class Unseen(Masked):
     """Name the words that were hidden, and leave those alone that are in sight.
 
@@ -102,6 +113,7 @@ class Taught:
     Args:
         objective: says which words are hidden.
         before: the model, which stays as it is.
+        weight: what its logits are multiplied by.
         neighbours: the counts.
         told: the hidden word's part.
 
@@ -115,11 +127,12 @@ class Taught:
         self,
         objective: Unseen,
         before: Network,
+        weight: float,
         neighbours: Neighbours,
         told: float,
     ) -> None:
-        self.objective, self.before, self.neighbours = objective, before, neighbours
-        self.told = told
+        self.objective, self.before, self.weight = objective, before, weight
+        self.neighbours, self.told = neighbours, told
         self.batch, self.state, self.restore = objective.batch, objective.state, objective.restore
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
@@ -131,7 +144,7 @@ class Taught:
     def _given(self, batch: Words, numbers: Array, tokens: Array) -> Array:
         """(n, V) the probabilities to be learned."""
         given = self.neighbours.logits(batch)
-        given += self.neighbours.weights[-1] * logits_of(self.before, batch)
+        given += self.weight * logits_of(self.before, batch)
         given[numbers, tokens] = -np.inf
         given -= given.max(-1, keepdims=True)
         np.exp(given, out=given)
@@ -140,7 +153,7 @@ class Taught:
         return given
 
 
-class Guessed:
+class Guessed(Stateless):
     """Name the one hidden word of a text, where that is a word that can be guessed.
 
     Most words that are hidden at random cannot: a name, a number, one adjective of many. Somebody
@@ -174,13 +187,6 @@ class Guessed:
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """The mean loss of a batch and its tokens; the gradient is added to the network's."""
         return self.objective(network, batch)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: what it draws is the generator's."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing either."""
 
 
 def logits_of(network: Network, batch: Words) -> Array:
@@ -235,7 +241,7 @@ class Uses:
     priors: Array
 
 
-class Senses:
+class Senses(Stateless):
     """Pull a word in its sentence towards the definition of its sense, away from all others.
 
     Most senses have no sentence to learn from, and their definitions would be met as wrong ones
@@ -373,13 +379,6 @@ class Senses:
         loss, grad = nearest(rows, batch.spans, batch.targets, self.temperature, batch.priors)
         network.add(network.transformer.backward(grad, saved))
         return loss, len(batch.ids)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: what it draws is the generator's."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing either."""
 
 
 def nearest(

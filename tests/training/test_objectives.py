@@ -323,12 +323,12 @@ def test_a_teacher_is_a_model_multiplied_by_counts() -> None:
         Sequences([tokenizer.tokenize("the dog saw the cat").ids]), tokenizer, in_sight=1.5
     )
     neighbours = Neighbours(tokenizer.ids_batch(["the dog saw the cat"] * 3), unseen.content)
-    neighbours.weights = np.linspace(0.2, 0.9, 2 + len(neighbours.tables)).astype(np.float32)
-    taught = Taught(unseen, before, neighbours, told=0.3)
+    neighbours.weights = np.linspace(0.2, 0.9, 1 + len(neighbours.tables)).astype(np.float32)
+    taught = Taught(unseen, before, 0.9, neighbours, told=0.3)
     batch = taught.batch(0, np.random.default_rng(0))
     numbers, tokens = unseen.seen(batch)
     logits = neighbours.logits(batch).astype(np.float64)
-    logits += neighbours.weights[-1] * logits_of(before, batch).astype(np.float64)
+    logits += 0.9 * logits_of(before, batch).astype(np.float64)
     logits[numbers, tokens] = -np.inf
     soft = 0.7 * np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     soft[np.arange(len(soft)), batch.targets] += 0.3
