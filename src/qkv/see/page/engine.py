@@ -1,8 +1,11 @@
 """A model inside a page: what its script computes with, and the door that others ask at."""
-# What assets/engine/engine.js reads, as JSON in a script of its own that is never run:
+# What assets/engine/parameters.js reads, as JSON in a script of its own that is never run:
 #
 #   "name": str, "exact": whether the packed parameters are the model's as they are,
-#   "sizes": {"layers", "heads", "dim", "vocabulary", "most": tokens, "eps": of the norms},
+#   "sizes": {"layers", "heads", "kv_heads", "size": of a head's queries, "dim", "vocabulary",
+#             "most": tokens | null, "eps": of the norms, "mask": what stands for a missing word
+#             | null, "next": whether logits are for what follows a place},
+#   "design": what a family does otherwise than another, `_design`,
 #   "parameters": {our name: packed, of linear layers (out, in): rows of int8 with a float16 scale
 #                  each, where they are the numbers of a matrix, and else float16},
 #   "tokenizer": the tokenizer.json
@@ -12,15 +15,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.embed.rotary import rotary_speeds
+from qkv.layers import Rotary
 from qkv.models.files.int8 import Rows, exact_rows
-from qkv.models.network.design import Design
-from qkv.models.network.head import Head
+from qkv.models.network.design import Attention, Design
+from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.see.page import packing
 from qkv.see.page.about import about_model
 from qkv.see.page.html import bundle, script, script_json
@@ -28,64 +32,117 @@ from qkv.see.page.html import bundle, script, script_json
 if TYPE_CHECKING:
     from qkv.models import Model
 
-MOST = 16_000_000  # bytes of a page
-ROOM = 500_000  # bytes of it that are not the model
+LARGE = 64_000_000  # bytes of a page that some browsers take long to open
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
 _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
 
 def need_engine(model: Model) -> None:
-    """An error, that of `engine_payload`, if a page cannot compute with a model."""
-    _checked(model)
-
-
-def _checked(model: Model) -> dict[str, tuple[Array, Rows | None]]:
-    """The parameters as the script reads them, and as rows of int8 where they are such.
+    """An error if a page cannot compute with a model.
 
     Raises:
         ValueError: see `engine_payload`.
     """
     for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
         raise ValueError(
-            f"play: {model.name} {why}: a page computes a BERT with a head over words, whose "
-            "tokenizer is a WordPiece as BERT has it: give such a model"
+            f"play: {model.name} {why}: a page computes decoders and encoders that name masked "
+            f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
+            "model"
         )
-    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
-    _check_size(model, parameters)
-    return parameters
 
 
 def engine_payload(model: Model) -> dict[str, Any]:
     """A model as a page computes with it.
 
     Raises:
-        ValueError: it is not a BERT with a head over words and a WordPiece tokenizer, float16 does
-            not reach its parameters, or the page would be over 16 MB.
+        ValueError: it is no decoder and no encoder with a head over words, or has a part or a
+            tokenizer that the page does not know; or float16 does not reach its parameters.
 
     >>> import qkv
     >>> engine_payload(qkv.load())["sizes"]["layers"]
     4
     """
-    parameters = _checked(model)
+    need_engine(model)
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
+    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
+    first = design.layers[0]
     return {
         "name": model.name,
         "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
         "sizes": {
             "layers": len(design.layers),
-            "heads": design.layers[0].num_heads,
+            "heads": first.num_heads,
+            "kv_heads": first.num_kv_heads,
+            "size": first.head_size,
             "dim": design.dim,
             "vocabulary": design.vocabulary,
             "most": model.max_seq_length,
             "eps": design.eps,
+            "mask": model.mask,
+            "next": model.generates,
         },
+        "design": _design(model, design),
         "parameters": {
             name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
             for name, (array, rows) in parameters.items()
         },
         "tokenizer": model.tokenizer.rules,
     }
+
+
+def _design(model: Model, design: Design) -> dict[str, Any]:
+    """`Design` of assets/engine/parameters.js."""
+    rotaries = list(dict.fromkeys(one.rotary for one in design.layers if one.rotary is not None))
+    head = design.head
+    assert head is not None
+    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in training
+    return {
+        "layers": [_attends(one, rotaries) for one in design.layers],
+        "rotaries": [_rotary(one, design.layers[0].head_size) for one in rotaries],
+        "activation": design.activation,
+        "norms": design.norms,
+        "parallel": design.parallel,
+        "rms": design.rms,
+        "offset": design.norm_offset,
+        "embed": {
+            "scale": float(scale),
+            "first": design.first_position,
+            "padding": design.padding,
+            "projects_first": design.projects_first,
+        },
+        "head": {"activation": head.activation, "scale": head.scale, "softcap": head.softcap},
+        "ends": sorted(model._eos_ids) if model.generates else [],
+    }
+
+
+def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
+    options = layer.options
+    return {
+        "causal": bool(options.get("is_causal")),
+        "window": options.get("window"),
+        "scale": options.get("scale") or layer.head_size**-0.5,
+        "softcap": options.get("softcap"),
+        "rotary": None if layer.rotary is None else rotaries.index(layer.rotary),
+    }
+
+
+def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
+    """`Rotary` of assets/engine/parameters.js."""
+    dims, scaling = rotary.dims or size, rotary.scaling
+    found: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
+    if scaling is None or isinstance(scaling, Dynamic):
+        found["speeds"] = rotary_speeds(rotary.base, dims).tolist()
+        if scaling is not None:
+            found["stretched"] = {"limit": scaling.limit, "factor": scaling.factor}
+        return found
+    speeds, found["scale"] = scaling.speeds(rotary.base, dims, 1)
+    found["speeds"] = speeds.tolist()
+    if isinstance(scaling, LongRope):
+        longer, _ = scaling.speeds(rotary.base, dims, scaling.limit + 1)
+        found["longer"] = {"limit": scaling.limit, "speeds": longer.tolist()}
+    return found
 
 
 def engine_part(payload: Mapping[str, Any]) -> str:
@@ -100,18 +157,32 @@ def engine_part(payload: Mapping[str, Any]) -> str:
 
 def _reasons(model: Model) -> Iterator[str]:
     """Why a page cannot compute a model, as far as its network goes."""
-    kind, design = model.config.get("model_type"), model.design
-    if kind != "bert" or not isinstance(design, Design):
-        yield f"is of the family {kind}"
+    design = model.design
+    if not isinstance(design, Design):
+        yield f"is of the family {model.config.get('model_type')}"
         return
-    known = Head(design.vocabulary, bias=True, dense=True, activation="gelu", norm=True)
-    if design.head is None or replace(design.head, tied=False) != known:
-        yield "has no head over words, or another than BERT's"
-    if design.activation != "gelu":
-        yield f"has the activation {design.activation}, not gelu"
+    head, layers = design.head, design.layers
+    if head is None or head.pool is not None or head.classes or not head.projects:
+        yield "has no head over words"
+    others = {
+        "experts": design.experts is not None,
+        "biases by distance": design.buckets is not None or any(one.alibi for one in layers),
+        "sinks": any(one.sinks for one in layers),
+        "attention to another text": design.cross,
+        "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
+        "scales behind its parts": design.layer_scale,
+        "no MLPs": not design.hidden,
+        "layers of unlike sizes": len({(n.num_heads, n.num_kv_heads, n.head_size) for n in layers})
+        > 1,
+    }
+    yield from (f"has {part}" for part, there in others.items() if there)
+    for name in {design.activation, head and head.activation} - {None, *ACTIVATIONS}:
+        yield f"has the activation {name}"
     for name, array in model.parameters.items():
         if not np.isfinite(array).all() or np.abs(array).max() > np.finfo(np.float16).max:
             yield f"has numbers in {name} that float16 does not hold"
+    if model.prepared("A") != "A":
+        yield "has texts in lower case before they reach its tokenizer"
 
 
 def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
@@ -134,24 +205,6 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
         yield "puts other tokens around a text than it names"
     if any(token[flag] for token in rules["added_tokens"] for flag in _PLAIN):
         yield "has added tokens that are more than what they spell"
-    if model.prepared("A") != "A":
-        yield "has texts in lower case before they reach its tokenizer"
-
-
-def _check_size(model: Model, parameters: Mapping[str, tuple[Array, Rows | None]]) -> None:
-    """An error if the page of a model would be too large."""
-    count = sum(
-        array.size + 2 * len(array) if rows else 2 * array.size
-        for array, rows in parameters.values()
-    )
-    tokenizer = len(script_json(model.tokenizer.rules)) if model.tokenizer else 0
-    about = len(about_model(model).encode())
-    size = count * 4 // 3 + tokenizer + about + ROOM  # in base64
-    if size > MOST:
-        raise ValueError(
-            f"play: a page with {model.name} inside would have {size / 1e6:.1f} MB, and a page has "
-            f"at most {MOST / 1e6:g} MB: give a smaller model"
-        )
 
 
 def _laid_out(parameters: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:

@@ -6,6 +6,12 @@ interface Array<T> {
   findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }
 
+interface Float64Array {
+  at(place: number): number | undefined;
+  toSorted(): Float64Array;
+  findLastIndex(wanted: (value: number) => unknown): number;
+}
+
 interface String {
   toWellFormed(): string;
 }
@@ -16,8 +22,13 @@ interface Element {
 
 interface Door {
   where?: string;
-  model: Promise<import("./engine/engine.js").Sizes & { name: string; words: string[] }>;
-  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { at?: number[]; layers?: number[]; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
+  model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[] }>;
+  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
+  generate?(
+    text: string,
+    options?: { max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/door.js").Chosen) => void },
+    edits?: import("./engine/edits.js").Edit[],
+  ): Promise<import("./engine/door.js").Written>;
   sweep(
     text: string,
     edits: import("./engine/edits.js").Edit[],

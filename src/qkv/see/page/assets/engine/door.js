@@ -1,5 +1,5 @@
 // The door to the model that is in the page: globalThis.qkv. Behind it is a worker, made of the scripts that stand
-// in `compute` (gaps.js, wordpiece.js, edits.js, engine.js, worker.js), since a page that was opened from a file has no other.
+// in `compute` (worker.js and what it needs), since a page that was opened from a file has no other.
 
 /** @typedef {import("./edits.js").Edit} Edit */
 
@@ -18,6 +18,15 @@
  * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
  * @property {[number, number, string][]} [words]  [first, last + 1, word]: its tokens as words of the text, once a page has them
  * @property {import("./recorded.js").Source} [source]  of a recorded run: how its numbers are read
+ */
+
+/**
+ * A new token, as it is chosen. `likeliest`: tokens in its place, with their probabilities; `looked`: by layer and head what
+ * the token before it looked at meanwhile, a weight for each token so far; `text`: all new text.
+ * @typedef {{id: number, token: string, text: string, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
+ *
+ * New tokens, one that ends texts among them, and their text; the probability of each that was chosen, before any temperature.
+ * @typedef {{tokens: string[], ids: number[], text: string, probabilities: number[]}} Written
  */
 
 /**
@@ -54,7 +63,7 @@ export function openDoor(compute, data) {
   /**
    * Asks the worker; `signal` gives up what was asked, `onpart` hears of each part.
    * @param {{ask: string, text?: string, edits?: Edit[], at?: number[], layers?: number[], names?: string[],
-   *     rows?: Record<string, number[]>}} question
+   *     rows?: Record<string, number[]>, most?: number, options?: object}} question
    * @param {{signal?: AbortSignal, onpart?: (part: any) => void}} heard
    * @returns {Promise<any>}
    */
@@ -81,11 +90,25 @@ export function openDoor(compute, data) {
      * Runs a text, changed as the edits say (see edits.js). The newest run goes first, an older one after it.
      * @param {string} text
      * @param {Edit[]} edits
-     * @param {{at?: number[], layers?: number[], signal?: AbortSignal}} options  `at`: the places whose logits are
-     *     wanted, else all; `layers`: those of which everything is wanted
+     * @param {{at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options  `at`: the places whose logits
+     *     are wanted, else all; `layers`: those of which everything is wanted, and of a text of over 256 tokens the only ones
+     *     of which there are patterns; `most`: tokens that are read, if not all that the model has places for
      * @returns {Promise<Run>}
      */
-    run: (text, edits = [], { at, layers, signal } = {}) => ask({ ask: "run", text, edits, at, layers }, { signal }),
+    run: (text, edits = [], { at, layers, most, signal } = {}) => ask({ ask: "run", text, edits, at, layers, most }, { signal }),
+
+    /**
+     * Goes on from a text, token by token.
+     * @param {string} text
+     * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], signal?: AbortSignal,
+     *     onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature` 0 takes the likeliest each time, above it one of
+     *     the `top_k` likeliest is drawn, which a seed makes the same again; `begun`: new tokens that are there already; `onpart`
+     *     hears of each new one as it is chosen
+     * @param {Edit[]} edits  of the text; what is not of its tokens alone holds for new ones too
+     * @returns {Promise<Written>}
+     */
+    generate: (text, { signal, onpart = () => {}, ...options } = {}, edits = []) =>
+      ask({ ask: "generate", text, edits, options }, { signal, onpart }),
 
     /**
      * Removes each head in turn, whenever no run is wanted, the last layers first.

@@ -1,7 +1,7 @@
 // What a reader may change in a run of the model: which tokens see which, what heads bring, the temperature,
 // a row of weights, a word. Edits are objects {op: ...} as schema.json describes them; records.js checks them.
 
-/** @typedef {import("./engine.js").Sizes} Sizes */
+/** @typedef {import("./parameters.js").Sizes} Sizes */
 
 /**
  * `found`, numbers of another run, is not written by anybody: see sources.js.
@@ -59,17 +59,20 @@ export function isFor(edit, l, h) {
 }
 
 /**
- * Which keys a head does not see, (T, T), query by query: 1 where any edit hides the key.
+ * Which keys a head does not see, (T - first, T), query by query: 1 where any edit hides the key.
  * @param {Edit[]} edits
  * @param {number} l
  * @param {number} h
  * @param {number} T
+ * @param {number} first  the first query that is asked for
+ * @param {Uint8Array} unseen  what is hidden anyhow
  */
-export function hiddenBy(edits, l, h, T) {
-  const hidden = new Uint8Array(T * T);
-  for (const { token } of editsOf(edits, "hide")) for (let i = 0; i < T; i++) hidden[i * T + token] = 1;
-  if (editsOf(edits, "causal").length) for (let i = 0; i < T; i++) hidden.fill(1, i * T + i + 1, (i + 1) * T);
-  for (const edit of editsOf(edits, "mask")) if (isFor(edit, l, h)) hidden[edit.query * T + edit.key] = 1;
+export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T - first) * T)) {
+  const hidden = unseen.slice();
+  const row = (/** @type {number} */ i) => (i - first) * T;
+  for (const { token } of editsOf(edits, "hide")) for (let i = first; i < T; i++) hidden[row(i) + token] = 1;
+  if (editsOf(edits, "causal").length) for (let i = first; i < T; i++) hidden.fill(1, row(i) + i + 1, row(i + 1));
+  for (const edit of editsOf(edits, "mask")) if (isFor(edit, l, h) && edit.query >= first) hidden[row(edit.query) + edit.key] = 1;
   return hidden;
 }
 
@@ -88,12 +91,13 @@ export function scaleOf(edits, usual) {
  * The axes of an activation in a flat array, the last side by side, by name and length.
  * @param {string} at
  * @param {number} T
- * @param {{heads: number, dim: number}} sizes
+ * @param {{heads: number, kv_heads: number, size: number, dim: number}} sizes
  * @returns {[Axis, number][]}
  */
-export function axesOf(at, T, { heads: H, dim: D }) {
+export function axesOf(at, T, { heads: H, kv_heads, size: d, dim: D }) {
   if (at === "pattern") return [["head", H], ["token", T], ["", T]];
-  if (["q", "k", "v", "z"].includes(at)) return [["token", T], ["head", H], ["", D / H]];
+  if (["q", "z"].includes(at)) return [["token", T], ["head", H], ["", d]];
+  if (["k", "v"].includes(at)) return [["token", T], ["head", kv_heads], ["", d]];
   return [["token", T], ["", D]];
 }
 
@@ -154,13 +158,12 @@ export function changed(edits, at, x, T, sizes) {
  * @param {Float64Array} z
  * @param {Sizes} sizes
  */
-export function without(ablations, z, { heads: H, dim: D }) {
-  const d = D / H;
+export function without(ablations, z, { heads: H, size: d }) {
   const kept = z.slice();
   for (const { head, with: given = "zero", found } of ablations)
     for (let h = head ?? 0; h <= (head ?? H - 1); h++) {
       const output = given === "mean" ? Array.prototype.slice.call(found, h * d, (h + 1) * d) : given === "zero" ? new Float64Array(d) : given;
-      for (let first = h * d; first < z.length; first += D) kept.set(output, first);
+      for (let first = h * d; first < z.length; first += H * d) kept.set(output, first);
     }
   return kept;
 }

@@ -1,336 +1,209 @@
-// The forward pass of a BERT and of its head over words, to be read from top to bottom: tokens, vectors,
-// attention, MLP, logits. What a reader may change in it is in edits.js, the tokens are made in wordpiece.js.
-// An array of several axes is flat, the last axis side by side: row t of an array (T, D) begins at t * D.
-// T is how many tokens there are, D the size of a vector, H the heads, d = D / H the size of one, F the hidden
-// size of the MLP, V the vocabulary. All is computed in float64, as JavaScript's numbers are: what comes out is
-// the model's own, but for the last rounding.
+// The forward pass of a transformer, an encoder or a decoder, to be read from top to bottom: tokens, vectors, attention,
+// MLP, logits. What a family of models does otherwise than another stands in the design (parameters.js), as in Python;
+// what a reader may change is in edits.js. T is how many tokens there are, D the size of a vector, H the heads, d the
+// size of one, F the hidden size of the MLP, V the vocabulary. A step of `forward` has arrays by the names of a trace.
+// What comes out is the model's own, but for the last rounding.
+// While a text is written (generate.js), there are `first` tokens before those that are computed, L of T.
 
 import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
-import { readTokenizer } from "./wordpiece.js";
+import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softmax, weigh } from "./layers.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
-/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
-
-/**
- * @typedef {{layers: number, heads: number, dim: number, vocabulary: number, most: number, eps: number, mask?: string,
- *            scales?: [string, number][]}} Sizes  mask and scales: of a model on a server, see server.js
- * @typedef {{name: string, sizes: Sizes, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
- * @typedef {{b64: string, scale?: string}} Packed  a parameter, see unpacked
- * @typedef {Record<string, any>} Step  what a part of the model has computed: arrays, by the names of a trace
- */
-
-// ---- the parameters
-
-/**
- * The model that engine.py has written into a page, as numbers to compute with.
- * @param {{name: string, sizes: Sizes, parameters: Record<string, Packed>, tokenizer: any}} written
- * @returns {Model}
- */
-export function readModel({ name, sizes, parameters, tokenizer }) {
-  const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all that float16 has
-  /** @type {Record<string, Float32Array>} */
-  const read = {};
-  for (const [part, packed] of Object.entries(parameters)) read[part] = unpacked(packed, halves);
-  return { name, sizes, parameters: read, tokenizer: readTokenizer(tokenizer) };
-}
-
-/**
- * A float16 from its bits: one for the sign, five for the power of two, ten for the fraction.
- * @param {number} bits
- */
-function half(bits) {
-  const [sign, power, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, (bits & 1023) / 1024];
-  if (power === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (power ? (1 + fraction) * 2 ** (power - 15) : fraction * 2 ** -14);
-}
-
-/**
- * Base64 of float16, the lower byte first, looked up in a table of what its bits mean; or, where there are scales,
- * which are such float16, of rows of int8, each of which is multiplied by its scale.
- * @param {Packed} packed
- * @param {Float32Array} halves
- * @returns {Float32Array}
- */
-function unpacked({ b64, scale }, halves) {
-  const text = atob(b64);
-  const scales = scale && unpacked({ b64: scale }, halves);
-  const found = new Float32Array(text.length / (scales ? 1 : 2));
-  for (let i = 0; i < found.length; i++)
-    found[i] = scales
-      ? ((text.charCodeAt(i) << 24) >> 24) * scales[Math.floor((i * scales.length) / found.length)]
-      : halves[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
-  return found;
-}
-
-// ---- the parts of a layer
-
-/**
- * A linear layer: x (T, I) times weight (O, I), of which each row makes one number of the result, plus bias (O).
- * Two rows of x and four of the weight are read at a time, since reading takes longer than multiplying.
- * @param {Float64Array} x
- * @param {Float32Array} weight
- * @param {Float32Array} bias
- */
-function linear(x, weight, bias) {
-  const O = bias.length;
-  const I = weight.length / O;
-  const T = x.length / I;
-  const out = new Float64Array(T * O); // (T, I) -> (T, O)
-  for (let o = 0; o < O; o += 4) {
-    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // at the end some are computed again
-    const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
-    /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
-    const put = (row, a, b, c, d) => {
-      out[row + o] = a + bias[o];
-      out[row + o1] = b + bias[o1];
-      out[row + o2] = c + bias[o2];
-      out[row + o3] = d + bias[o3];
-    };
-    for (let t = 0; t < T; t += 2) {
-      const t1 = Math.min(t + 1, T - 1);
-      let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
-      for (let i = 0; i < I; i++) {
-        const a = x[t * I + i];
-        const b = x[t1 * I + i];
-        a0 += a * weight[w0 + i];
-        a1 += a * weight[w1 + i];
-        a2 += a * weight[w2 + i];
-        a3 += a * weight[w3 + i];
-        b0 += b * weight[w0 + i];
-        b1 += b * weight[w1 + i];
-        b2 += b * weight[w2 + i];
-        b3 += b * weight[w3 + i];
-      }
-      put(t * O, a0, a1, a2, a3);
-      put(t1 * O, b0, b1, b2, b3);
-    }
-  }
-  return out;
-}
-
-/**
- * Each vector of x (T, D) shifted to mean 0 and scaled to variance 1, then times weight (D) plus bias (D).
- * @param {Float64Array} x
- * @param {Float32Array} weight
- * @param {Float32Array} bias
- * @param {number} eps  is added to the variance
- */
-function layerNorm(x, weight, bias, eps) {
-  const D = weight.length;
-  const out = new Float64Array(x.length);
-  for (let row = 0; row < x.length; row += D) {
-    let [mean, variance] = [0, 0];
-    for (let i = 0; i < D; i++) mean += x[row + i] / D;
-    for (let i = 0; i < D; i++) variance += (x[row + i] - mean) ** 2 / D;
-    const scale = 1 / Math.sqrt(variance + eps);
-    for (let i = 0; i < D; i++) out[row + i] = (x[row + i] - mean) * scale * weight[i] + bias[i];
-  }
-  return out;
-}
-
-/**
- * GELU: each x times the share of the normal distribution that lies below it.
- * @param {Float64Array} x
- */
-function gelu(x) {
-  return x.map((value) => value * below(value));
-}
-
-const [REACH, FINE] = [6, 256]; // the bell curve from -6 to 6, in steps of 1 / 256
-const BELL = Float64Array.from({ length: 2 * REACH * FINE + 1 }, (_, i) => bell(i / FINE - REACH));
-const BELOW = new Float64Array(BELL.length); // the area under it up to there, by Simpson's rule
-for (let i = 1; i < BELOW.length; i++) {
-  const middle = bell((i - 0.5) / FINE - REACH);
-  BELOW[i] = BELOW[i - 1] + (BELL[i - 1] + 4 * middle + BELL[i]) / (6 * FINE);
-}
-
-/** @param {number} x */
-function bell(x) {
-  return Math.exp((-x * x) / 2) / Math.sqrt(2 * Math.PI);
-}
-
-/**
- * The share of the normal distribution below x: from the table, and on from there by its derivatives.
- * @param {number} x
- */
-function below(x) {
-  if (!(Math.abs(x) < REACH)) return x < 0 ? 0 : x > 0 ? 1 : NaN;
-  const i = Math.round((x + REACH) * FINE);
-  const at = i / FINE - REACH;
-  const by = x - at;
-  return BELOW[i] + BELL[i] * by * (1 - (at * by) / 2 + ((at * at - 1) * by * by) / 6);
-}
-
-/**
- * The residual connection: what goes past a part of a layer is added to what comes out of it.
- * @param {Float64Array} past
- * @param {Float64Array} out
- */
-function add(past, out) {
-  return past.map((value, i) => value + out[i]);
-}
-
-// ---- attention
-
-/**
- * The scores of one head, (T, T): how well each query's vector fits each key's; -Infinity where the key is hidden.
- * @param {Float64Array} q  (T, D), as k is
- * @param {Float64Array} k
- * @param {number} first  the head's first column, of d
- * @param {number} d
- * @param {number} D
- * @param {number} scale
- * @param {Uint8Array} hidden  (T, T)
- */
-function scoresOf(q, k, first, d, D, scale, hidden) {
-  const T = q.length / D;
-  const out = new Float64Array(T * T); // (T, d), (T, d) -> (T, T)
-  for (let i = 0; i < T; i++)
-    for (let j = 0; j < T; j++) {
-      let dot = 0;
-      for (let c = first; c < first + d; c++) dot += q[i * D + c] * k[j * D + c];
-      out[i * T + j] = hidden[i * T + j] ? -Infinity : dot * scale;
-    }
-  return out;
-}
-
-/**
- * Each row of scores (T, T) as weights that sum to 1; a row that sees nothing has weights 0.
- * @param {Float64Array} scores
- * @param {number} T
- */
-function softmax(scores, T) {
-  const out = new Float64Array(T * T);
-  for (let row = 0; row < T * T; row += T) {
-    let [largest, total] = [-Infinity, 0];
-    for (let j = 0; j < T; j++) largest = Math.max(largest, scores[row + j]);
-    if (largest === -Infinity) continue;
-    for (let j = 0; j < T; j++) total += Math.exp(scores[row + j] - largest);
-    for (let j = 0; j < T; j++) out[row + j] = Math.exp(scores[row + j] - largest) / total;
-  }
-  return out;
-}
-
-/**
- * One head's columns of z (T, D): for each query the values v (T, D), weighted by its row of the pattern (T, T).
- * @param {Float64Array} pattern
- * @param {Float64Array} v
- * @param {number} first  the head's first column, of d
- * @param {number} d
- * @param {number} D
- * @param {Float64Array} z  is written to
- */
-function weigh(pattern, v, first, d, D, z) {
-  const T = v.length / D;
-  for (let i = 0; i < T; i++)
-    for (let c = first; c < first + d; c++) {
-      let total = 0;
-      for (let j = 0; j < T; j++) total += pattern[i * T + j] * v[j * D + c];
-      z[i * D + c] = total; // (T, T), (T, d) -> (T, d)
-    }
-}
-
-// ---- the model
+/** @typedef {import("./memory.js").Memory} Memory */
+/** @typedef {import("./memory.js").Step} Step */
+/** @typedef {import("./parameters.js").Model} Model */
 
 /**
  * A linear layer of the model by its name.
  * @param {Model} model
  * @param {string} name
  * @param {Float64Array} x
+ * @param {number} L  rows
  */
-function project({ parameters }, name, x) {
-  return linear(x, parameters[`${name}.weight`], parameters[`${name}.bias`]);
+function project({ parameters }, name, x, L) {
+  return linear(x, parameters[`${name}.weight`], parameters[`${name}.bias`], x.length / L);
 }
 
 /**
- * A norm of the model by its name.
+ * A norm of the model by its name; where it has none, the vectors as they are.
  * @param {Model} model
  * @param {string} name
  * @param {Float64Array} x
  */
-function norm({ parameters, sizes }, name, x) {
-  return layerNorm(x, parameters[`${name}.weight`], parameters[`${name}.bias`], sizes.eps);
+function norm({ parameters, design, sizes }, name, x) {
+  const weight = parameters[`${name}.weight`];
+  return weight ? normalized(x, weight, parameters[`${name}.bias`], { ...design, eps: sizes.eps }) : x;
 }
 
 /**
- * The vectors that the first layer reads: those of the tokens, of their places and of the first segment.
+ * The rows of a table (rows, E).
+ * @param {Float32Array} table
+ * @param {number} E
+ * @param {number[]} rows  (T)
+ */
+function looked(table, E, rows) {
+  const x = new Float64Array(rows.length * E); // (T) -> (T, E)
+  rows.forEach((row, t) => x.set(table.subarray(row * E, (row + 1) * E), t * E));
+  return x;
+}
+
+/**
+ * The vectors that the first layer reads: those of the tokens, of the first segment and of their places.
  * @param {Model} model
- * @param {number[]} ids  (T)
+ * @param {number[]} ids  (L)
  * @returns {Step}
  */
-function embed(model, ids) {
-  const D = model.sizes.dim;
-  const [words, places, segment] = ["embed", "pos_embed", "token_type_embed"].map((name) => model.parameters[`${name}.weight`]);
-  const x = new Float64Array(ids.length * D); // (T) -> (T, D)
-  ids.forEach((id, t) => {
-    for (let i = 0; i < D; i++) x[t * D + i] = words[id * D + i] + places[t * D + i] + segment[i];
-  });
-  return { full_embed: norm(model, "embed_norm", x) };
+export function embed(model, ids, first = 0) {
+  const { parameters: p, design: { embed: options }, sizes } = model;
+  const E = p["embed.weight"].length / sizes.vocabulary;
+  let x = looked(p["embed.weight"], E, ids).map((value) => value * options.scale);
+  const widened = () => (p["embed_proj.weight"] ? project(model, "embed_proj", x, ids.length) : x); // (L, E) -> (L, D)
+  if (options.projects_first) x = widened();
+  const wide = x.length / Math.max(1, ids.length);
+  if (p["token_type_embed.weight"]) x = add(x, looked(p["token_type_embed.weight"], wide, ids.map(() => 0)));
+  if (p["pos_embed.weight"]) x = add(x, looked(p["pos_embed.weight"], wide, placesOf(ids, first, options)));
+  x = norm(model, "embed_norm", x);
+  return { full_embed: options.projects_first ? x : widened() };
 }
 
 /**
- * The queries, keys and values of layer l, made of x (T, D): all heads side by side.
+ * The row of the table of positions for each token; RoBERTa counts the tokens that are not padding.
+ * @param {number[]} ids
+ * @param {number} first
+ * @param {{first: number, padding: number | null}} options
+ */
+function placesOf(ids, first, { first: row, padding }) {
+  let count = first - 1;
+  return ids.map((id) => (id === padding ? -1 : (count += 1)) + row);
+}
+
+/**
+ * The queries, keys and values of layer l, made of x (L, D): all heads side by side. Where they are normed or rotated
+ * before they meet, `rot_q` and `rot_k` are what meets.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
+ * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
  */
-function projections(model, l, x, edits) {
-  const T = x.length / model.sizes.dim;
-  const [q, k, v] = ["q", "k", "v"].map((name) => changed(edits, name, project(model, `blocks.${l}.attn.${name}_proj`, x), T, model.sizes));
-  return { q, k, v }; // (T, D) -> (T, H * d), three times
+export function projections(model, l, x, L, edits, first = 0) {
+  const { parameters, design, sizes } = model;
+  const here = `blocks.${l}.attn`;
+  const read = design.norms === "after" ? x : norm(model, `blocks.${l}.norm1`, x);
+  const [q, k, v] = ["q", "k", "v"].map((name) => changed(edits, name, project(model, `${here}.${name}_proj`, read, L), L, sizes));
+  const before = read === x ? {} : { "ln1.normalized": read };
+  const { rotary } = design.layers[l];
+  if (rotary === null && !parameters[`${here}.q_norm.weight`]) return { ...before, q, k, v }; // (L, D) -> (L, H * d), three times
+  const [rot_q, rot_k] = [["q", q], ["k", k]].map(([name, array]) => {
+    const ready = norm(model, `${here}.${name}_norm`, /** @type {Float64Array} */ (array));
+    return rotary === null ? ready : rotated(ready, sizes.size, L, first, design.rotaries[rotary]);
+  });
+  return { ...before, q, k, v, rot_q, rot_k };
+}
+
+/**
+ * Which keys each query does not see, (L, T): those that follow it, in a causal model, and those out of its window.
+ * @param {{causal: boolean, window: [number, number] | null}} attends
+ * @param {number} first
+ * @param {number} T
+ */
+function unseenBy({ causal, window }, first, T) {
+  const out = new Uint8Array((T - first) * T);
+  for (let i = first; i < T; i++) {
+    const row = (i - first) * T;
+    if (causal) out.fill(1, row + i + 1, row + T);
+    if (window) {
+      out.fill(1, row, row + Math.max(0, i - window[0]));
+      out.fill(1, Math.min(row + T, row + i + window[1] + 1), row + T);
+    }
+  }
+  return out;
 }
 
 /**
  * The heads of layer l: scores, weights, and the values that these bring together.
  * @param {Model} model
  * @param {number} l
- * @param {Step} qkv
+ * @param {{q: Float64Array, k: Float64Array, v: Float64Array}} read  queries (L, H * d) as they meet keys; keys and values (T, heads * d),
+ *     of which there may be fewer heads
  * @param {Edit[]} edits  see edits.js
  * @returns {Step}
  */
-function attention({ sizes }, l, { q, k, v }, edits) {
-  const { heads: H, dim: D } = sizes;
-  const T = q.length / D;
-  const d = D / H;
-  const scale = scaleOf(edits, 1 / Math.sqrt(d));
+export function attention({ sizes, design }, l, { q, k, v }, edits, first = 0) {
+  const { heads: H, kv_heads: shared, size: d } = sizes;
+  const { softcap, scale: usual } = design.layers[l];
+  const [L, T] = [q.length / (H * d), k.length / (shared * d)];
+  const scale = scaleOf(edits, usual);
+  const unseen = unseenBy(design.layers[l], first, T);
   /** @type {Float64Array[]} */
   const attn_scores = [];
-  const weights = new Float64Array(H * T * T);
-  const z = new Float64Array(T * D);
+  const weights = new Float64Array(H * L * T);
+  const z = { array: new Float64Array(L * H * d), wide: H * d };
+  /** @type {(array: Float64Array, h: number) => import("./layers.js").Columns} */
+  const ofKey = (array, h) => ({ array, wide: shared * d, first: Math.floor((h * shared) / H) * d });
   for (let h = 0; h < H; h++) {
-    attn_scores[h] = scoresOf(q, k, h * d, d, D, scale, hiddenBy(edits, l, h, T));
-    weights.set(softmax(attn_scores[h], T), h * T * T);
+    const hidden = hiddenBy(edits, l, h, T, first, unseen);
+    attn_scores[h] = scoresOf({ array: q, wide: H * d, first: h * d }, ofKey(k, h), d, scale, softcap, hidden);
+    weights.set(softmax(attn_scores[h], T), h * L * T);
   }
   const edited = changed(edits, "pattern", weights, T, sizes);
-  const pattern = attn_scores.map((_, h) => edited.subarray(h * T * T, (h + 1) * T * T));
-  pattern.forEach((own, h) => weigh(own, v, h * d, d, D, z));
-  return { attn_scores, pattern, z }; // (T, H * d) -> H times (T, T) -> (T, H * d)
+  const pattern = attn_scores.map((_, h) => edited.subarray(h * L * T, (h + 1) * L * T));
+  pattern.forEach((own, h) => weigh(own, ofKey(v, h), d, { ...z, first: h * d }));
+  return { attn_scores, pattern, z: z.array }; // (L, H * d) -> H times (L, T) -> (L, H * d)
 }
 
 /**
- * What layer l does with x (T, D) once its heads have found z (T, H * d). Each part's result is added, then normed.
+ * The MLP of layer l on x (L, D): up, the activation, down; where it is gated, what is made of `gate` multiplies what goes up.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Float64Array} found  z, (T, H * d)
+ * @param {number} L
+ * @returns {{pre: Float64Array, post: Float64Array, out: Float64Array}}
+ */
+function mlp(model, l, x, L) {
+  const here = `blocks.${l}.mlp`;
+  const gated = `${here}.gate_proj.weight` in model.parameters;
+  const pre = project(model, `${here}.${gated ? "gate" : "up"}_proj`, x, L); // (L, D) -> (L, F)
+  let post = pre.map(ACTIVATIONS[model.design.activation]);
+  if (gated) {
+    const up = project(model, `${here}.up_proj`, x, L);
+    post = post.map((value, i) => value * up[i]);
+  }
+  return { pre, post, out: project(model, `${here}.down_proj`, post, L) }; // (L, F) -> (L, D)
+}
+
+/**
+ * What layer l does with x (L, D) once its heads have found z (L, H * d). Each part's result is added to what goes past it.
+ * @param {Model} model
+ * @param {number} l
+ * @param {Float64Array} x
+ * @param {Step} found  the heads' z; and `ln1.normalized`, what they read, where a norm stands before them
+ * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
  */
-function rest(model, l, x, found, edits) {
-  const { sizes } = model;
-  const T = x.length / sizes.dim;
-  const z = changed(edits, "z", without(editsOf(edits, "ablate"), found, sizes), T, sizes);
-  const attn_out = changed(edits, "attn_out", project(model, `blocks.${l}.attn.out_proj`, z), T, sizes); // (T, H * d) -> (T, D)
+export function rest(model, l, x, found, L, edits) {
+  const { sizes, design, parameters } = model;
+  const after = design.norms === "after";
+  /** @type {(name: string, of: Float64Array) => Float64Array} */
+  const normed = (name, of) => norm(model, `blocks.${l}.${name}`, of);
+  /** @type {(at: string, array: Float64Array) => Float64Array} */
+  const own = (at, array) => changed(edits, at, array, L, sizes);
+  const z = own("z", without(editsOf(edits, "ablate"), found.z, sizes));
+  const attn_out = own("attn_out", normed("out_norm1", project(model, `blocks.${l}.attn.out_proj`, z, L))); // (L, H * d) -> (L, D)
   const resid_mid = add(x, attn_out);
-  const normed = norm(model, `blocks.${l}.norm1`, resid_mid);
-  const pre = project(model, `blocks.${l}.mlp.up_proj`, normed); // (T, D) -> (T, F)
-  const post = gelu(pre);
-  const mlp_out = changed(edits, "mlp_out", project(model, `blocks.${l}.mlp.down_proj`, post), T, sizes); // (T, F) -> (T, D)
-  const resid_post = changed(edits, "resid_post", add(normed, mlp_out), T, sizes);
-  const normalized_resid_post = norm(model, `blocks.${l}.norm2`, resid_post);
-  return { z, attn_out, resid_mid, "ln1.normalized": normed, pre, post, mlp_out, resid_post, normalized_resid_post };
+  const past = after ? normed("norm1", resid_mid) : resid_mid;
+  const both = design.parallel && (`blocks.${l}.norm2.weight` in parameters ? normed("norm2", x) : found["ln1.normalized"] ?? x);
+  const read = both || (after ? past : normed("norm2", past));
+  const { pre, post, out } = mlp(model, l, read, L);
+  const mlp_out = own("mlp_out", normed("out_norm2", out));
+  const resid_post = own("resid_post", add(past, mlp_out));
+  /** @type {Step} */
+  const step = { z, attn_out, pre, post, mlp_out, resid_post };
+  if (!design.parallel) step.resid_mid = resid_mid;
+  if (after) return { ...step, "ln1.normalized": past, normalized_resid_post: normed("norm2", resid_post) };
+  return read === past || read === found["ln1.normalized"] ? step : { ...step, "ln2.normalized": read };
 }
 
 /**
@@ -338,12 +211,13 @@ function rest(model, l, x, found, edits) {
  * @param {Step} step
  */
 export function handedOn(step) {
-  return step.normalized_resid_post ?? step.full_embed;
+  return step.normalized_resid_post ?? step.resid_post ?? step.full_embed;
 }
 
 /**
  * The forward pass: the embeddings, then every layer. It stops before each layer, so that something else can go
- * first. What was computed before is taken from `memory`: a change in layer l leaves all that lies below as it is.
+ * first. What was computed before and is in `memory` is not computed again: each part of a layer is named by what it
+ * reads and by the edits that change it.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)
@@ -351,6 +225,7 @@ export function handedOn(step) {
  * @returns {Generator<void, Step[]>}  the embeddings, and behind them the layers
  */
 export function* forward(model, memory, ids, edits) {
+  const T = ids.length;
   const steps = [memory.keep(`ids ${ids}`, () => embed(model, ids))];
   let last = steps[0];
   for (let l = 0; l < model.sizes.layers; l++) {
@@ -362,13 +237,21 @@ export function* forward(model, memory, ids, edits) {
       return [some, JSON.stringify(some)];
     };
     const [[first, one], [middle, two], [behind, three]] = ["projections", "heads", "rest"].map(of);
-    const before = changed(first, "resid_pre", handedOn(last), ids.length, model.sizes);
-    const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before, first));
-    const heads = memory.keep(`heads ${qkv.key} ${two}`, () => attention(model, l, qkv, middle));
-    last = memory.keep(`rest ${heads.key} ${three}`, () => rest(model, l, before, heads.z, behind));
+    const before = changed(first, "resid_pre", handedOn(last), T, model.sizes);
+    const qkv = memory.keep(`qkv ${last.key} ${one}`, () => projections(model, l, before, T, first));
+    const heads = memory.keep(`heads ${qkv.key} ${two}`, () => attention(model, l, metIn(qkv), middle));
+    last = memory.keep(`rest ${heads.key} ${three}`, () => rest(model, l, before, { ...qkv, ...heads }, T, behind));
     steps.push({ ...qkv, ...heads, ...last });
   }
   return steps;
+}
+
+/**
+ * The queries, keys and values of a step as they meet.
+ * @param {Step} step
+ */
+export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
+  return { q: rot_q, k: rot_k, v };
 }
 
 /**
@@ -378,47 +261,13 @@ export function* forward(model, memory, ids, edits) {
  * @param {number[]} places
  */
 export function logitsAt(model, x, places) {
-  const { parameters: p, sizes: { dim: D } } = model;
-  const rows = new Float64Array(places.length * D); // (T, D) -> (n, D)
+  const { parameters: p, design: { head }, sizes: { dim: D } } = model;
+  let rows = new Float64Array(places.length * D); // (T, D) -> (n, D)
   places.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
-  const ready = norm(model, "head.norm", gelu(project(model, "head.dense_proj", rows)));
-  return linear(ready, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"]); // (n, D) -> (n, V)
-}
-
-/** What has been computed, up to so many numbers; what nobody asked for the longest goes first. */
-export class Memory {
-  constructor(most = 6e6) {
-    this.most = most;
-    this.size = 0;
-    this.count = 0;
-    /** @type {Map<string, Step>} */
-    this.found = new Map();
-  }
-
-  /**
-   * What `compute` gives, or gave under this name; with a key, to name by what is computed from it.
-   * @param {string} name
-   * @param {() => Step} compute
-   */
-  keep(name, compute) {
-    const known = this.found.get(name);
-    const value = known ?? { ...compute(), key: (this.count += 1) };
-    this.found.delete(name);
-    this.found.set(name, value); // the newest is the last
-    if (!known) this.size += sizeOf(value);
-    for (const [old, one] of this.found) {
-      if (this.size <= this.most || one === value) break;
-      this.found.delete(old);
-      this.size -= sizeOf(one);
-    }
-    return value;
-  }
-}
-
-/**
- * How many numbers the arrays of a step have.
- * @param {Step} step
- */
-function sizeOf(step) {
-  return Object.values(step).flat().reduce((total, one) => total + (one.length ?? 0), 0);
+  rows = norm(model, "final_norm", rows);
+  if (p["head.dense_proj.weight"]) rows = project(model, "head.dense_proj", rows, places.length);
+  if (head.activation) rows = rows.map(ACTIVATIONS[head.activation]);
+  rows = norm(model, "head.norm", rows).map((value) => value * head.scale);
+  const out = linear(rows, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"], rows.length / places.length);
+  return head.softcap === null ? out : out.map((value) => capped(value, head.softcap)); // (n, D) -> (n, V)
 }

@@ -6,7 +6,7 @@ import schema from "../../../../edits/schema.json";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./edits.js").ByOp} ByOp */
-/** @typedef {import("./engine.js").Model} Model */
+/** @typedef {import("./parameters.js").Model} Model */
 /** @typedef {import("./wordpiece.js").Token} Token */
 /** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
 
@@ -85,21 +85,22 @@ function isArray(value, [size, ...rest]) {
  * @param {Model} model
  * @returns {(kind: string, value: any) => string}
  */
-function rulesFor(edit, T, { sizes: { layers, heads, dim }, tokenizer: { ids } }) {
+function rulesFor(edit, T, { sizes, tokenizer: { ids } }) {
+  const { layers, heads, size, dim } = sizes;
   /** @type {(count: number, what: string) => (value: any) => string} */
   const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
   /** @type {(count: number, what: string) => (value: any) => string} */
   const numbers = (count, what) => (value) => isArray(value, [count]) ? "" : `${count} finite numbers, ${what}`;
-  const axes = edit.at === undefined ? [] : axesOf(edit.at, T, { heads, dim });
-  const of = edit.at === undefined ? ["head"] : axes.map(([name]) => name);
+  const axes = edit.at === undefined ? [] : axesOf(edit.at, T, sizes);
+  const own = edit.at === undefined ? heads : axes.find(([name]) => name === "head")?.[1]; // how many heads it may be of
   /** @type {Record<string, (value: any) => string>} */
   const rules = {
     token: below(T, "as the text has tokens"),
     layer: below(layers, "as the model has layers"),
-    head: (value) => (of.includes("head") ? below(heads, "as a layer has heads")(value) : `none: ${edit.at} is of no head`),
+    head: (value) => (own ? below(own, own === heads ? "as a layer has heads" : `as ${edit.at} has`)(value) : `none: ${edit.at} is of no head`),
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
-    output: (value) => (value === "zero" || value === "mean" ? "" : numbers(dim / heads, 'as a head gives, or "mean"')(value)),
+    output: (value) => (value === "zero" || value === "mean" ? "" : numbers(size, 'as a head gives, or "mean"')(value)),
     array: (value) => {
       const shape = axes.filter(([name]) => !name || edit[name] === undefined).map(([, size]) => size);
       return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;

@@ -6,9 +6,9 @@ import { shown } from "./records.js";
 import { tokenize } from "./wordpiece.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
-/** @typedef {import("./engine.js").Memory} Memory */
-/** @typedef {import("./engine.js").Model} Model */
-/** @typedef {import("./engine.js").Step} Step */
+/** @typedef {import("./memory.js").Memory} Memory */
+/** @typedef {import("./memory.js").Step} Step */
+/** @typedef {import("./parameters.js").Model} Model */
 
 /**
  * Edits with what they need of other runs as their `found`, which is no part of what names a step of a run.
@@ -25,7 +25,7 @@ export function* withSources(model, memory, ids, edits) {
     if (!mean && edit.from === undefined) all.push(edit);
     else {
       const steps = yield* forward(model, memory, mean ? ids : sourceOf(model, edit, ids.length), []);
-      const value = mean ? meanOf(steps[edit.layer + 1].z, model.sizes.dim) : partOf(steps, edit, ids.length, model);
+      const value = mean ? meanOf(steps[edit.layer + 1].z, ids.length) : partOf(steps, edit, ids.length, model);
       all.push(Object.defineProperty({ ...edit }, "found", { value }));
     }
   }
@@ -33,13 +33,13 @@ export function* withSources(model, memory, ids, edits) {
 }
 
 /**
- * The mean over the tokens of z (T, D), (D).
+ * The mean over the tokens of z (T, H * d), (H * d).
  * @param {Float64Array} z
- * @param {number} D
+ * @param {number} T
  */
-function meanOf(z, D) {
-  const mean = new Float64Array(D);
-  z.forEach((value, i) => (mean[i % D] += value / (z.length / D)));
+function meanOf(z, T) {
+  const mean = new Float64Array(z.length / T);
+  z.forEach((value, i) => (mean[i % mean.length] += value / T));
   return mean;
 }
 
@@ -50,7 +50,7 @@ function meanOf(z, D) {
  * @param {number} T
  */
 function sourceOf({ tokenizer, sizes }, { op, from }, T) {
-  const { tokens } = tokenize(tokenizer, from, sizes.most);
+  const { tokens } = tokenize(tokenizer, from, sizes.most ?? Infinity);
   if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)}, of ${tokens.length} tokens, and the text has ${T}: give a text of ${T}`);
   return tokens.map(({ id }) => id);
 }

@@ -178,3 +178,12 @@ function pieces({ words, unknown, prefix, longest }, word) {
   }
   return found.map((one) => one.piece);
 }
+
+/**
+ * The text of token ids; to be replaced by that of every kind of tokenizer.
+ * @param {Tokenizer} tokenizer
+ * @param {number[]} ids
+ */
+export function decode({ names }, ids) {
+  return ids.map((id) => names[id]).join("").replaceAll("Ġ", " ").replaceAll("Ċ", "\n");
+}

@@ -1,16 +1,20 @@
-// What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, and for
-// sweeps in which each head is removed in turn; it works step by step, so that the newest run always goes first.
+// What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, for text that goes
+// on from another, and for sweeps in which each head is removed in turn; it works step by step, so that the newest run
+// always goes first.
 
-import { forward, handedOn, logitsAt, Memory, readModel } from "./engine.js";
+import { forward, handedOn, logitsAt } from "./engine.js";
+import { Cache, written } from "./generate.js";
+import { Memory } from "./memory.js";
+import { readModel } from "./parameters.js";
 import { checkedEdits, shown, swapped } from "./records.js";
 import { withSources } from "./sources.js";
-import { tokenize } from "./wordpiece.js";
+import { decode, tokenize } from "./wordpiece.js";
 
-/** @typedef {import("./engine.js").Model} Model */
-/** @typedef {import("./engine.js").Step} Step */
+/** @typedef {import("./memory.js").Step} Step */
+/** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[]}} Question
+ * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[], most?: number}} Question
  * @typedef {{id: number, ask: string, steps: Generator<any, any>}} Job
  */
 
@@ -19,12 +23,14 @@ let model;
 /** @type {Job[]} */
 let jobs = []; // the newest is the last
 let working = false;
-const memory = new Memory();
+const [memory, cache] = [new Memory(), new Cache()];
+const BEFORE = 8; // tokens of a prompt that new ones are spelled behind
+const MOST_PATTERNS = 256; // tokens of a text of which every pattern is given unasked
 const next = new MessageChannel(); // a message to oneself comes after those that wait: they are heard between two steps
 next.port1.onmessage = work;
 
 /** @type {Record<string, (question: any) => Generator<any, any>>} */
-const ASKED = { run, sweep, parameters };
+const ASKED = { run, sweep, generate, parameters };
 
 onmessage = ({ data: { read, drop, ...question } }) => {
   if (read) {
@@ -60,9 +66,9 @@ function work() {
  * What a text and its edits are to the model.
  * @param {Question} question
  */
-function asked({ text, edits }) {
+function asked({ text, edits, most = Infinity }) {
   if (typeof text !== "string") throw new TypeError(`run: text is ${typeof text}: give a string`);
-  const { tokens, cut } = tokenize(model.tokenizer, text, model.sizes.most);
+  const { tokens, cut } = tokenize(model.tokenizer, text, Math.min(most, model.sizes.most ?? Infinity));
   const own = checkedEdits(edits, tokens.length, model);
   return { tokens, cut, read: swapped(tokens, own, model.tokenizer), own: own.filter(({ op }) => op !== "swap") };
 }
@@ -75,18 +81,22 @@ function* run(question) {
   const { tokens, cut, read, own } = asked(question);
   const places = listed(question.at, tokens.length, "at", "tokens");
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
+  const T = tokens.length;
+  if (T > MOST_PATTERNS && !question.layers)
+    throw new RangeError(`run: the text has ${T} tokens, and patterns of all layers are given up to ${MOST_PATTERNS}: name some in layers`);
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
   const resid = steps.map(handedOn); // (T, D), layers + 1 times
   return {
     tokens: read.map(({ token }) => token),
-    pattern: steps.slice(1).map(({ pattern }) => rounded(pattern)),
+    pattern: steps.slice(1).map(({ pattern }, l) => (T <= MOST_PATTERNS || layers.includes(l) ? rounded(pattern) : [])),
     resid: rounded(resid),
-    logits: yield* logits(resid.at(-1), places),
+    logits: yield* logits(/** @type {Float64Array} */ (resid.at(-1)), places),
     ids,
     offsets: tokens.map(({ start, end }) => [start, end]),
     special: tokens.map(({ special }) => special),
     cut,
+    causal: model.sizes.next,
     blocks: Object.fromEntries(layers.map((l) => [l, inside(steps[l + 1])])),
   };
 }
@@ -104,9 +114,56 @@ function* sweep(question) {
   for (let layer = layers - 1; layer >= 0; layer--)
     for (let head = 0; head < heads; head++) {
       const steps = yield* forward(model, memory, ids, [...edits, { op: "ablate", layer, head }]);
-      const resid = steps[layers].normalized_resid_post;
+      const resid = handedOn(steps[layers]);
       yield { layer, head, resid: rounded(resid), logits: yield* logits(resid, places) };
     }
+}
+
+/**
+ * Text that goes on from another, as door.js describes it: each token as it is chosen, and all of them.
+ * @param {Question & {options: any}} question
+ */
+function* generate(question) {
+  const { read, own } = asked(question);
+  if (!model.sizes.next) throw new TypeError(`generate: ${model.name} names missing words and writes none: ask it to run`);
+  if (!read.length) throw new RangeError("generate: the text is empty: there is no token to go on from");
+  const choice = choiceOf(question.options);
+  const ids = read.map(({ id }) => id);
+  const chosen = [];
+  const name = (/** @type {number} */ id) => model.tokenizer.names[id] ?? String(id);
+  const textOf = (/** @type {number[]} */ new_) => {
+    const before = ids.slice(-BEFORE);
+    const plain = new_.filter((id) => !model.design.ends.includes(id) && id in model.tokenizer.names);
+    return decode(model.tokenizer, [...before, ...plain]).slice(decode(model.tokenizer, before).length);
+  };
+  for (const one of written(model, memory, cache, ids, yield* withSources(model, memory, ids, own), choice)) {
+    if (one) {
+      chosen.push(one);
+      const all = [...choice.begun, ...chosen.map(({ id }) => id)];
+      yield { ...one, token: name(one.id), text: textOf(all) };
+    } else yield;
+  }
+  const all = [...choice.begun, ...chosen.map(({ id }) => id)];
+  return { tokens: all.map(name), ids: all, text: textOf(all), probabilities: chosen.map(({ probability }) => probability) };
+}
+
+/**
+ * How tokens are to be chosen; an error says what is wrong, and what would be right.
+ * @param {any} options
+ */
+function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [] } = {}) {
+  /** @type {(name: string, value: any, right: boolean, way: string) => void} */
+  const need = (name, value, right, way) => {
+    if (!right) throw new RangeError(`generate: ${name} is ${shown(value)}: give ${way}`);
+  };
+  const whole = (/** @type {any} */ value, /** @type {number} */ least) => Number.isSafeInteger(value) && value >= least;
+  need("max", max, whole(max, 1), "a whole number of at least 1");
+  need("temperature", temperature, Number.isFinite(temperature) && temperature >= 0, "a number of at least 0");
+  need("top_k", top_k, top_k === null || whole(top_k, 1), "a whole number of at least 1, or null");
+  need("seed", seed, whole(seed, 0), "a whole number of at least 0");
+  const count = model.sizes.vocabulary;
+  need("begun", begun, Array.isArray(begun) && begun.every((id) => whole(id, 0) && id < count), `ids of tokens, 0 to ${count - 1}`);
+  return { max, temperature, top_k, seed, begun };
 }
 
 /**

@@ -1,0 +1,210 @@
+// Text out of a decoder, token by token: each is chosen from the logits behind the one before. Keys and values of what was
+// read stay (the KV cache), so that a new token is one row through the layers.
+
+import { changed } from "./edits.js";
+import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest } from "./engine.js";
+
+/** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./memory.js").Memory} Memory */
+/** @typedef {import("./parameters.js").Model} Model */
+
+/**
+ * How tokens are chosen. `temperature` 0 takes the likeliest; else logits are divided by it, and one of the `top_k` largest is
+ * drawn. `begun` are new tokens that are there already.
+ * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
+ *
+ * What is known of the last token that was read: its vector, and what its heads looked at, by layer: (H, T).
+ * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
+ *
+ * A new token, with its probability before any temperature, the likeliest in its place, and what was looked at while it was
+ * chosen: by layer and head, T weights.
+ * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
+ */
+
+const LIKELIEST = 8; // tokens that are told with each new one
+const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that new tokens do not have
+
+/** Keys and values of the tokens that were read, by layer; and these tokens. */
+export class Cache {
+  constructor() {
+    this.key = "";
+    /** @type {number[]} */
+    this.ids = [];
+    /** @type {{k: Float64Array, v: Float64Array}[]} */
+    this.layers = [];
+  }
+
+  /**
+   * Forgets all but the first tokens.
+   * @param {number} count
+   */
+  cut(count) {
+    const kept = (/** @type {Float64Array} */ array) => array.slice(0, (array.length / this.ids.length) * count);
+    this.layers = this.layers.map(({ k, v }) => ({ k: kept(k), v: kept(v) }));
+    this.ids = this.ids.slice(0, count);
+  }
+}
+
+/**
+ * New tokens behind a prompt; it stops before each layer, and after each token gives it.
+ * @param {Model} model
+ * @param {Memory} memory
+ * @param {Cache} cache  what was written last is not read again
+ * @param {number[]} ids  the prompt, (T)
+ * @param {Edit[]} edits  of the prompt; those that are not of its tokens alone hold for new ones too
+ * @param {Choice} choice
+ * @returns {Generator<Chosen | void, void>}
+ */
+export function* written(model, memory, cache, ids, edits, { max, temperature, top_k, seed, begun }) {
+  const { most } = model.sizes;
+  const later = edits.filter(({ op, token }) => !PROMPT_ALONE.includes(op) && !(op === "add" && token !== undefined));
+  const draw = randomFrom(seed);
+  const key = JSON.stringify([ids, edits]);
+  let read = cache.key === key && begun.length ? null : yield* prompted(model, memory, cache, ids, edits);
+  cache.key = key;
+  const all = [...ids, ...begun];
+  if (!read) {
+    const same = all.findIndex((id, place) => id !== cache.ids[place]);
+    cache.cut(Math.max(ids.length, same < 0 ? all.length - 1 : same)); // the last is read again, for its vector
+  }
+  for (const id of all.slice(cache.ids.length)) read = yield* next(model, cache, id, later);
+  for (let count = begun.length; count < max && !(most && all.length >= most); count++) {
+    const logits = logitsAt(model, /** @type {Read} */ (read).vector, [0]);
+    const chances = sharesOf(logits, 1);
+    if (!Number.isFinite(chances[0])) throw new RangeError(`generate: the logits behind ${all.length} tokens are not finite: look at the edits`);
+    const id = temperature ? drawn(logits, temperature, top_k, draw()) : largest(chances, 1)[0];
+    const likeliest = largest(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
+    all.push(id);
+    yield { id, probability: chances[id], likeliest, looked: headsOf(/** @type {Read} */ (read).looked, all.length - 1) };
+    if (model.design.ends.includes(id)) return;
+    if (count + 1 < max) read = yield* next(model, cache, id, later);
+  }
+}
+
+/**
+ * Reads the prompt.
+ * @param {Model} model
+ * @param {Memory} memory
+ * @param {Cache} cache
+ * @param {number[]} ids
+ * @param {Edit[]} edits
+ * @returns {Generator<void, Read>}
+ */
+function* prompted(model, memory, cache, ids, edits) {
+  const T = ids.length;
+  const [, ...steps] = yield* forward(model, memory, ids, edits);
+  cache.ids = ids.slice();
+  cache.layers = steps.map((step) => metIn(/** @type {any} */ (step)));
+  const last = handedOn(/** @type {any} */ (steps.at(-1)));
+  const looked = steps.map(({ pattern }) => joined(pattern.map((/** @type {Float64Array} */ one) => one.subarray((T - 1) * T))));
+  return { vector: last.slice((T - 1) * model.sizes.dim), looked };
+}
+
+/**
+ * Reads one more token.
+ * @param {Model} model
+ * @param {Cache} cache
+ * @param {number} id
+ * @param {Edit[]} edits
+ * @returns {Generator<void, Read>}
+ */
+function* next(model, cache, id, edits) {
+  const first = cache.ids.length;
+  let x = embed(model, [id], first).full_embed;
+  /** @type {Float64Array[]} */
+  const looked = [];
+  for (let l = 0; l < model.sizes.layers; l++) {
+    const own = edits.filter(({ layer }) => layer === undefined || layer === l);
+    x = changed(own, "resid_pre", x, 1, model.sizes);
+    const step = projections(model, l, x, 1, own, first);
+    const { q, k, v } = metIn(/** @type {any} */ (step));
+    const { layers } = cache;
+    const known = { k: joined([layers[l].k, k]), v: joined([layers[l].v, v]) };
+    const heads = attention(model, l, { q, ...known }, own, first);
+    layers[l] = known;
+    x = handedOn(rest(model, l, x, { ...step, ...heads }, 1, own));
+    looked.push(joined(heads.pattern));
+  }
+  cache.ids.push(id);
+  yield;
+  return { vector: x, looked };
+}
+
+/** @param {Float64Array[]} arrays */
+function joined(arrays) {
+  const out = new Float64Array(arrays.reduce((total, one) => total + one.length, 0));
+  let at = 0;
+  for (const one of arrays) {
+    out.set(one, at);
+    at += one.length;
+  }
+  return out;
+}
+
+/**
+ * Weights of all heads (H * T) in each layer, by head.
+ * @param {Float64Array[]} looked
+ * @param {number} T
+ */
+function headsOf(looked, T) {
+  return looked.map((all) => Array.from({ length: all.length / T }, (_, h) => new Float32Array(all.subarray(h * T, (h + 1) * T))));
+}
+
+/**
+ * Probabilities: the softmax of logits over a temperature.
+ * @param {Float64Array} logits
+ * @param {number} temperature
+ */
+function sharesOf(logits, temperature) {
+  const highest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
+  const found = logits.map((logit) => Math.exp((logit - highest) / temperature));
+  const total = found.reduce((sum, one) => sum + one, 0);
+  return found.map((one) => one / total);
+}
+
+/**
+ * The places of the largest, the largest first; of equal ones the first.
+ * @param {Float64Array} values
+ * @param {number} count
+ */
+function largest(values, count) {
+  /** @type {number[]} */
+  const found = [];
+  values.forEach((value, id) => {
+    if (found.length === count && value <= values[/** @type {number} */ (found.at(-1))]) return;
+    let place = found.length;
+    while (place && values[found[place - 1]] < value) place -= 1;
+    found.splice(place, 0, id);
+    if (found.length > count) found.pop();
+  });
+  return found;
+}
+
+/**
+ * A token drawn from the `top_k` largest logits, and those as large as the last of them.
+ * @param {Float64Array} logits
+ * @param {number} temperature
+ * @param {number | null} top_k
+ * @param {number} at  of 0 to 1
+ */
+function drawn(logits, temperature, top_k, at) {
+  const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
+  const shares = sharesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
+  let sum = 0;
+  for (const [id, share] of shares.entries()) if ((sum += share) > at) return id;
+  return shares.findLastIndex((share) => share > 0);
+}
+
+/**
+ * Numbers from 0 to 1 that a seed makes the same again: Mulberry32.
+ * @param {number} seed
+ */
+function randomFrom(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}

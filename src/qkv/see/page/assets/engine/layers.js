@@ -1,0 +1,233 @@
+// What the layers of a transformer are made of: linear layers, norms, activations, rotations, scores, weights.
+// An array of several axes is flat, the last axis side by side: row t of an array (T, D) begins at t * D.
+// All is computed in float64, as JavaScript's numbers are.
+
+/** @typedef {import("./parameters.js").Rotary} Rotary */
+
+/**
+ * A linear layer: x (T, I) times weight (O, I), of which each row makes one number of the result, plus bias (O).
+ * Two rows of x and four of the weight are read at a time, since reading takes longer than multiplying.
+ * @param {Float64Array} x
+ * @param {Float32Array} weight
+ * @param {Float32Array | undefined} bias
+ * @param {number} I
+ */
+export function linear(x, weight, bias, I) {
+  const O = weight.length / I;
+  const T = x.length / I;
+  const out = new Float64Array(T * O); // (T, I) -> (T, O)
+  for (let o = 0; o < O; o += 4) {
+    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // at the end some are computed again
+    const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
+    /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
+    const put = (row, a, b, c, d) => {
+      out[row + o] = a;
+      out[row + o1] = b;
+      out[row + o2] = c;
+      out[row + o3] = d;
+    };
+    for (let t = 0; t < T; t += 2) {
+      let a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
+      if (t === T - 1)
+        for (let i = 0; i < I; i++) {
+          const a = x[t * I + i];
+          a0 += a * weight[w0 + i];
+          a1 += a * weight[w1 + i];
+          a2 += a * weight[w2 + i];
+          a3 += a * weight[w3 + i];
+        }
+      else
+        for (let i = 0; i < I; i++) {
+          const a = x[t * I + i];
+          const b = x[t * I + I + i];
+          a0 += a * weight[w0 + i];
+          a1 += a * weight[w1 + i];
+          a2 += a * weight[w2 + i];
+          a3 += a * weight[w3 + i];
+          b0 += b * weight[w0 + i];
+          b1 += b * weight[w1 + i];
+          b2 += b * weight[w2 + i];
+          b3 += b * weight[w3 + i];
+        }
+      put(t * O, a0, a1, a2, a3);
+      if (t < T - 1) put((t + 1) * O, b0, b1, b2, b3);
+    }
+  }
+  if (bias) for (let i = 0; i < out.length; i++) out[i] += bias[i % O];
+  return out;
+}
+
+/**
+ * LayerNorm: each vector of x (..., D) shifted to mean 0 and scaled to variance 1, then times weight (D) plus bias (D).
+ * RMSNorm leaves the mean where it is, and scales to a mean square of 1.
+ * @param {Float64Array} x
+ * @param {Float32Array} weight
+ * @param {Float32Array | undefined} bias
+ * @param {{eps: number, rms: boolean, offset: number}} options  `eps` is added to the variance, `offset` to the weight
+ */
+export function normalized(x, weight, bias, { eps, rms, offset }) {
+  const D = weight.length;
+  const out = new Float64Array(x.length);
+  for (let row = 0; row < x.length; row += D) {
+    let [mean, variance] = [0, 0];
+    if (!rms) for (let i = 0; i < D; i++) mean += x[row + i] / D;
+    for (let i = 0; i < D; i++) variance += (x[row + i] - mean) ** 2 / D;
+    const scale = 1 / Math.sqrt(variance + eps);
+    for (let i = 0; i < D; i++) out[row + i] = (x[row + i] - mean) * scale * (weight[i] + offset) + (bias ? bias[i] : 0);
+  }
+  return out;
+}
+
+// ---- activations
+
+/**
+ * By name what is made of each number.
+ * @type {Record<string, (x: number) => number>}
+ */
+export const ACTIVATIONS = {
+  gelu: (x) => x * below(x), // the share of the normal distribution that lies below x
+  gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
+  quick_gelu: (x) => x / (1 + Math.exp(-1.702 * x)),
+  silu: (x) => x / (1 + Math.exp(-x)),
+  relu: (x) => Math.max(x, 0),
+  tanh: Math.tanh,
+};
+
+const [REACH, FINE] = [6, 256]; // the bell curve from -6 to 6, in steps of 1 / 256
+const BELL = Float64Array.from({ length: 2 * REACH * FINE + 1 }, (_, i) => bell(i / FINE - REACH));
+const BELOW = new Float64Array(BELL.length); // the area under it up to there, by Simpson's rule
+for (let i = 1; i < BELOW.length; i++) {
+  const middle = bell((i - 0.5) / FINE - REACH);
+  BELOW[i] = BELOW[i - 1] + (BELL[i - 1] + 4 * middle + BELL[i]) / (6 * FINE);
+}
+
+/** @param {number} x */
+function bell(x) {
+  return Math.exp((-x * x) / 2) / Math.sqrt(2 * Math.PI);
+}
+
+/**
+ * The share of the normal distribution below x: from the table, and on from there by its derivatives.
+ * @param {number} x
+ */
+function below(x) {
+  if (!(Math.abs(x) < REACH)) return x < 0 ? 0 : x > 0 ? 1 : NaN;
+  const i = Math.round((x + REACH) * FINE);
+  const at = i / FINE - REACH;
+  const by = x - at;
+  return BELOW[i] + BELL[i] * by * (1 - (at * by) / 2 + ((at * at - 1) * by * by) / 6);
+}
+
+/**
+ * What a softcap makes of a number: close to itself where it is small, and never beyond the cap.
+ * @param {number} x
+ * @param {number | null} cap
+ */
+export function capped(x, cap) {
+  return cap === null ? x : cap * Math.tanh(x / cap);
+}
+
+/**
+ * A residual connection: what goes past a part of a layer is added to what comes out of it.
+ * @param {Float64Array} past
+ * @param {Float64Array} out
+ */
+export function add(past, out) {
+  return past.map((value, i) => value + out[i]);
+}
+
+// ---- attention
+
+/**
+ * Queries or keys x (L, heads * d), whose tokens stand at `first` and behind it: pairs of numbers of each head rotated,
+ * each pair at a speed of its own, by the place.
+ * @param {Float64Array} x
+ * @param {number} d
+ * @param {number} L
+ * @param {number} first
+ * @param {Rotary} rotary  `longer` has the speeds of texts over a limit, `stretched` says how theirs fall
+ */
+export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, longer, stretched }) {
+  const out = x.slice();
+  const wide = x.length / L;
+  const length = first + L;
+  const own = longer && length > longer.limit ? longer.speeds : speeds;
+  const slower = stretched ? (stretched.factor * Math.max(length, stretched.limit)) / stretched.limit - (stretched.factor - 1) : 1;
+  for (let pair = 0; pair < dims / 2; pair++) {
+    const speed = own[pair] * slower ** ((-2 * pair) / (dims - 2 || 1));
+    const [one, other] = interleaved ? [2 * pair, 2 * pair + 1] : [pair, pair + dims / 2];
+    for (let t = 0; t < L; t++) {
+      const [cos, sin] = [scale * Math.cos((first + t) * speed), scale * Math.sin((first + t) * speed)];
+      for (let row = t * wide; row < (t + 1) * wide; row += d) {
+        out[row + one] = x[row + one] * cos - x[row + other] * sin;
+        out[row + other] = x[row + other] * cos + x[row + one] * sin;
+      }
+    }
+  }
+  return out;
+}
+
+/**
+ * The columns of one head in an array whose rows have those of all heads side by side.
+ * @typedef {{array: Float64Array, wide: number, first: number}} Columns  `wide` is the length of a row, `first` the head's first column
+ */
+
+/**
+ * The scores of one head, (L, S): how well each query's vector fits each key's; -Infinity where the key is hidden.
+ * @param {Columns} q  L rows
+ * @param {Columns} k  S rows
+ * @param {number} d
+ * @param {number} scale
+ * @param {number | null} softcap
+ * @param {Uint8Array} hidden  (L, S)
+ */
+export function scoresOf(q, k, d, scale, softcap, hidden) {
+  const [L, S] = [q, k].map(({ array, wide }) => array.length / wide);
+  const out = new Float64Array(L * S); // (L, d), (S, d) -> (L, S)
+  for (let i = 0; i < L; i++)
+    for (let j = 0; j < S; j++) {
+      if (hidden[i * S + j]) {
+        out[i * S + j] = -Infinity;
+        continue;
+      }
+      const [one, other] = [i * q.wide + q.first, j * k.wide + k.first];
+      let dot = 0;
+      for (let c = 0; c < d; c++) dot += q.array[one + c] * k.array[other + c];
+      out[i * S + j] = capped(dot * scale, softcap);
+    }
+  return out;
+}
+
+/**
+ * Each row of scores (L, S) as weights that sum to 1; a row that sees nothing has weights 0.
+ * @param {Float64Array} scores
+ * @param {number} S
+ */
+export function softmax(scores, S) {
+  const out = new Float64Array(scores.length);
+  for (let row = 0; row < scores.length; row += S) {
+    let [largest, total] = [-Infinity, 0];
+    for (let j = row; j < row + S; j++) largest = Math.max(largest, scores[j]);
+    if (largest === -Infinity) continue;
+    for (let j = row; j < row + S; j++) total += out[j] = Math.exp(scores[j] - largest);
+    for (let j = row; j < row + S; j++) out[j] /= total;
+  }
+  return out;
+}
+
+/**
+ * One head's columns of z: for each query the values v, weighted by its row of the pattern (L, S).
+ * @param {Float64Array} pattern
+ * @param {Columns} v  S rows
+ * @param {number} d
+ * @param {Columns} z  L rows, written to
+ */
+export function weigh(pattern, v, d, z) {
+  const S = v.array.length / v.wide;
+  for (let i = 0; i < pattern.length / S; i++)
+    for (let c = 0; c < d; c++) {
+      let total = 0;
+      for (let j = 0; j < S; j++) total += pattern[i * S + j] * v.array[j * v.wide + v.first + c];
+      z.array[i * z.wide + z.first + c] = total; // (L, S), (S, d) -> (L, d)
+    }
+}
