@@ -13,7 +13,7 @@ from .edited import Edit
 from .support import Visit
 from .test_engine import EDITS, TEXT
 
-_SCRIPTS = ("engine/wordpiece", "engine/engine")
+_SCRIPTS = ("engine/wordpiece", "engine/parameters", "engine/memory", "engine/engine")
 
 
 def bare(visit: Visit) -> Page:

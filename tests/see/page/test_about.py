@@ -4,15 +4,10 @@ import re
 from html import unescape
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 import qkv
 from models.support import mask_bert
 from qkv.models.files.find import shipped
-from qkv.see.page import engine
 from qkv.see.page.about import about_model
-from qkv.see.page.engine import engine_payload
 from qkv.see.page.served import served_page
 
 TEXT = "The oak is a small [MASK]."
@@ -82,16 +77,3 @@ def test_a_card_stays_text_whatever_it_says(tmp_path: Path) -> None:
     assert "<b>" not in about
     said = HOSTILE.replace("\u202e", "\ufffd").replace("\x00", "\u2400")
     assert texts_in(about) == {"README.md": said, "LICENSE <b>": "a licence"}
-
-
-def test_it_counts_among_the_bytes_of_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mask_bert(tmp_path)
-    (tmp_path / "NOTICE").write_text("x" * 300_000)
-    model = qkv.load(tmp_path)
-    monkeypatch.setattr(engine, "MOST", 700_000)
-    with pytest.raises(ValueError, match=r"would have 0\.8 MB, and a page has at most 0\.7 MB"):
-        engine_payload(model)
-    monkeypatch.setattr(engine, "MOST", 900_000)
-    assert np.isfinite(engine_payload(model)["sizes"]["eps"])

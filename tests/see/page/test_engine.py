@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
+from models.small_models import CONFIGS, write_small
 from models.support import Folder, mask_bert
 from qkv.models import Model
 from qkv.see.page import engine
@@ -46,7 +47,8 @@ def test_the_payload_holds_every_parameter_in_float16(small: Model) -> None:
         expected = np.asarray(small.parameters[name]).astype(np.float16)
         assert (found == (expected.T if linear else expected)).all()
     assert payload["sizes"] == {
-        **{"layers": 2, "heads": 3, "dim": 12, "vocabulary": 30, "most": 16, "eps": 1e-12}
+        **{"layers": 2, "heads": 3, "kv_heads": 3, "size": 4, "dim": 12, "vocabulary": 30},
+        **{"most": 16, "eps": 1e-12, "mask": "[MASK]", "next": False},
     }
     assert payload["tokenizer"]["model"]["vocab"]["[MASK]"] == 19
 
@@ -117,8 +119,7 @@ def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> 
     ("changes", "complaint"),
     [
         ({"architectures": ["BertModel"]}, "has no head over words"),
-        ({"architectures": ["BertForSequenceClassification"]}, "another than BERT's"),
-        ({"hidden_act": "relu"}, "or another than BERT's"),
+        ({"architectures": ["BertForSequenceClassification"]}, "has no head over words"),
     ],
 )
 def test_a_model_that_a_page_does_not_compute_is_refused(
@@ -133,12 +134,28 @@ def test_a_model_that_a_page_does_not_compute_is_refused(
         made.tensors |= {"bert.pooler.dense.weight": np.ones((12, 12), np.float32)}
         made.tensors |= {"bert.pooler.dense.bias": np.ones(12, np.float32)}
         made.write()
-    with pytest.raises(ValueError, match=rf"play: small .*{complaint}.*: a page computes a BERT"):
+    with pytest.raises(ValueError, match=rf"play: small {complaint}: .*`qkv serve --model small`"):
         engine_payload(qkv.load(home))
 
 
-def test_another_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="play: random is of the family qkv-lesson: a page"):
+@pytest.mark.parametrize(
+    ("family", "complaint"),
+    [
+        ("albert", "has layers that share parameters"),
+        ("bloom", "has biases by distance"),
+        ("gpt_oss", "has experts"),
+        ("mpnet", "has biases by distance"),
+        ("t5", "is of the family t5"),
+    ],
+)
+def test_another_family_is_refused(tmp_path: Path, family: str, complaint: str) -> None:
+    model = qkv.load(write_small(tmp_path / "small", CONFIGS[family]))
+    with pytest.raises(ValueError, match=f"play: small {complaint}: a page computes"):
+        engine_payload(model)
+
+
+def test_blocks_of_attention_alone_are_refused() -> None:
+    with pytest.raises(ValueError, match="play: random has no head over words: a page"):
         engine_payload(qkv.load("random"))
 
 
@@ -191,29 +208,17 @@ def test_numbers_beyond_float16_are_refused(small: Model, number: float) -> None
         engine_payload(small)
 
 
-def test_a_model_that_is_too_large_is_refused(
+def test_a_large_page_is_warned_of_and_one_that_no_browser_loads_is_refused(
     small: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST", 400_000)
-    expected = "play: a page with small inside would have 0.5 MB, and a page has at most 0.4 MB"
+    letters = sum(len(one["b64"]) for one in engine_payload(small)["parameters"].values())
+    monkeypatch.setattr(engine, "LARGE", letters - 1)
+    with pytest.warns(UserWarning, match="page with small inside .* MB, which takes long to open"):
+        engine_payload(small)
+    monkeypatch.setattr(engine, "MOST", letters - 1)
+    expected = r"a page with small inside .* MB, and a browser holds .* `qkv serve --model small`"
     with pytest.raises(ValueError, match=expected):
         engine_payload(small)
-
-
-def test_the_bytes_of_a_page_are_those_that_its_numbers_take(
-    small: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "ROOM", 0)
-    for model in (small, rows_of_int8(small)):
-        payload = engine_payload(model)
-        parts = [packed[key] for packed in payload["parameters"].values() for key in packed]
-        numbers = sum(len(part) for part in parts if isinstance(part, str))
-        whole = numbers + len(json.dumps(payload["tokenizer"]))
-        # at most two signs of each part are padding
-        monkeypatch.setattr(engine, "MOST", whole)
-        engine_payload(model)
-        monkeypatch.setattr(engine, "MOST", whole - 2 * len(parts) - 50)
-        with pytest.raises(ValueError, match="play: a page with small inside would have"):
-            engine_payload(model)
-        monkeypatch.undo()
-        monkeypatch.setattr(engine, "ROOM", 0)
+    monkeypatch.setattr(engine, "MOST", letters // 3)
+    with pytest.raises(ValueError, match=expected):
+        engine.need_engine(small)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +23,17 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
-from qkv.models.files.int8 import Rows, exact_rows
+from qkv.models.files.int8 import exact_rows
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.rope_scaling import Dynamic, LongRope
+from qkv.models.tasks.truncation import callers
 from qkv.see.page import packing
-from qkv.see.page.about import about_model
 from qkv.see.page.html import bundle, script, script_json
 
 if TYPE_CHECKING:
     from qkv.models import Model
 
-LARGE = 64_000_000  # bytes of a page that some browsers take long to open
+LARGE, MOST = 64_000_000, 500_000_000  # letters of a model: a browser holds no longer text
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
 _PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
@@ -49,14 +50,19 @@ def need_engine(model: Model) -> None:
             f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
             "model"
         )
+    least = sum(array.size for array in model.parameters.values())  # bytes
+    _sized(model, least * 4 // 3)  # in base64
 
 
 def engine_payload(model: Model) -> dict[str, Any]:
     """A model as a page computes with it.
 
+    A warning says so if the page will be large.
+
     Raises:
         ValueError: it is no decoder and no encoder with a head over words, or has a part or a
-            tokenizer that the page does not know; or float16 does not reach its parameters.
+            tokenizer that the page does not know; float16 does not reach its parameters, or they
+            are more than a browser can load.
 
     >>> import qkv
     >>> engine_payload(qkv.load())["sizes"]["layers"]
@@ -68,6 +74,14 @@ def engine_payload(model: Model) -> dict[str, Any]:
     assert model.tokenizer is not None
     parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
     first = design.layers[0]
+    packed = {
+        name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
+        for name, (array, rows) in parameters.items()
+    }
+    size = sum(len(one["b64"]) for one in packed.values())
+    said = _sized(model, size)
+    if size > LARGE:
+        warnings.warn(f"{said}, which takes long to open", UserWarning, stacklevel=callers())
     return {
         "name": model.name,
         "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
@@ -84,10 +98,7 @@ def engine_payload(model: Model) -> dict[str, Any]:
             "next": model.generates,
         },
         "design": _design(model, design),
-        "parameters": {
-            name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
-            for name, (array, rows) in parameters.items()
-        },
+        "parameters": packed,
         "tokenizer": model.tokenizer.rules,
     }
 
@@ -205,6 +216,21 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
         yield "puts other tokens around a text than it names"
     if any(token[flag] for token in rules["added_tokens"] for flag in _PLAIN):
         yield "has added tokens that are more than what they spell"
+
+
+def _sized(model: Model, size: int) -> str:
+    """How large a page with so many letters is, in words.
+
+    Raises:
+        ValueError: a browser cannot load it.
+    """
+    said = f"play: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
+    if size > MOST:
+        raise ValueError(
+            f"{said}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
+            "shows this page and computes beside it"
+        )
+    return said
 
 
 def _laid_out(parameters: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
