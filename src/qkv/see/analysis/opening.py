@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
+from qkv.circuits.lens import handed_on
 from qkv.edits import edits_of
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
@@ -43,20 +44,23 @@ class Opening:
 def opening_of(model: Model, trace: Trace) -> Opening:
     """The place of a text to begin with, and the word to hide.
 
-    The place is the first mask token, else the last content word. The word is the content word
+    The place is the first mask token, else the last content word; in a decoder it is the last
+    token, behind which the next word comes. The word is the content word
     without which the probabilities of all words at this place differ most (half the sum of what
     separates them), of those without which the likeliest word is another, if there are any.
     """
-    mask = None if model.tokenizer is None else model.tokenizer.mask
     tokens, special = list(trace.tokens), list(trace.special)
     flags, _ = content(tokens, special)
-    masks = [place for place, token in enumerate(tokens) if token == mask]
+    masks = [place for place, token in enumerate(tokens) if token == model.mask]
     words = [
         (list(range(first, end)), word)
         for first, end, word in spans_of(tokens, special)
         if flags[first] and first not in masks
     ]
-    place = masks[0] if masks else words[-1][0][0] if words else _first_word(tokens, special)
+    if model.generates:
+        place = len(tokens) - 1
+    else:
+        place = masks[0] if masks else words[-1][0][0] if words else _first_word(tokens, special)
     as_it_is = _chances(model, trace, place)
     found = []
     for places, word in words:
@@ -77,8 +81,9 @@ def _first_word(tokens: list[str], special: list[bool]) -> int:
 def _chances(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:
     """The probability of each word of the vocabulary at a place, in float64 (V)."""
     ids = np.asarray(trace.ids)
-    run = model.trace(ids, names=["normalized_resid_post"], hide=hide or ())
-    logits = model.unembed(run["normalized_resid_post", model.num_layers - 1][0, place])
+    [last] = handed_on(model, model.num_layers - 1)
+    run = model.trace(ids, names=[last], hide=hide or ())
+    logits = model.unembed(run[last][0, place])
     return softmax(logits.astype(np.float64))
 
 
