@@ -13,6 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis.words import Span, content, is_word
+from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 LONG = 512  # tokens from which only the largest weights of each query are shown
@@ -322,7 +323,7 @@ def heads_of(
     scored = [layer for layer in layers if weights and ("attn_scores", layer) in trace]
     scales = {layer: _scale(trace, layer) for layer in scored}
     return Heads(
-        Axis(list(trace.tokens), list(trace.special)),
+        Axis(list(trace.tokens), list(trace.special), plain_tokens(trace.tokens, trace.special)),
         layers,
         weights,
         summary,

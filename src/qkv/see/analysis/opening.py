@@ -13,6 +13,7 @@ from qkv.circuits.lens import handed_on
 from qkv.edits import edits_of
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
+from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     without which the probabilities of all words at this place differ most (half the sum of what
     separates them), of those without which the likeliest word is another, if there are any.
     """
-    tokens, special = list(trace.tokens), list(trace.special)
+    special = list(trace.special)
+    tokens = plain_tokens(trace.tokens, special)
     flags, _ = content(tokens, special)
     masks = [place for place, token in enumerate(tokens) if token == model.mask]
     words = [

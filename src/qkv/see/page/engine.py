@@ -156,14 +156,24 @@ def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
     return found
 
 
-def engine_part(payload: Mapping[str, Any]) -> str:
-    """The model and its script as a part of a page, whose policy is `WITH_WORKER` of html.py."""
+def engine_part(*payloads: Mapping[str, Any]) -> str:
+    """Models, an encoder, a decoder or both, and their script as a part of a page.
+
+    The policy of the page is `WITH_WORKER` of html.py.
+    """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
-    call = 'page.openDoor(compute, document.getElementById("qkv-model"));'
-    return (
-        f'<script type="application/json" id="qkv-model">{script_json(payload)}</script>\n'
-        f"{script(compute, bundle('door.js'), call)}"
+    call = 'page.openDoor(compute, document.querySelectorAll("script[data-side]"));'
+    models = "".join(
+        f'<script type="application/json" data-side="{side_of(payload)}">{script_json(payload)}'
+        "</script>\n"
+        for payload in payloads
     )
+    return f"{models}{script(compute, bundle('door.js'), call)}"
+
+
+def side_of(payload: Mapping[str, Any]) -> str:
+    """Which of the two models of a page it may be, by what `engine_payload` gave."""
+    return "decoder" if payload["sizes"]["next"] else "encoder"
 
 
 def _reasons(model: Model) -> Iterator[str]:

@@ -12,8 +12,9 @@
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
 #   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} that are no
 #   content words, all small: what the rule for a head needs (assets/store/rule.js)
-#   of a page that a server shows also "next": whether logits are for the next token,
-#   "guesses": whether they are for masked words, "mask": what is written for such a word | null }
+#   "next": whether logits are for the next token, "guesses": whether they are for masked words,
+#   "mask": what is written for such a word | null,
+#   of a page with two models also "side": "encoder", "other": the same of the decoder }
 #
 # STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],
 #          "change": what is hidden or left out, in words,
@@ -41,6 +42,8 @@ ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
 
 # What a page opens on where no text is given, with the model's own mask, and the word to hide.
 TEXT, HIDDEN = "She drank a cup of {}.", "cup"
+OPENING = "She opened the door and"  # the same of a decoder, which goes on from it
+DECODER = "books-decoder"  # stands beside the default encoder
 
 
 def known_of(model: Model) -> dict[str, Any]:
@@ -48,6 +51,9 @@ def known_of(model: Model) -> dict[str, Any]:
     folder = _folder_of(model)
     stories = _kept(folder, STORIES).get("stories", [])
     return {
+        "next": model.generates,
+        "guesses": model.mask is not None and model._body.predicts and model.continues,
+        "mask": model.mask,
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
         "cards": _kept(folder, CARDS).get("cards", []),

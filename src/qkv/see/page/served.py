@@ -30,9 +30,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
     """
     about = about_of(model, scales, plain)
     start = _start(model, about["mask"])
-    guesses = about["mask"] is not None and bool(about["words"])
-    known = {"next": about["next"], "guesses": guesses, "mask": about["mask"]} | known_of(model)
-    payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
+    payload = payload_of("play", model.name, [], model=model.name, start=start, **known_of(model))
     call = (
         'page.openServer(JSON.parse(document.getElementById("qkv-served").textContent), '
         'document.getElementById("qkv-key"));'

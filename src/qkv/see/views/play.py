@@ -25,9 +25,10 @@ from qkv.see.page.about import about_model
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
-from qkv.see.page.play import TEXT, known_of
+from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
 from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
 from qkv.see.views.view import Heading
+from qkv.text.gaps import masked
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class PlayView(OneText):
         opened: the likeliest words then; empty where nothing is changed.
         state: what stands behind the # of an address that the page opens on, or nothing.
         embed: whether a notebook gets the page itself, and not a frame of a file beside it.
+        other: the same of a decoder, which a reader of the page can turn to.
     """
 
     model: Model
@@ -61,6 +63,7 @@ class PlayView(OneText):
     opened: Sequence[tuple[str, float]] = ()
     state: str = ""
     embed: bool = False
+    other: PlayView | None = None
 
     @property
     def sentence(self) -> str:
@@ -117,14 +120,22 @@ class PlayView(OneText):
         }
         queries = self.shown.queries
         title = quoted(self.text, queries.names, queries.special)
-        return self._page("play", title, start=start, state=self.state, **known_of(self.model))
+        both: dict[str, Any] = {}
+        if self.other is not None:
+            both = {"side": "encoder", "other": self.other._payload() | {"side": "decoder"}}
+        known = known_of(self.model) | both
+        return self._page("play", title, start=start, state=self.state, **known)
 
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
-        return title, f"{body}\n{engine_part(engine_payload(self.model))}"
+        return title, f"{body}\n{engine_part(*map(engine_payload, self._models))}"
+
+    @property
+    def _models(self) -> list[Model]:
+        return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _about(self) -> str:
-        return about_model(self.model)
+        return "".join(map(about_model, self._models))
 
     def _document(self) -> str:
         return document(*self._html(), self.theme, WITH_WORKER, wide=True)
@@ -158,7 +169,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
     behind = address.rpartition("#")[2]
     fields = dict(parse_qsl(behind, keep_blank_values=True))
     try:
-        for name in fields.keys() - {"text"}:
+        for name in fields.keys() - {"text", "model"}:
             json.loads(fields[name])
     except ValueError:
         raise ValueError(
@@ -167,7 +178,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
         ) from None
     if not fields:
         raise ValueError(f"play: state is {shown(address)}: copy the address of a page whole")
-    return fields.get("text"), f"#{behind}"
+    return None if fields.get("model") == "decoder" else fields.get("text"), f"#{behind}"
 
 
 def play(
@@ -183,19 +194,27 @@ def play(
 ) -> PlayView:
     """A page with a model inside: it computes what a reader types and changes, offline.
 
-    `to_html(path)` writes it, one file of at most 16 MB. A notebook writes it to a file beside
-    itself (`qkv-play-....html`) and frames that one.
+    Without `model` it has two: the default encoder, which guesses missing words, and the decoder
+    that comes with qkv, which writes on; a reader turns from the one to the other.
 
-    It opens on one place of the text, the first mask token or else the last content word; on the
-    word that matters most there, of which a button says "Hide": the content word without which the
-    probabilities at this place differ most, of those without which another word is the likeliest
-    if there are any; and on the head that the rule of `show` chooses. Another text that is typed
-    opens on a head of its own by the same rule, until a head is chosen by hand.
+    `to_html(path)` writes it, one file: of at most 16 MB with these two, and with another model of
+    about four thirds of its numbers in float16; a warning says if that is over 64 MB. A notebook
+    writes it to a file beside itself (`qkv-play-....html`) and frames that one.
+
+    It opens on one place of the text: the first mask token, or else the last content word; for a
+    decoder the last token, behind which the next word comes. A button says "Hide" of the word that
+    matters most there: the content word without which the probabilities at this place differ most,
+    of those without which another word is the likeliest if there are any. The head is the one that
+    the rule of `show` chooses. Another text that is typed opens on a head of its own by the same
+    rule, until a head is chosen by hand.
 
     Args:
-        text: what the page begins with; a sentence with a missing word if left out.
-        model: a BERT with a head over words and its WordPiece tokenizer, or its name; the default
-            model if left out.
+        text: what the page begins with; a sentence with a missing word, or for a decoder an
+            opening, if left out.
+        model: an encoder with a head over words (BERT, DistilBERT, ELECTRA's generator, RoBERTa,
+            ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2 and 3,
+            Gemma 1 to 3, and what is made of the same parts), or its name; both that come with qkv
+            if left out.
         edit: what is changed when the page opens, as records of `qkv.edits`; a reader can take it
             back.
         ablate: heads that are left out then, as for `Model.trace`.
@@ -221,9 +240,14 @@ def play(
         if text is not None or edit or ablate or hide:
             raise TypeError("play: a state has a text and changes of its own: leave out the others")
         text, state = _of_address(state)
-    (text,) = texts_of([TEXT.format("[MASK]") if text is None else text], "play")
-    used = model_of(model, [text])
+    given = [] if text is None else texts_of([text], "play")
+    used = model_of(model, given)
     need_engine(used)
+    text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
+    other = None
+    if model is None:  # the decoder goes on from a text in which no word is missing
+        whole = given and not masked(text, used.mask).gaps
+        other = play(text if whole else None, model=DECODER, theme=theme)
     trace = used.trace(text)
     asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
     edits = used._plain(asked, tokens)
@@ -240,6 +264,7 @@ def play(
         used.guesses(tokens, [opening.place], COUNT, asked)[0] if edits else (),
         state or "",
         embed,
+        other,
         head=head,
         shown=shown,
         elsewhere=[],

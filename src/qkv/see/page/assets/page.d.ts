@@ -23,19 +23,20 @@ interface Element {
 interface Door {
   where?: string;
   model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[] }>;
-  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
+  models?: Record<string, Door["model"]>;
+  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
   generate?(
     text: string,
-    options?: { max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/door.js").Chosen) => void },
+    options?: { model?: string; max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/door.js").Chosen) => void },
     edits?: import("./engine/edits.js").Edit[],
   ): Promise<import("./engine/door.js").Written>;
   sweep(
     text: string,
     edits: import("./engine/edits.js").Edit[],
     onpart: (part: { layer: number; head: number; resid: Float32Array; logits: Float32Array }) => void,
-    options?: { at?: number[]; signal?: AbortSignal },
+    options?: { model?: string; at?: number[]; most?: number; signal?: AbortSignal },
   ): Promise<void>;
-  parameters?(names: string[], rows?: Record<string, number[]>): Promise<Record<string, Float32Array>>;
+  parameters?(names: string[], rows?: Record<string, number[]>, options?: { model?: string }): Promise<Record<string, Float32Array>>;
 }
 
 declare var qkv: Door;

@@ -30,12 +30,11 @@
  */
 
 /**
- * Opens the door.
- * @param {() => void} compute
- * @param {HTMLElement} data  holds the model, as engine.py has written it
+ * The worker that computes one model, as a function that asks it.
+ * @param {string} url  of its script
+ * @param {string} text  the model, as engine.py has written it
  */
-export function openDoor(compute, data) {
-  const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
+function workerFor(url, text) {
   const worker = new Worker(url);
   const waiting = new Map(); // what was asked, by number
   let count = 0;
@@ -46,7 +45,6 @@ export function openDoor(compute, data) {
 
   worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
     const asker = waiting.get(id);
-    if (ready) URL.revokeObjectURL(url);
     if (!asker) return; // it was given up
     if (error) asker.reject(error);
     else if (ready || done) asker.resolve(ready ?? value);
@@ -58,7 +56,7 @@ export function openDoor(compute, data) {
     for (const { reject } of waiting.values()) reject(broken);
     waiting.clear();
   };
-  worker.postMessage({ read: data.textContent });
+  worker.postMessage({ read: text });
 
   /**
    * Asks the worker; `signal` gives up what was asked, `onpart` hears of each part.
@@ -81,34 +79,66 @@ export function openDoor(compute, data) {
       }, { once: true });
     });
   }
+  return { model, ask };
+}
+
+/**
+ * Opens the door.
+ * @param {() => void} compute
+ * @param {Iterable<HTMLElement>} parts  hold the models, each with its side of the page in `data-side`: "encoder" or "decoder"
+ */
+export function openDoor(compute, parts) {
+  const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
+  /** @type {Record<string, () => ReturnType<typeof workerFor>>} */
+  const sides = {};
+  for (const part of parts) {
+    /** @type {ReturnType<typeof workerFor>} */
+    let worker; // from the first question on
+    sides[part.dataset.side ?? ""] = () => (worker ??= workerFor(url, part.textContent ?? ""));
+  }
+  const first = Object.keys(sides)[0];
+  /**
+   * The worker that is asked: of the model that is wanted, else of this side, where the page has both.
+   * @param {string | undefined} wanted
+   * @param {string} usual
+   */
+  function of(wanted, usual) {
+    const side = wanted ?? (usual in sides ? usual : first);
+    if (!Object.hasOwn(sides, side)) throw new RangeError(`qkv: model is ${JSON.stringify(wanted)}: this page has ${Object.keys(sides).join(", ")}`);
+    return sides[side]();
+  }
 
   globalThis.qkv = {
-    /** Name and sizes of the model, and its vocabulary; once they are known. */
-    model,
+    /** Name and sizes of the model, and its vocabulary, once they are known; of the encoder, where there are two. */
+    model: of(undefined, first).model,
+    /** The same of each, by its side. */
+    models: Object.defineProperties({}, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
 
     /**
      * Runs a text, changed as the edits say (see edits.js). The newest run goes first, an older one after it.
      * @param {string} text
      * @param {Edit[]} edits
-     * @param {{at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options  `at`: the places whose logits
-     *     are wanted, else all; `layers`: those of which everything is wanted, and of a text of over 256 tokens the only ones
-     *     of which there are patterns; `most`: tokens that are read, if not all that the model has places for
+     * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options  `model`: "encoder" or
+     *     "decoder", the encoder unless given; `at`: the places whose logits are wanted, else all; `layers`: those of which
+     *     everything is wanted, and of a text of over 256 tokens the only ones of which there are patterns; `most`: tokens that
+     *     are read, if not all that the model has places for
      * @returns {Promise<Run>}
      */
-    run: (text, edits = [], { at, layers, most, signal } = {}) => ask({ ask: "run", text, edits, at, layers, most }, { signal }),
+    run: async (text, edits = [], { model, at, layers, most, signal } = {}) =>
+      of(model, "encoder").ask({ ask: "run", text, edits, at, layers, most }, { signal }),
 
     /**
      * Goes on from a text, token by token.
      * @param {string} text
-     * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], signal?: AbortSignal,
-     *     onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature` 0 takes the likeliest each time, above it one of
-     *     the `top_k` likeliest is drawn, which a seed makes the same again; `begun`: new tokens that are there already; `onpart`
-     *     hears of each new one as it is chosen
+     * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
+     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature` 0 takes the likeliest each
+     *     time, above it one of the `top_k` likeliest is drawn, which a seed makes the same again; `begun`: new tokens that are
+     *     there already; `onpart` hears of each new one as it is chosen
      * @param {Edit[]} edits  of the text; what is not of its tokens alone holds for new ones too
      * @returns {Promise<Written>}
      */
-    generate: (text, { signal, onpart = () => {}, ...options } = {}, edits = []) =>
-      ask({ ask: "generate", text, edits, options }, { signal, onpart }),
+    generate: async (text, { model, signal, onpart = () => {}, ...options } = {}, edits = []) =>
+      of(model, "decoder").ask({ ask: "generate", text, edits, options }, { signal, onpart }),
 
     /**
      * Removes each head in turn, whenever no run is wanted, the last layers first.
@@ -116,17 +146,19 @@ export function openDoor(compute, data) {
      * @param {Edit[]} edits
      * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart  hears
      *     what is left without this head: the last vectors (T, D), and the logits (n, V) at the places `at`
-     * @param {{at?: number[], signal?: AbortSignal}} options
+     * @param {{model?: string, at?: number[], most?: number, signal?: AbortSignal}} options
      */
-    sweep: (text, edits, onpart, { at, signal } = {}) => ask({ ask: "sweep", text, edits, at }, { signal, onpart }),
+    sweep: async (text, edits, onpart, { model, at, most, signal } = {}) =>
+      of(model, "encoder").ask({ ask: "sweep", text, edits, at, most }, { signal, onpart }),
 
     /**
      * Parameters of the model by their names, a linear layer's weight as (out, in).
      * @param {string[]} names
      * @param {Record<string, number[]>} rows  of tables of vectors, those that are wanted; else all
+     * @param {{model?: string}} options
      * @returns {Promise<Record<string, Float32Array>>}
      */
-    parameters: (names, rows = {}) => ask({ ask: "parameters", names, rows }, {}),
+    parameters: async (names, rows = {}, { model } = {}) => of(model, "encoder").ask({ ask: "parameters", names, rows }, {}),
   };
   window.dispatchEvent(new Event("qkv")); // what stands before the model in the page waits for it
 }

@@ -6,7 +6,7 @@ import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";
 import { visible } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
-import { PART_OF } from "../store/state.js";
+import { PART_OF, sideOf } from "../store/state.js";
 import { playStore } from "../store/store.js";
 import { cardsPart } from "../parts/cards.js";
 import { changesPart } from "../parts/changes.js";
@@ -24,6 +24,7 @@ import { secondPart } from "../parts/second.js";
 import { sentencePart } from "../parts/sentence.js";
 import { viewBarPart } from "../parts/view_bar.js";
 import { weightHandles } from "../parts/weight.js";
+import { writingPart } from "../parts/writing.js";
 import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -41,17 +42,18 @@ const NARROW = "(max-width: 759px)"; // as in play.css
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
 /** @type {Record<string, string[]>} */
 const ON_TAB = {
-  sentence: ["sentence", "changes"],
+  sentence: ["sentence", "writing", "changes"],
   heads: ["map", "head", "second"],
   steps: ["steps"],
   result: ["outcome"],
 };
-const ABOVE = ["sentence", "changes"]; // the headline
+const ABOVE = ["sentence", "writing", "changes"]; // the headline
 const INSIDE = ["map", "motion", "steps", "block"]; // what is there unfolded alone
 const SAYING = ["headline", "outcome"]; // what comes with the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
 const REGIONS = {
   sentence: "The sentence",
+  writing: "What the model writes",
   changes: "What you changed",
   map: "The heads of the model",
   head: "One head",
@@ -61,8 +63,62 @@ const REGIONS = {
 };
 const HANDS = { paintBar, weightHandles };
 
-/** @param {any} box @param {any} data @param {Ui} ui */
+/** @type {Record<string, string>} */
+const SIDES = { encoder: "Guess a word", decoder: "Write on" };
+
+/**
+ * The page of one model, or of two, of which one is open: each keeps its state while the other is.
+ * @param {any} box
+ * @param {any} data
+ * @param {Ui} ui
+ */
 function play(box, data, ui) {
+  if (!data.other) {
+    pageOf(box, box, data, ui);
+    return;
+  }
+  /** @type {Record<string, any>} */
+  const all = { encoder: data, decoder: data.other };
+  /** @type {Record<string, string>} */
+  const left = {}; // by side: its address when it was left
+  const room = el("div");
+  const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
+  /** @type {{side: string, close: () => void}} */
+  let open;
+  box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), room);
+  /** @param {string} side */
+  function show(side) {
+    open?.close();
+    buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.side === side)));
+    room.replaceChildren();
+    let alive = true;
+    const own = { ...ui, redraw: (/** @type {() => any} */ draw) => ui.redraw(() => alive && draw()) };
+    const page = pageOf(box, room, all[side], own);
+    open = { side, close: () => [alive] = [false, page.close()] };
+  }
+  /** @param {string} side */
+  function turnTo(side) {
+    if (side === open.side) return;
+    left[open.side] = location.hash;
+    try {
+      history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
+    } catch {
+      // a page inside another has no address of its own
+    }
+    show(side);
+  }
+  window.addEventListener("hashchange", () => sideOf(location.hash) !== open.side && show(sideOf(location.hash)));
+  show(sideOf(location.hash || data.state));
+}
+
+/**
+ * The page of one model, put into a room of its box.
+ * @param {any} box
+ * @param {any} room
+ * @param {any} data
+ * @param {Ui} ui
+ */
+function pageOf(box, room, data, ui) {
   const narrow = window.matchMedia(NARROW);
   const store = playStore(data, update);
   inFrame(store);
@@ -89,7 +145,7 @@ function play(box, data, ui) {
   box.classList.add("play");
   const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ is a word for the model to guess.`}`);
   const saying = el("div", { class: "saying" }, headline, inside);
-  box.append(
+  room.append(
     el("header", { class: "top" }, title, badge),
     parts.cards.node,
     tabs.node,
@@ -98,7 +154,7 @@ function play(box, data, ui) {
     whole,
     ...notes,
   );
-  box.addEventListener("keydown", (/** @type {any} */ event) => {
+  room.addEventListener("keydown", (/** @type {any} */ event) => {
     const typing = event.composedPath()[0].matches?.("input, textarea");
     if (typing || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z") return;
     store.undo();
@@ -144,6 +200,7 @@ function play(box, data, ui) {
     told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
     return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
   }
+  return { close: store.close };
 }
 
 export const start = starting(play);
@@ -158,6 +215,7 @@ function partsOf(ui, store) {
   const parts = {
     cards: cardsPart(ui, store),
     sentence: sentencePart(ui, store),
+    writing: writingPart(ui, store),
     changes: changesPart(ui, store),
     outcome: outcomePart(ui, store),
     head: headPart(ui, store, HANDS),

@@ -4,8 +4,9 @@
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number, visible } from "../base/text.js";
 import { editsOf } from "../engine/edits.js";
-import { chance, chancesOf, cosineAt, likeliestOf, movedShare, plainName, SEEN } from "../store/chances.js";
+import { chance, chancesOf, cosineAt, likeliestOf, movedShare, SEEN } from "../store/chances.js";
 import { maskOf } from "../store/places.js";
+import { plainName } from "../store/tokens.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
 import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";

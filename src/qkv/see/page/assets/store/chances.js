@@ -34,14 +34,6 @@ export function likeliestOf(chances, count) {
 }
 
 /**
- * A word of a vocabulary without the mark of the blank before it.
- * @param {string} name
- */
-export function plainName(name) {
-  return name.replace(/^[Ġ▁](?=.)/, "");
-}
-
-/**
  * A chance in digits.
  * @param {number} x
  */

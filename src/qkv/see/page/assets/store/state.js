@@ -45,7 +45,7 @@ export const LONGEST = 100_000; // characters of a text: an address with two of 
 const MOST_MASKS = 4_000_000; // in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
-const PLACES = ["sentence", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
+const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
@@ -72,6 +72,14 @@ export function toHash(state, start) {
     put.set(name, name === "text" ? state.text : written(state, name));
   }
   return all.length ? `#${put}` : "";
+}
+
+/**
+ * Which model of two an address is of.
+ * @param {string} [hash]
+ */
+export function sideOf(hash = "") {
+  return new URLSearchParams(hash.slice(1)).get("model") === "decoder" ? "decoder" : "encoder";
 }
 
 /**

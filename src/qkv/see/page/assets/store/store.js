@@ -6,7 +6,8 @@ import { editsOf } from "../engine/edits.js";
 import { placed, withSwaps, wordsOf } from "./places.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
-import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.js";
+import { FOLDED, fromHash, namesNoHead, PLAIN, sideOf, stateOf, toHash } from "./state.js";
+import { plainTokens } from "./tokens.js";
 
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */
@@ -61,6 +62,7 @@ import { FOLDED, fromHash, namesNoHead, PLAIN, stateOf, toHash } from "./state.j
  * @typedef {{node: HTMLElement, update: (now: Told) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
+const MOST = 256; // tokens of a text that a page reads: it shows all heads
 const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
 
 /**
@@ -89,6 +91,12 @@ export function playStore(data, heard) {
   let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // whether a reader chose the head, and the query: they stay when another text is written
   const ruled = new Map(); // by text: the head that the rule chose
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
+  const closed = new AbortController();
+  /** @param {PlayState} of */
+  const hashOf = (of) => {
+    const hash = toHash(of, start);
+    return data.side === "decoder" ? `#model=decoder${hash && `&${hash.slice(1)}`}` : hash;
+  };
   let drawn = Promise.resolve(); // kept when all that was told is drawn
 
   const self = {
@@ -102,12 +110,18 @@ export function playStore(data, heard) {
       return past.length > 0;
     },
     /** The address that shows this state, or one that is otherwise in something. */
-    address: (patch = {}) => location.href.replace(/#.*$/s, "") + toHash({ ...state, ...patch }, start),
+    address: (patch = {}) => location.href.replace(/#.*$/s, "") + hashOf({ ...state, ...patch }),
     get picked() {
       return picked;
     },
     set,
     undo,
+    /** Leaves the address and the window to another page. */
+    close() {
+      closed.abort();
+      going?.abort(new Error("closed"));
+      [going, writing] = [null, clearTimeout(writing)];
+    },
     /** Leaves the choice of the head to the rule again. */
     byRule() {
       [picked, asking, unruled] = [false, false, true];
@@ -283,8 +297,8 @@ export function playStore(data, heard) {
     clearTimeout(writing);
     const mine = setTimeout(async () => {
       await drawn;
-      if (going || mine !== writing) return;
-      written = toHash(state, start);
+      if (going || mine !== writing || closed.signal.aborted) return;
+      written = hashOf(state);
       try {
         history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
       } catch {
@@ -297,19 +311,40 @@ export function playStore(data, heard) {
   // the event may come when the address has been written over, so what counts is the address it tells
   window.addEventListener("hashchange", ({ newURL }) => {
     const { hash } = new URL(newURL);
-    if (hash === written) return;
+    if (hash === written || (data.side && sideOf(hash) !== data.side)) return;
     past.push(state);
     carry = null;
     state = fromHash(hash, start) ?? start;
     given = state !== start;
     [unruled, picked, asking] = [given && namesNoHead(hash), false, new URLSearchParams(hash.slice(1)).has("query")];
     if (self.engine) follow(RUN_FOR);
-  });
+  }, { signal: closed.signal });
   whenOpen((qkv) => {
-    self.engine = { name: data.model, where: qkv.where ?? "in this page", run: qkv.run, sweep: qkv.sweep, model: qkv.model, parameters: qkv.parameters };
+    self.engine = engineOf(qkv, data);
     compute();
   }, (reason) => failed(reason));
   return self;
+}
+
+/**
+ * The door to a page's model, as the parts ask it: tokens are named as a reader knows them.
+ * @param {any} qkv
+ * @param {any} data
+ */
+function engineOf({ where = "in this page", run, sweep, models, model, parameters, generate }, { model: name, side }) {
+  const own = { most: MOST, model: side };
+  return {
+    name,
+    where,
+    model: models?.[side] ?? model,
+    run: async (/** @type {string} */ text, /** @type {Edit[]} */ edits = [], options = {}) => {
+      const found = await run(text, edits, { ...own, ...options });
+      return Object.assign(found, { tokens: plainTokens(found.tokens, found.special) });
+    },
+    sweep: (/** @type {string} */ text, /** @type {Edit[]} */ edits, /** @type {any} */ onpart, options = {}) => sweep(text, edits, onpart, { ...own, ...options }),
+    parameters: parameters && ((/** @type {string[]} */ names, /** @type {Record<string, number[]>} */ rows) => parameters(names, rows, own)),
+    generate: generate && ((/** @type {string} */ text, /** @type {object} */ options, /** @type {Edit[]} */ edits) => generate(text, { ...own, ...options }, edits)),
+  };
 }
 
 /**

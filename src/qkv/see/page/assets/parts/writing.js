@@ -1,0 +1,211 @@
+// The text that a decoder writes behind the reader's own: its tokens one by one, what each looked at while it was
+// chosen, and the words that were likeliest in its place, from which a reader can have it go on.
+
+import { choice } from "../base/controls.js";
+import { el, fill, svg, word } from "../base/elements.js";
+import { fixed, visible } from "../base/text.js";
+import { chance } from "../store/chances.js";
+import { plainName } from "../store/tokens.js";
+import "./writing.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/door.js").Chosen} Chosen */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {Chosen & {piece: string}} New  a new token, and the text that came with it */
+
+const LENGTHS = [20, 40, 80];
+const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // temperatures, and how many of the likeliest may be drawn
+const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weight of one
+
+/** @param {Ui} ui @param {LiveStore} store @returns {Part} */
+export function writingPart(ui, store) {
+  const write = el("button", { type: "button", class: "offer", onclick: () => go([]) }, "Write on");
+  const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
+  const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
+  const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Make it the text");
+  const heat = el("input", { type: "range", min: 0, max: HOTTEST, step: 0.1, value: USUAL, id: ui.id("heat"), oninput: () => sayHeat() });
+  const degree = el("output", { for: heat.id });
+  const length = choice(ui, "Tokens", LENGTHS.map((count) => [count, String(count)]), LENGTHS[1], () => {});
+  const [lines, prompt, fresh] = [svg("svg", { class: "lines", "aria-hidden": "true" }), el("span", { class: "prompt" }), el("span", { class: "fresh" })];
+  const text = el("p", { class: "written" }, lines, prompt, fresh);
+  const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "trouble", role: "alert", hidden: true })];
+  const node = el(
+    "div",
+    { "data-part": "writing", "data-writing": "none" },
+    el("div", { class: "acts" }, write, stop, again, take, el("span", { class: "control" }, el("label", { for: heat.id }, "Temperature"), heat, degree), length.node),
+    trouble,
+    text,
+    about,
+  );
+  const STOPPED = new Error("stopped");
+  /** @type {New[]} */
+  let tokens = [];
+  /** @type {AbortController | null} */
+  let going = null;
+  /** @type {[number | null, number, string]} */
+  let [chosen, seed, key] = [null, 0, ""]; // the new token that is looked at; what the text was written for
+  /** @type {Now} */
+  let told;
+
+  function sayHeat() {
+    fill(degree, Number(heat.value) ? fixed(Number(heat.value), 1) : "0: always the likeliest");
+  }
+
+  /**
+   * Writes on behind new tokens that are kept.
+   * @param {New[]} kept
+   */
+  async function go(kept) {
+    going?.abort(STOPPED);
+    const mine = new AbortController();
+    [going, tokens, chosen] = [mine, kept, null];
+    trouble.hidden = true;
+    show("going");
+    const begun = kept.map(({ id }) => id);
+    const temperature = Number(heat.value);
+    const options = { max: begun.length + Number(length.node.querySelector("select").value), temperature, top_k: temperature ? AMONG : null, seed, begun };
+    /** @param {Chosen} part */
+    const onpart = (part) => {
+      const before = textOf(tokens);
+      const piece = part.text.startsWith(before) ? part.text.slice(before.length) : spelled(part.token);
+      tokens.push({ ...part, piece });
+      show("going");
+    };
+    try {
+      await /** @type {any} */ (store.engine).generate(told.sentence, { ...options, signal: mine.signal, onpart }, told.state.edits.filter(({ op }) => op !== "swap"));
+    } catch (reason) {
+      if (reason !== STOPPED) fill(trouble, String(/** @type {any} */ (reason)?.message ?? reason)).hidden = false;
+    }
+    if (going !== mine) return;
+    going = null;
+    show("done");
+    ui.say(`It wrote: ${textOf(tokens)}`);
+  }
+
+  /** @param {"none" | "going" | "done"} state */
+  function show(state) {
+    node.dataset.writing = state;
+    stop.disabled = state !== "going";
+    again.disabled = take.disabled = !tokens.length || state === "going";
+    const { sentence, run } = told;
+    let last = 0;
+    fill(prompt, run.offsets.map(([, end], t) => {
+      const piece = sentence.slice(last, Math.max(last, end));
+      last = Math.max(last, end);
+      return el("span", { "data-token": t }, piece);
+    }), sentence.slice(last));
+    fill(fresh, tokens.map(({ piece, id }, i) =>
+      el("button", { type: "button", class: "piece", "aria-pressed": String(i === chosen), "data-token": run.tokens.length + i, title: `token ${id}`, onclick: () => look(i) }, piece.trim() ? piece : visible(piece))));
+    instead();
+    draw();
+  }
+
+  /** @param {number} i */
+  function look(i) {
+    chosen = chosen === i ? null : i;
+    show(/** @type {any} */ (node.dataset.writing));
+    fresh.children[i]?.focus();
+  }
+
+  /** What else the model might have written at the token that is looked at. */
+  function instead() {
+    const at = chosen === null ? null : tokens[chosen];
+    if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Choose a new word: what it looked at, and what might have stood in its place.") : null);
+    const { words } = told.model;
+    const most = Math.max(...at.likeliest.map(([, share]) => share));
+    fill(
+      about,
+      el("h4", {}, "In place of ", word(plainName(words[at.id])), `, ${chance(at.probability)}`),
+      el("ol", {}, at.likeliest.map(([id, share]) =>
+        el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share / most) } },
+          el("bdi", {}, visible(plainName(words[id]))), el("b", {}, chance(share)))))),
+      el("p", { class: "note" }, `The lines: what was looked at while this word was chosen, ${headName()}; a thicker line is a larger weight. Choose another word, and the text goes on from it.`),
+    );
+  }
+
+  function headName() {
+    const { inside, layer, head } = told.state;
+    return inside ? `by head ${layer}.${head}` : "the mean of all heads";
+  }
+
+  /**
+   * Goes on with another word at the place that is looked at.
+   * @param {number} id
+   * @param {number} probability
+   */
+  function takeInstead(id, probability) {
+    const at = /** @type {number} */ (chosen);
+    const token = told.model.words[id];
+    go([...tokens.slice(0, at), { ...tokens[at], id, probability, token, piece: spelled(token) }]);
+  }
+
+  /** Lines from the token that is looked at, or the newest, to what it looked at. */
+  function draw() {
+    fill(lines);
+    const at = chosen ?? (node.dataset.writing === "going" ? tokens.length - 1 : -1);
+    if (!tokens[at] || !text.clientWidth) return;
+    const weights = weightsOf(tokens[at], told.state);
+    const box = text.getBoundingClientRect();
+    lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
+    /** @param {number} t */
+    const placeOf = (t) => {
+      const rect = text.querySelector(`[data-token="${t}"]`)?.getBoundingClientRect();
+      return rect && [rect.left - box.left + rect.width / 2, rect.top - box.top + 4];
+    };
+    const from = placeOf(told.run.tokens.length + at);
+    const best = Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a]).slice(0, LINES).filter((t) => weights[t] >= FAINTEST);
+    for (const t of best) {
+      const to = placeOf(t);
+      if (!from || !to) continue;
+      const high = Math.min(from[1], to[1]) - Math.min(40, 10 + Math.abs(from[0] - to[0]) / 6);
+      lines.append(svg("path", { d: `M${from}Q${(from[0] + to[0]) / 2} ${high} ${to}`, "stroke-width": 1 + 7 * weights[t], "stroke-opacity": 0.3 + 0.7 * weights[t] }));
+    }
+  }
+
+  /** @param {Told} now */
+  function update(now) {
+    const { run, model, state, sentence } = now;
+    const able = Boolean(model?.next && store.engine?.generate);
+    node.hidden = !able;
+    if (!run || !able) return;
+    told = /** @type {Now} */ (now);
+    const next = JSON.stringify([sentence, state.edits]);
+    if (next !== key) {
+      going?.abort(STOPPED);
+      [key, tokens, chosen, going] = [next, [], null, null];
+      trouble.hidden = true;
+    }
+    write.disabled = !run.tokens.length;
+    show(going ? "going" : tokens.length ? "done" : "none");
+  }
+  sayHeat();
+  ui.redraw(draw);
+  return { node, update };
+}
+
+/** @param {New[]} tokens */
+function textOf(tokens) {
+  return tokens.map(({ piece }) => piece).join("");
+}
+
+/**
+ * A token as it stands behind others.
+ * @param {string} name
+ */
+function spelled(name) {
+  return `${/^[Ġ▁]/.test(name) ? " " : ""}${plainName(name)}`;
+}
+
+/**
+ * What was looked at while a token was chosen: by the open head where the page is unfolded, else the mean of all heads.
+ * @param {Chosen} token
+ * @param {import("../store/state.js").PlayState} state
+ */
+function weightsOf({ looked }, { inside, layer, head }) {
+  if (inside) return looked[layer][head];
+  const all = looked.flat();
+  return all[0].map((_, t) => all.reduce((total, one) => total + one[t], 0) / all.length);
+}

@@ -1,0 +1,55 @@
+// Tokens as a reader knows them, without the marks that tokenizers put on them: the same as plain_tokens of
+// src/qkv/text/tokenized.py.
+
+/** @typedef {import("../engine/door.js").Run} Run */
+
+const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u; // scripts without blanks between words
+const BYTES = new Map(); // by the letter that a byte-level tokenizer writes for it
+for (let [byte, others] = [0, 256]; byte < 256; byte++) {
+  const printed = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+  BYTES.set(String.fromCharCode(printed ? byte : others++), byte);
+}
+
+/**
+ * The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter.
+ * @param {string} name
+ */
+function fromBytes(name) {
+  const bytes = Array.from(name, (letter) => BYTES.get(letter));
+  try {
+    if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");
+  } catch {
+    // half a letter
+  }
+  return name;
+}
+
+/**
+ * An entry of a vocabulary as a reader knows it.
+ * @param {string} name
+ */
+export function plainName(name) {
+  const text = (name.startsWith("▁") ? name : fromBytes(name)).replaceAll("▁", " ");
+  return text.replace(/^ +| +$/g, "") || text;
+}
+
+/**
+ * The tokens of a text as a reader knows them: a word is plain, and what continues one begins with "##".
+ * @param {string[]} tokens
+ * @param {boolean[]} special
+ */
+export function plainTokens(tokens, special) {
+  if (!tokens.some((token) => /^[Ġ▁Ċ]/.test(token))) return tokens;
+  let before = "";
+  return tokens.map((token, t) => {
+    if (special[t]) {
+      before = "";
+      return token;
+    }
+    const plain = plainName(token);
+    const [last, first] = [Array.from(before).at(-1) ?? "", Array.from(plain)[0] ?? ""];
+    const joined = !/^[Ġ▁]/.test(token) && /[\p{L}\p{N}]/u.test(last) && /[\p{L}\p{N}]/u.test(first) && !UNSPACED.test(last + first);
+    before = plain;
+    return joined ? `##${plain}` : plain;
+  });
+}
