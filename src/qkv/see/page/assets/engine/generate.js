@@ -3,16 +3,15 @@
 
 import { changed } from "./edits.js";
 import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest } from "./engine.js";
+import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./parameters.js").Model} Model */
 
+/** @typedef {import("./sampling.js").Choice} Choice */
+
 /**
- * How tokens are chosen. `temperature` 0 takes the likeliest; else logits are divided by it, and one of the `top_k` largest is
- * drawn. `begun` are new tokens that are there already.
- * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
- *
  * What is known of the last token that was read: its vector, and what its heads looked at, by layer: (H, T).
  * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
  *
@@ -21,7 +20,6 @@ import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest
  * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  */
 
-const LIKELIEST = 8; // tokens that are told with each new one
 const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that new tokens do not have
 
 /** Keys and values of the tokens that were read, by layer; and these tokens. */
@@ -55,7 +53,8 @@ export class Cache {
  * @param {Choice} choice
  * @returns {Generator<Chosen | void, void>}
  */
-export function* written(model, memory, cache, ids, edits, { max, temperature, top_k, seed, begun }) {
+export function* written(model, memory, cache, ids, edits, choice) {
+  const { max, seed, begun } = choice;
   const { most } = model.sizes;
   const later = edits.filter(({ op, token }) => !PROMPT_ALONE.includes(op) && !(op === "add" && token !== undefined));
   const draw = randomFrom(seed);
@@ -69,13 +68,11 @@ export function* written(model, memory, cache, ids, edits, { max, temperature, t
   }
   for (const id of all.slice(cache.ids.length)) read = yield* next(model, cache, id, later);
   for (let count = begun.length; count < max && !(most && all.length >= most); count++) {
-    const logits = logitsAt(model, /** @type {Read} */ (read).vector, [0]);
-    const chances = sharesOf(logits, 1);
-    if (!Number.isFinite(chances[0])) throw new RangeError(`generate: the logits behind ${all.length} tokens are not finite: look at the edits`);
-    const id = temperature ? drawn(logits, temperature, top_k, draw()) : largest(chances, 1)[0];
-    const likeliest = largest(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
+    const { vector, looked } = /** @type {Read} */ (read);
+    const one = chosenFrom(logitsAt(model, vector, [0]), choice, draw);
+    const { id } = one;
+    yield { ...one, looked: headsOf(looked, all.length) };
     all.push(id);
-    yield { id, probability: chances[id], likeliest, looked: headsOf(/** @type {Read} */ (read).looked, all.length - 1) };
     if (model.design.ends.includes(id)) return;
     if (count + 1 < max) read = yield* next(model, cache, id, later);
   }
@@ -148,63 +145,4 @@ function joined(arrays) {
  */
 function headsOf(looked, T) {
   return looked.map((all) => Array.from({ length: all.length / T }, (_, h) => new Float32Array(all.subarray(h * T, (h + 1) * T))));
-}
-
-/**
- * Probabilities: the softmax of logits over a temperature.
- * @param {Float64Array} logits
- * @param {number} temperature
- */
-function sharesOf(logits, temperature) {
-  const highest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
-  const found = logits.map((logit) => Math.exp((logit - highest) / temperature));
-  const total = found.reduce((sum, one) => sum + one, 0);
-  return found.map((one) => one / total);
-}
-
-/**
- * The places of the largest, the largest first; of equal ones the first.
- * @param {Float64Array} values
- * @param {number} count
- */
-function largest(values, count) {
-  /** @type {number[]} */
-  const found = [];
-  values.forEach((value, id) => {
-    if (found.length === count && value <= values[/** @type {number} */ (found.at(-1))]) return;
-    let place = found.length;
-    while (place && values[found[place - 1]] < value) place -= 1;
-    found.splice(place, 0, id);
-    if (found.length > count) found.pop();
-  });
-  return found;
-}
-
-/**
- * A token drawn from the `top_k` largest logits, and those as large as the last of them.
- * @param {Float64Array} logits
- * @param {number} temperature
- * @param {number | null} top_k
- * @param {number} at  of 0 to 1
- */
-function drawn(logits, temperature, top_k, at) {
-  const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
-  const shares = sharesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
-  let sum = 0;
-  for (const [id, share] of shares.entries()) if ((sum += share) > at) return id;
-  return shares.findLastIndex((share) => share > 0);
-}
-
-/**
- * Numbers from 0 to 1 that a seed makes the same again: Mulberry32.
- * @param {number} seed
- */
-function randomFrom(seed) {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
-    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
-  };
 }

@@ -1,6 +1,10 @@
 // The door to a model that a server has: globalThis.qkv as door.js gives it, where POST /v1/trace computes.
 
+import { spelledOut } from "../store/tokens.js";
+import { chosenFrom, randomFrom } from "./sampling.js";
+
 /** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./door.js").Chosen} Chosen */
 /** @typedef {import("./door.js").Run} Run */
 
 const BINARY = "application/vnd.safetensors";
@@ -18,6 +22,7 @@ const BINARY = "application/vnd.safetensors";
  * @property {boolean} next  whether logits are for what follows a place, and not for the place
  * @property {string | null} mask  what stands where a word is missing
  * @property {[string, number][]} scales  of each layer: what is multiplied to scale its scores, and the model's own scale
+ * @property {number[]} ends  tokens that end a text that it writes
  * @property {boolean} plain  whether scores are products of queries and keys and nothing else
  */
 
@@ -70,6 +75,34 @@ export function openServer(model, form) {
     return runOf(text, about, arrays, model);
   }
 
+  /**
+   * @param {string} text
+   * @param {any} options
+   * @param {Edit[]} edits
+   */
+  async function write(text, { max = 32, temperature = 0, top_k = null, seed = 0, begun = [], signal, onpart = () => {} } = {}, edits = []) {
+    const whole = edits.find(({ op, token }) => op === "patch" || (op === "set" && token === undefined));
+    if (whole) throw new RangeError(`generate: a server does not write on with "${whole.op}" in force: take it back first`);
+    const draw = randomFrom(seed);
+    const { about } = await post({ input: text, edits, layers: [0], heads: [0], include: ["text"] }, signal);
+    const [all, ids, probabilities] = [[...about.ids, ...begun], [...begun], /** @type {number[]} */ ([])];
+    while (ids.length < max && !(model.most && all.length >= model.most)) {
+      const longer = edits.filter(({ op }) => op !== "swap").map((edit) =>
+        edit.op === "row" ? { ...edit, weights: all.map((_, key) => edit.weights?.[key] ?? 0) } : edit);
+      const { arrays } = await post({ input: all, edits: longer, at: [all.length - 1] }, signal);
+      const one = chosenFrom(Float64Array.from(arrays.logits.numbers), { max, temperature, top_k, seed, begun }, draw);
+      const looked = cutUp(arrays.pattern).map((layer) => cutUp(layer).map((head) => head.numbers.slice(-all.length)));
+      all.push(one.id);
+      ids.push(one.id);
+      probabilities.push(one.probability);
+      onpart({ ...one, token: model.words[one.id], text: textOf(ids), looked });
+      if (model.ends.includes(one.id)) break;
+    }
+    return { tokens: ids.map((id) => model.words[id]), ids, text: textOf(ids), probabilities };
+  }
+  /** @param {number[]} ids */
+  const textOf = (ids) => spelledOut(ids.filter((id) => !model.ends.includes(id)).map((id) => model.words[id]));
+
   globalThis.qkv = {
     where: "on the server",
     model: Promise.resolve(/** @type {any} */ (model)),
@@ -84,6 +117,9 @@ export function openServer(model, form) {
         going.delete(one);
       }
     },
+
+    /** As in door.js, one run for each token: a server keeps no cache. */
+    generate: model.next ? write : undefined,
 
     /** As in door.js. */
     async sweep(text, edits, onpart, { at, signal } = {}) {

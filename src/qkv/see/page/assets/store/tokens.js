@@ -34,6 +34,18 @@ export function plainName(name) {
 }
 
 /**
+ * The text that tokens of a vocabulary spell, one behind the other.
+ * @param {string[]} names
+ */
+export function spelledOut(names) {
+  const whole = names.join("");
+  if (names.some((name) => name.includes("▁"))) return whole.replaceAll("▁", " ");
+  const bytes = Array.from(whole, (letter) => BYTES.get(letter));
+  if (names.some((name) => /^[ĠĊ]/.test(name)) && !bytes.includes(undefined)) return new TextDecoder().decode(Uint8Array.from(bytes));
+  return names.map((name, i) => (name.startsWith("##") ? name.slice(2) : i && /^[\p{L}\p{N}]/u.test(name) ? ` ${name}` : name)).join("");
+}
+
+/**
  * The tokens of a text as a reader knows them: a word is plain, and what continues one begins with "##".
  * @param {string[]} tokens
  * @param {boolean[]} special

@@ -1,0 +1,82 @@
+// Which token comes next: how it is chosen from logits (V), as src/qkv/models/tasks/sampling.py does it.
+
+/**
+ * How tokens are chosen. `temperature` 0 takes the likeliest; else logits are divided by it, and one of the `top_k` largest is
+ * drawn. `begun` are new tokens that are there already.
+ * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
+ */
+
+const LIKELIEST = 8; // tokens that are told with each new one
+
+/**
+ * One token: its id, its probability before any temperature, and the likeliest in its place.
+ * @param {Float64Array} logits
+ * @param {Choice} choice
+ * @param {() => number} draw
+ */
+export function chosenFrom(logits, { temperature, top_k }, draw) {
+  const chances = sharesOf(logits, 1);
+  if (!Number.isFinite(chances[0])) throw new RangeError("generate: the model's logits are not finite: look at the edits");
+  const id = temperature ? drawn(logits, temperature, top_k, draw()) : largest(chances, 1)[0];
+  const likeliest = largest(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
+  return { id, probability: chances[id], likeliest };
+}
+
+/**
+ * Probabilities: the softmax of logits over a temperature.
+ * @param {Float64Array} logits
+ * @param {number} temperature
+ */
+function sharesOf(logits, temperature) {
+  const highest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
+  const found = logits.map((logit) => Math.exp((logit - highest) / temperature));
+  const total = found.reduce((sum, one) => sum + one, 0);
+  return found.map((one) => one / total);
+}
+
+/**
+ * The places of the largest, the largest first; of equal ones the first.
+ * @param {Float64Array} values
+ * @param {number} count
+ */
+function largest(values, count) {
+  /** @type {number[]} */
+  const found = [];
+  values.forEach((value, id) => {
+    if (found.length === count && value <= values[/** @type {number} */ (found.at(-1))]) return;
+    let place = found.length;
+    while (place && values[found[place - 1]] < value) place -= 1;
+    found.splice(place, 0, id);
+    if (found.length > count) found.pop();
+  });
+  return found;
+}
+
+/**
+ * A token drawn from the `top_k` largest logits, and those as large as the last of them.
+ * @param {Float64Array} logits
+ * @param {number} temperature
+ * @param {number | null} top_k
+ * @param {number} at  of 0 to 1
+ */
+function drawn(logits, temperature, top_k, at) {
+  const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
+  const shares = sharesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
+  let sum = 0;
+  for (const [id, share] of shares.entries()) if ((sum += share) > at) return id;
+  return shares.findLastIndex((share) => share > 0);
+}
+
+/**
+ * Numbers from 0 to 1 that a seed makes the same again: Mulberry32.
+ * @param {number} seed
+ */
+export function randomFrom(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
