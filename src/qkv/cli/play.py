@@ -35,7 +35,9 @@ def play(
 ) -> None:
     """A page with a model inside, which computes TEXT, and what is changed in it, as it is typed.
 
-    One file of at most 16 MB, which needs no network. The model is a BERT that names missing words.
+    One file, which needs no network. Without --model both models that come with qkv are in it, in
+    at most 16 MB: one names missing words, the other writes on. Any encoder that names masked words
+    and most decoders can be given.
     """
     from qkv import see
 
