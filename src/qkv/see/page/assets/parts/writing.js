@@ -118,7 +118,7 @@ export function writingPart(ui, store) {
     const most = Math.max(...at.likeliest.map(([, share]) => share));
     fill(
       about,
-      el("h4", {}, "In place of ", word(plainName(words[at.id])), `, ${chance(at.probability)}`),
+      el("h3", {}, "In place of ", word(plainName(words[at.id])), `, ${chance(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share / most) } },
           el("bdi", {}, visible(plainName(words[id]))), el("b", {}, chance(share)))))),

@@ -1,0 +1,180 @@
+"""What a decoder writes in the page, what its tokens looked at, and what might have stood there."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import qkv
+from models.sizes import SMALL
+from models.small_models import write_small
+from qkv.models import Model
+
+from .play import opened_at, ready
+from .support import Visit
+from .test_play_page import check_layout
+
+TEXT = "the cat sat on the bank"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    sizes, classes = SMALL["llama"]
+    config = {"model_type": "llama", "architectures": [classes[0]], **sizes}
+    return write_small(folder, config | {"max_position_embeddings": 128}, seed=1, spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def writer(folder: Path) -> Model:
+    """The numbers that the page has, in float64."""
+    arrays = {name: array.astype(np.float16) for name, array in qkv.load(folder).parameters.items()}
+    return qkv.load(folder).with_parameters(arrays, np.float64)
+
+
+@pytest.fixture(scope="module")
+def html(folder: Path) -> str:
+    return qkv.play(TEXT, model=str(folder))._document()
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return ready(visit(html))
+
+
+def part(page: Page) -> Locator:
+    return page.locator("[data-part=writing]")
+
+
+def button(page: Page, name: str) -> Locator:
+    return part(page).get_by_role("button", name=name, exact=True)
+
+
+def ids_of(page: Page) -> list[int]:
+    titles = part(page).locator(".piece").evaluate_all("all => all.map((one) => one.title)")
+    return [int(title.split()[-1]) for title in titles]
+
+
+def written(page: Page, name: str = "Write on", temperature: float = 0) -> list[int]:
+    """The ids of the new tokens, once they are all there."""
+    part(page).locator("input[type=range]").fill(str(temperature))
+    button(page, name).click()
+    part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
+    return ids_of(page)
+
+
+def test_it_writes_what_the_library_writes(page: Page, writer: Model) -> None:
+    assert written(page) == writer.generate(TEXT, max_new_tokens=40).ids
+    expect(button(page, "Stop")).to_be_disabled()
+
+
+def test_a_token_shows_what_it_looked_at_and_what_might_have_stood_there(
+    page: Page, writer: Model
+) -> None:
+    written(page)
+    own = writer.generate(TEXT, max_new_tokens=40, trace=True)
+    part(page).locator(".piece").nth(5).click()
+    weights = np.mean(np.concatenate(own.looked_at(5)), axis=0)
+    widths = (
+        part(page)
+        .locator(".lines path")
+        .evaluate_all("all => all.map((one) => Number(one.getAttribute('stroke-width')))")
+    )
+    most = np.sort(weights[weights >= 0.02])[::-1][:8]
+    np.testing.assert_allclose(widths, 1 + 7 * most, atol=1e-4)
+    told = part(page).locator(".instead li b").all_inner_texts()
+    chances = sorted(map(float, told), reverse=True)
+    assert len(told) == 8
+    assert chances == list(map(float, told))
+    assert f"{own.probabilities[5]:.3f}" in told
+
+
+def test_another_token_goes_on_from_there(page: Page, writer: Model) -> None:
+    before = written(page)
+    part(page).locator(".piece").nth(3).click()
+    other = part(page).locator(".instead li button[aria-pressed=false]").first
+    name = other.locator("bdi").inner_text()
+    other.click()
+    part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
+    after = ids_of(page)
+    assert after[:3] == before[:3]
+    assert after[3] != before[3]
+    vocabulary = writer.tokenizer.vocabulary
+    assert after[3] == vocabulary.get(name, int(name) if name.isdigit() else -1)
+    ids = [*writer.tokenize(TEXT).ids.tolist(), *after[:4]]
+    assert after[4:] == writer.generate([ids], max_new_tokens=40)[0].ids[: len(after) - 4]
+
+
+def test_changes_stay_in_force_for_new_tokens(page: Page, writer: Model) -> None:
+    plain = written(page)
+    offer = page.locator("[data-part=sentence] .offer")
+    hidden = 1 + TEXT.split().index(offer.inner_text().split()[-1])
+    offer.click()
+    expect(part(page)).to_have_attribute("data-writing", "none")
+    edit = [{"op": "hide", "token": hidden}]
+    own = writer.generate(TEXT, max_new_tokens=40, edit=edit).ids
+    assert written(page) == own
+    assert own != plain
+
+
+def test_draws_are_the_same_again_and_another_try_is_another(page: Page) -> None:
+    first = written(page, temperature=1.5)
+    assert written(page, "Another try", temperature=1.5) != first
+    again = page.evaluate(
+        "text => qkv.generate(text, {max: 40, temperature: 1.5, top_k: 40, seed: 0})", TEXT
+    )
+    assert again["ids"] == first
+
+
+def test_it_can_be_stopped_and_made_the_text(page: Page) -> None:
+    stop = button(page, "Stop").element_handle()
+    button(page, "Write on").evaluate("(write, stop) => { write.click(); stop.click(); }", stop)
+    part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
+    assert ids_of(page) == []
+    written(page)
+    text = part(page).locator(".written").inner_text()
+    button(page, "Make it the text").click()
+    expect(page.get_by_label("Your sentence")).to_have_value(re.compile(f"^{TEXT}.+"))
+    expect(part(page)).to_have_attribute("data-writing", "none")
+    assert len(text) > len(TEXT)
+
+
+def test_a_script_can_stop_it_after_a_token(page: Page) -> None:
+    told = page.evaluate(
+        """(text) => {
+          const [stop, parts] = [new AbortController(), []];
+          const onpart = (part) => parts.push(part) === 2 && stop.abort(new Error("enough"));
+          return qkv.generate(text, { max: 100, signal: stop.signal, onpart })
+            .catch(({ message }) => [message, parts.length]);
+        }""",
+        TEXT,
+    )
+    assert told == ["enough", 2]
+
+
+def test_the_layout_holds_at_every_width(visit: Visit, html: str) -> None:
+    for width in (1920, 1280, 390):
+        page = ready(visit(opened_at(html, ""), width=width))
+        written(page)
+        part(page).locator(".piece").nth(4).click()
+        check_layout(page)
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ("{max: 0}", "max is 0: give a whole number of at least 1"),
+        ("{temperature: -1}", "temperature is -1: give a number of at least 0"),
+        ("{top_k: 1.5}", "top_k is 1.5: give a whole number of at least 1, or null"),
+        ("{seed: 'a'}", 'seed is "a": give a whole number of at least 0'),
+        ("{begun: [99]}", "begun is [99]: give ids of tokens, 0 to 39"),
+        ("{model: 'encoder'}", 'model is "encoder": this page has decoder'),
+    ],
+)
+def test_what_makes_no_sense_is_refused(page: Page, options: str, way: str) -> None:
+    said = page.evaluate(
+        f"text => qkv.generate(text, {options}).catch(({{message}}) => message)", TEXT
+    )
+    assert way in said
