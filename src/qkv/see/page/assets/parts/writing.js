@@ -22,7 +22,7 @@ const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weig
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
-  const write = el("button", { type: "button", class: "offer", onclick: () => go([]) }, "Write on");
+  const write = el("button", { type: "button", class: "offer", "data-qkv-first": Boolean(store.data.next), onclick: () => go([]) }, "Write on");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
   const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
   const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Make it the text");
