@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page
 
 from qkv.see.page.html import bundle
 
-BEGIN, END = '<script type="application/json" id="qkv-model">', "</script>"
+BEGIN, END = '<script type="application/json" data-side="encoder">', "</script>"
 # The shared worker's side: the messages of many pages are one's, with numbers of their own.
 SHARED = """
 globalThis.onmessage = null;

@@ -37,7 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def opened(visit: Visit, html: str, **options: object) -> Page:
     page = visit(html, **options)
-    return ready(page) if 'id="qkv-model"' in html and options.get("scripts", True) else page
+    return ready(page) if "data-side=" in html and options.get("scripts", True) else page
 
 
 def line(page: Page) -> Locator:

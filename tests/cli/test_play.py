@@ -64,8 +64,10 @@ def test_refusals_are_one_line(
     line = refused(run("play", TEXT, "-o", "a.gif"), "play")
     assert "a.gif: the name must end in .html or .htm" in line
     assert "the text is empty" in refused(run("play", "", "--model", folder), "play")
-    assert "random is of the family" in refused(run("play", TEXT, "--model", "random"), "play")
+    assert "random has no head over words" in refused(
+        run("play", TEXT, "--model", "random"), "play"
+    )
     monkeypatch.setenv("QKV_MODEL", "random")
     line = refused(run("play"), "play")
-    assert "a page computes a BERT with a head over words" in line
+    assert "a page computes decoders and encoders that name masked words" in line
     assert list(tmp_path.iterdir()) == []

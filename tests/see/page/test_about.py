@@ -37,7 +37,7 @@ def saved(view: qkv.see.View, folder: Path) -> str:
 def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) -> None:
     expected = in_folder(shipped()["books"])
     assert "WordNet 3.0 Copyright 2006" in expected["LICENSE.wordnet"]
-    assert texts_in(saved(qkv.play(TEXT), tmp_path)) == expected
+    assert texts_in(saved(qkv.play(TEXT, model="books"), tmp_path)) == expected
     assert texts_in(saved(qkv.walk(TEXT), tmp_path)) == expected
     assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # of a cell in a notebook
     writer = in_folder(shipped()["books-decoder"])

@@ -111,7 +111,9 @@ def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> 
     payload = engine_payload(qkv.load(with_rules(home, added_tokens=[*tokens, {**added, **flags}])))
     part = engine_part(payload)
     assert part.count("</script>") == 2
-    (data,) = re.findall(r'<script type="application/json" id="qkv-model">(.*?)</script>', part)
+    (data,) = re.findall(
+        r'<script type="application/json" data-side="encoder">(.*?)</script>', part
+    )
     assert json.loads(data) == payload
 
 

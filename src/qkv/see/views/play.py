@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from qkv.arrays import shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.by_word import by_word
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
@@ -241,11 +242,12 @@ def play(
             raise TypeError("play: a state has a text and changes of its own: leave out the others")
         text, state = _of_address(state)
     given = [] if text is None else texts_of([text], "play")
-    used = model_of(model, given)
+    used = model_of(model, given or [OPENING])
     need_engine(used)
     text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
     other = None
-    if model is None:  # the decoder goes on from a text in which no word is missing
+    if model is None and used.name == DEFAULT:
+        # the decoder goes on from a text in which no word is missing
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = used.trace(text)
