@@ -21,7 +21,7 @@ _STYLE = """
 """
 
 
-def about_model(model: Model | None) -> str:
+def about_model(model: Model | None, name: str = "this model") -> str:
     """The texts that stand beside a model's weights, folded behind a line; empty for none."""
     found = {} if model is None else model._notices
     if not found:
@@ -30,7 +30,7 @@ def about_model(model: Model | None) -> str:
     texts = "".join(f"<h3>{name}</h3><pre>{text}</pre>" for name, text in parts)
     return (
         f'<style>{_STYLE}</style><details class="qkv-about" slot="about">'
-        f"<summary>About this model</summary>{texts}</details>"
+        f"<summary>About {_html(name)}</summary>{texts}</details>"
     )
 
 

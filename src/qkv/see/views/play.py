@@ -136,7 +136,9 @@ class PlayView(OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _about(self) -> str:
-        return "".join(map(about_model, self._models))
+        if self.other is None:
+            return about_model(self.model)
+        return "".join(about_model(model, model.name) for model in self._models)
 
     def _document(self) -> str:
         return document(*self._html(), self.theme, WITH_WORKER, wide=True)

@@ -64,7 +64,7 @@ const REGIONS = {
 const HANDS = { paintBar, weightHandles };
 
 /** @type {Record<string, string>} */
-const SIDES = { encoder: "Guess a word", decoder: "Write on" };
+const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
 /**
  * The page of one model, or of two, of which one is open: each keeps its state while the other is.
