@@ -13,7 +13,8 @@ from .edited import Edit
 from .support import Visit
 from .test_engine import EDITS, TEXT
 
-_SCRIPTS = ("engine/wordpiece", "engine/parameters", "engine/memory", "engine/engine")
+_PARTS = ("tokenizer", "normalizers", "pretokenizers", "spans", "parameters", "memory", "engine")
+_SCRIPTS = tuple(f"engine/{part}" for part in _PARTS)
 
 
 def bare(visit: Visit) -> Page:
@@ -31,12 +32,14 @@ def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Mo
     marks += [chr(i) for i in (0xE000, 0xF8FF, 0x20000, 0x2A6DF, 0x2B81F, 0x2F800, 0x2FFFF)]
     expected = {one: " ".join(word for word, _ in cut(normalize(f"a{one}b"))) for one in marks}
     wrong = bare(visit).evaluate(
-        """([rules, expected]) => Object.keys(expected).filter((one) => {
-          const words = [...wordsOf(normalized(rules, `a${one}b`, 0))];
-          const found = words.map((word) => word.map(({ mark }) => mark).join(""));
-          return found.join(" ") !== expected[one];
-        })""",
-        [model.tokenizer.rules["normalizer"], expected],
+        """([{ normalizer, pre_tokenizer }, expected]) => {
+          const [normalize, cut] = [normalizerOf(normalizer), cutterOf(pre_tokenizer)];
+          return Object.keys(expected).filter((one) => {
+            const words = cut(normalize(pieceOf(`a${one}b`))).map(({ text }) => text);
+            return words.join(" ") !== expected[one];
+          });
+        }""",
+        [model.tokenizer.rules, expected],
     )
     assert len(expected) > 70_000
     newer = [one for one in wrong if unicodedata.category(one) in ("Mn", "Cn") or not one.isalnum()]

@@ -1,8 +1,8 @@
 // The numbers of a model as engine.py has written them into a page, and what says how they are used.
 
-import { readTokenizer } from "./wordpiece.js";
+import { readTokenizer } from "./tokenizer.js";
 
-/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
+/** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
 /**
  * `size` is d, that of a head's queries and keys; `next`: whether logits are for what follows a place.

@@ -7,8 +7,8 @@ import schema from "../../../../edits/schema.json";
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./edits.js").ByOp} ByOp */
 /** @typedef {import("./parameters.js").Model} Model */
-/** @typedef {import("./wordpiece.js").Token} Token */
-/** @typedef {import("./wordpiece.js").Tokenizer} Tokenizer */
+/** @typedef {import("./tokenizer.js").Token} Token */
+/** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
 /** @type {Record<string, any>} */
 const DEFINED = schema.$defs;

@@ -3,7 +3,7 @@
 import { axesOf, indicesOf } from "./edits.js";
 import { forward, handedOn } from "./engine.js";
 import { shown } from "./records.js";
-import { tokenize } from "./wordpiece.js";
+import { tokenize } from "./tokenizer.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
 /** @typedef {import("./memory.js").Memory} Memory */

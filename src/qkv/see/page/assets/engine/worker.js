@@ -8,7 +8,7 @@ import { Memory } from "./memory.js";
 import { readModel } from "./parameters.js";
 import { checkedEdits, shown, swapped } from "./records.js";
 import { withSources } from "./sources.js";
-import { decode, tokenize } from "./wordpiece.js";
+import { decode, tokenize } from "./tokenizer.js";
 
 /** @typedef {import("./memory.js").Step} Step */
 /** @typedef {import("./parameters.js").Model} Model */

@@ -1,0 +1,99 @@
+// The decoders of a tokenizer.json: how each kind puts tokens together to a text again.
+
+import { patternOf } from "./patterns.js";
+import { BYTES } from "./pretokenizers.js";
+
+/** @typedef {(tokens: string[]) => string[]} Decoder */
+
+const [ENCODER, LOOSE] = [new TextEncoder(), new TextDecoder("utf-8", { ignoreBOM: true })];
+const STRICT = new TextDecoder("utf-8", { ignoreBOM: true, fatal: true });
+const CLEAN = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're"];
+/** @type {Map<string, number>} */
+const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
+
+/** @type {Record<string, (rules: any) => Decoder>} */
+const KINDS = {
+  Sequence: ({ decoders }) => {
+    /** @type {Decoder[]} */
+    const steps = decoders.map(decoderOf);
+    return (tokens) => steps.reduce((last, step) => step(last), tokens);
+  },
+  ByteLevel: () => (tokens) => [LOOSE.decode(Uint8Array.from(tokens.flatMap(bytesOf)))],
+  WordPiece: ({ prefix, cleanup }) => (tokens) =>
+    tokens.map((token, i) => {
+      const put = !i ? token : token.startsWith(prefix) ? token.slice(prefix.length) : ` ${token}`;
+      return cleanup ? CLEAN.reduce(cleaned, put) : put;
+    }),
+  Metaspace: ({ replacement, prepend_scheme: scheme = "always" }) => (tokens) =>
+    tokens.map((token, i) => token.replaceAll(replacement, i || scheme === "never" ? " " : "")),
+  BPEDecoder: ({ suffix }) => (tokens) =>
+    tokens.map((token, i) => token.replaceAll(suffix, i + 1 < tokens.length ? " " : "")),
+  Replace: ({ pattern, content }) => {
+    const wanted = patternOf(pattern);
+    return (tokens) => tokens.map((token) => token.replace(wanted, () => content));
+  },
+  ByteFallback: () => (tokens) => {
+    /** @type {string[]} */
+    const found = [];
+    /** @type {number[]} */
+    let bytes = [];
+    for (const token of [...tokens, ""]) {
+      const code = /^<0x([\da-fA-F]{2})>$/.exec(token);
+      if (code) bytes.push(parseInt(code[1], 16));
+      else {
+        if (bytes.length) found.push(...whole(bytes));
+        bytes = [];
+        found.push(token);
+      }
+    }
+    return found.slice(0, -1);
+  },
+  Fuse: () => (tokens) => [tokens.join("")],
+  Strip: ({ content, start, stop }) => (tokens) =>
+    tokens.map((token) => {
+      const marks = Array.from(token);
+      let [first, last] = [0, marks.length];
+      while (first < start && marks[first] === content) first += 1;
+      while (marks.length - last < stop && last > first && marks[last - 1] === content) last -= 1;
+      return marks.slice(first, last).join("");
+    }),
+};
+
+/**
+ * What a decoder of a tokenizer.json does.
+ * @param {any} rules  null for none
+ * @returns {Decoder}
+ */
+export function decoderOf(rules) {
+  return rules ? KINDS[rules.type](rules) : (tokens) => [tokens.join(" ")];
+}
+
+/**
+ * The bytes that a token stands for.
+ * @param {string} token
+ */
+function bytesOf(token) {
+  const bytes = Array.from(token, (mark) => BYTE_OF.get(mark));
+  return bytes.includes(undefined) ? Array.from(ENCODER.encode(token)) : /** @type {number[]} */ (bytes);
+}
+
+/**
+ * Bytes as a text, or a sign for each of them where they are none.
+ * @param {number[]} bytes
+ */
+function whole(bytes) {
+  try {
+    return [STRICT.decode(Uint8Array.from(bytes))];
+  } catch {
+    return bytes.map(() => "\ufffd");
+  }
+}
+
+/**
+ * A text with no blank in front of such a sign.
+ * @param {string} text
+ * @param {string} sign
+ */
+function cleaned(text, sign) {
+  return text.replaceAll(sign, sign === " do not" ? " don't" : sign.trim());
+}

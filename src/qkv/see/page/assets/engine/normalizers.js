@@ -1,0 +1,97 @@
+// The normalizers of a tokenizer.json: what each kind makes of a text before it is cut into words.
+// What is a mark is asked of the browser's Unicode, which may be newer than that of the tokenizers library.
+
+import { patternOf } from "./patterns.js";
+import { behind, changed, madeOf, marksOf, partOf, replaced } from "./spans.js";
+
+/** @typedef {import("./spans.js").Piece} Piece */
+/** @typedef {(piece: Piece) => Piece} Normalizer */
+
+const CONTROL = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\ufffd]/u; // nothing to read in them; half a character is one too
+const KEPT = "\t\n\r"; // control characters that are blanks
+const BLANK = /\p{White_Space}/u;
+const ACCENT = /\p{Mn}/u; // a mark that stands over or under the letter before it
+const CHINESE = /[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u{20000}-\u{2a6df}\u{2a700}-\u{2b81f}\u{2b920}-\u{2ceaf}\u{2f800}-\u{2fa1f}]/u;
+
+/** @type {Record<string, (rules: any) => Normalizer>} */
+const KINDS = {
+  Sequence: ({ normalizers }) => inTurn(normalizers.map(normalizerOf)),
+  BertNormalizer: ({ clean_text: clean, handle_chinese_chars: chinese, strip_accents: strip, lowercase: lower }) =>
+    inTurn([clean && cleaned, chinese && apart, (strip ?? lower) && unaccented, lower && lowered].filter(Boolean)),
+  NFC: () => composed("NFC", "NFD"),
+  NFD: () => composed("NFD", "NFD"),
+  NFKC: () => composed("NFKC", "NFKD"),
+  NFKD: () => composed("NFKD", "NFKD"),
+  Lowercase: () => lowered,
+  StripAccents: () => (piece) => changed(piece, (mark) => (/\p{M}/u.test(mark) ? "" : mark)),
+  Strip: ({ strip_left: left, strip_right: right }) => (piece) => {
+    const [all, kept] = [piece.text, right ? piece.text.replace(/\p{White_Space}+$/u, "") : piece.text];
+    const first = left ? all.search(/\P{White_Space}|$/u) : 0;
+    return partOf(piece, first, kept.length);
+  },
+  Replace: ({ pattern, content }) => {
+    const wanted = patternOf(pattern);
+    return (piece) => replaced(piece, wanted, content);
+  },
+  Prepend: ({ prepend }) => (piece) => behind(piece, prepend),
+};
+
+/**
+ * What a normalizer of a tokenizer.json does.
+ * @param {any} rules  null for none
+ * @returns {Normalizer}
+ */
+export function normalizerOf(rules) {
+  return rules ? KINDS[rules.type](rules) : (piece) => piece;
+}
+
+/**
+ * @param {Normalizer[]} steps
+ * @returns {Normalizer}
+ */
+function inTurn(steps) {
+  return (piece) => steps.reduce((last, step) => step(last), piece);
+}
+
+/** @type {Normalizer} */
+const cleaned = (piece) =>
+  changed(piece, (mark) => (CONTROL.test(mark) && !KEPT.includes(mark) ? "" : BLANK.test(mark) ? " " : mark));
+
+/** @type {Normalizer} */
+const apart = (piece) => changed(piece, (mark) => (CHINESE.test(mark) ? ` ${mark} ` : mark)); // each is a word
+
+/** @type {Normalizer} */
+const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (ACCENT.test(mark) ? "" : mark));
+
+/** @type {Normalizer} */
+const lowered = (piece) => changed(piece, (mark) => mark.toLowerCase());
+
+/**
+ * A text in a normal form of Unicode. A character stands for the first of those that it is made of; one that is a
+ * further part of a character stands for what the one before it stands for.
+ * @param {string} form
+ * @param {string} parts  the form in which all is taken apart
+ * @returns {Normalizer}
+ */
+function composed(form, parts) {
+  return (piece) => {
+    const text = piece.text.normalize(form);
+    if (text === piece.text) return piece;
+    const marks = marksOf(piece);
+    /** @type {Map<string, number[]>} */
+    const firsts = new Map(); // 1 for a part that a character begins with; its first occurrence is the last here
+    for (const [mark] of [...marks].reverse())
+      for (const [i, part] of Array.from(mark.normalize(parts)).map((one, i) => /** @type {[number, string]} */ ([i, one])).reverse()) {
+        if (!firsts.has(part)) firsts.set(part, []);
+        /** @type {number[]} */ (firsts.get(part)).push(i ? 0 : 1);
+      }
+    let next = 0;
+    return madeOf(Array.from(text, (mark) => {
+      let count = 0;
+      for (const part of mark.normalize(parts)) count += firsts.get(part)?.pop() ?? 0;
+      const [, from, to] = marks[count ? next : Math.max(next - 1, 0)];
+      next += count;
+      return [mark, from, to];
+    }), piece.start);
+  };
+}

@@ -1,0 +1,79 @@
+// The patterns of a tokenizer.json, which are written for Oniguruma, as JavaScript has them. What a page cannot
+// write in its own way is refused before: see tokenizers.py.
+
+const PART = /\\[pP]\{[^}]*\}|\\u[\da-f]{4}|\\.|\(\?i:|\(\?:|\(\?<?[=!]|\{\d+(?:,\d*)?\}|[^]/giu;
+const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // the same letters, in Unicode's view
+const SYNTAX = "^$\\.*+?()[]{}|/";
+const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+const MORE = "²³¹¼½¾"; // words too, to Oniguruma, but in a class
+const CLASSES = /** @type {Record<string, string>} */ ({
+  s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}", w: WORD,
+});
+const CATEGORY = /^(?:[LMNPSZC][a-z&]?|Alphabetic)$/;
+
+/**
+ * A pattern {"Regex": ...} or {"String": ...}.
+ * @param {{Regex?: string, String?: string}} pattern
+ */
+export function patternOf({ Regex, String: plain = "" }) {
+  return new RegExp(Regex === undefined ? escaped(plain) : translated(Regex), "gu");
+}
+
+/** @param {string} text */
+export function escaped(text) {
+  return text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
+}
+
+/** @param {string} pattern */
+function translated(pattern) {
+  const groups = [false]; // of each group that is open, whether small and large letters are one there
+  let inside = false; // a class
+  let found = "";
+  for (const [part] of /** @type {Iterable<RegExpExecArray>} */ (pattern.matchAll(PART))) {
+    if (part.endsWith("}") && /^\\p/i.test(part)) found += property(part);
+    else if (part[0] === "\\" && part.length === 2) found += escape(part[1], inside);
+    else if (inside) {
+      inside = part !== "]";
+      found += folded(part, groups);
+    } else if (part === "[") {
+      inside = true;
+      found += part;
+    } else if (part[0] === "(") {
+      groups.push(part === "(?i:" || groups.at(-1));
+      found += part === "(?i:" ? "(?:" : part;
+    } else if (part === ")") {
+      groups.pop();
+      found += part;
+    } else if (part === ".") found += "[^\\n]";
+    else found += /^[a-z]$/i.test(part) && groups.at(-1) ? `[${folded(part, groups)}]` : part;
+  }
+  return found;
+}
+
+/**
+ * A letter in a class, and where case does not count the letters that are the same.
+ * @param {string} part
+ * @param {boolean[]} groups
+ */
+function folded(part, groups) {
+  if (!groups.at(-1) || !/^[a-z]$/i.test(part)) return part;
+  const small = part.toLowerCase();
+  return small + small.toUpperCase() + (FOLDED[small] ?? "");
+}
+
+/** @param {string} part  such as \p{L} or \p{Han} */
+function property(part) {
+  const name = part.slice(3, -1);
+  return CATEGORY.test(name) ? part : `${part.slice(0, 3)}Script=${name}}`;
+}
+
+/**
+ * A character behind a backslash.
+ * @param {string} mark
+ * @param {boolean} inside
+ */
+function escape(mark, inside) {
+  if (/w/i.test(mark) && !inside) return `[${mark === "W" ? "^" : ""}${WORD}${MORE}]`;
+  if (mark in CLASSES) return inside ? CLASSES[mark] : `[${CLASSES[mark]}]`;
+  return /[a-z]/i.test(mark) || SYNTAX.includes(mark) || (inside && mark === "-") ? `\\${mark}` : mark;
+}

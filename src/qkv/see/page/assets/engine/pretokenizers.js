@@ -1,0 +1,113 @@
+// The pre-tokenizers of a tokenizer.json: how each kind cuts a text into words, before these are cut into tokens.
+
+import { patternOf } from "./patterns.js";
+import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
+
+/** @typedef {import("./spans.js").Piece} Piece */
+/** @typedef {(piece: Piece) => Piece[]} Cutter */
+/** @typedef {[first: number, last: number, found: boolean]} Span  a part of a text, and whether a pattern was found there */
+
+const BLANK = /\p{White_Space}/gu;
+const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // and the signs of ASCII, which Unicode calls symbols
+const DIGIT = /\p{N}/gu;
+const GPT2 = patternOf({ Regex: "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+" });
+const ENCODER = new TextEncoder();
+
+/** @type {string[]} */
+export const BYTES = []; // the character that stands for each byte: printable ones for themselves
+for (let byte = 0, next = 256; byte < 256; byte++)
+  BYTES[byte] = String.fromCharCode(/[!-~¡-¬®-ÿ]/.test(String.fromCharCode(byte)) ? byte : next++);
+
+/** @type {Record<string, (rules: any) => Cutter>} */
+const KINDS = {
+  Sequence: ({ pretokenizers }) => inTurn(pretokenizers.map(cutterOf)),
+  BertPreTokenizer: () => inTurn([split(BLANK, "Removed"), split(PUNCTUATION, "Isolated")]),
+  WhitespaceSplit: () => split(BLANK, "Removed"),
+  Punctuation: ({ behavior }) => split(PUNCTUATION, behavior),
+  Digits: ({ individual_digits: each }) => split(DIGIT, each ? "Isolated" : "Contiguous"),
+  Split: ({ pattern, behavior, invert }) => split(patternOf(pattern), behavior, invert),
+  ByteLevel: ({ add_prefix_space: prefix, use_regex: cut = true }) => {
+    const words = cut ? split(GPT2, "Isolated") : (/** @type {Piece} */ piece) => [piece];
+    return (piece) => words(prefix && piece.text[0] !== " " ? behind(piece, " ") : piece).map(inBytes);
+  },
+  Metaspace: ({ replacement, prepend_scheme: scheme = "always", split: cut = true }) => {
+    const words = split(patternOf({ String: replacement }), "MergedWithNext");
+    return (piece) => {
+      const blank = replaced(piece, / /g, replacement);
+      const first = scheme === "always" || (scheme === "first" && piece.start === 0);
+      const whole = first && !blank.text.startsWith(replacement) ? behind(blank, replacement) : blank;
+      return cut ? words(whole) : [whole];
+    };
+  },
+};
+
+/**
+ * What a pre-tokenizer of a tokenizer.json does.
+ * @param {any} rules  null for none
+ * @returns {Cutter}
+ */
+export function cutterOf(rules) {
+  return rules ? KINDS[rules.type](rules) : (piece) => [piece];
+}
+
+/**
+ * @param {Cutter[]} steps
+ * @returns {Cutter}
+ */
+function inTurn(steps) {
+  return (piece) => steps.reduce((pieces, step) => pieces.flatMap(step), [piece]);
+}
+
+/** @type {(piece: Piece) => Piece} */
+const inBytes = (piece) => changed(piece, (mark) => Array.from(ENCODER.encode(mark), (byte) => BYTES[byte]));
+
+/** @type {Record<string, (spans: Span[]) => Span[]>} */
+const BEHAVIORS = {
+  Isolated: (spans) => spans,
+  Removed: (spans) => spans.filter(([, , found]) => !found),
+  Contiguous: (spans) => joined(spans, (found, before) => found === before),
+  MergedWithPrevious: (spans) => joined(spans, (found, before) => found && !before),
+  MergedWithNext: (spans) => joined(spans.reverse(), (found, before) => found && !before).reverse(),
+};
+
+/**
+ * Cuts a text where a pattern is found.
+ * @param {RegExp} pattern
+ * @param {string} behavior  what becomes of what was found
+ * @param {boolean} invert  whether what lies between is what is meant
+ * @returns {Cutter}
+ */
+function split(pattern, behavior, invert = false) {
+  return (piece) => {
+    /** @type {Span[]} */
+    const spans = [];
+    const { text } = piece;
+    let last = 0;
+    for (const { 0: { length }, index } of matchesOf(text, pattern)) {
+      if (index > last) spans.push([last, index, invert]);
+      last = index + length;
+      spans.push([index, last, !invert]);
+    }
+    if (last < text.length) spans.push([last, text.length, invert]);
+    const kept = BEHAVIORS[behavior](spans).filter(([first, end]) => end > first);
+    return kept.map(([first, end]) => partOf(piece, first, end));
+  };
+}
+
+/**
+ * Spans in which some are one with that before them.
+ * @param {Span[]} spans
+ * @param {(found: boolean, before: boolean) => boolean} joins
+ */
+function joined(spans, joins) {
+  /** @type {Span[]} */
+  const all = [];
+  let before = false;
+  for (const [first, last, found] of spans) {
+    const one = all.at(-1);
+    if (all.length && joins(found, before)) [one[0], one[1]] = [Math.min(one[0], first), Math.max(one[1], last)];
+    else all.push([first, last, found]);
+    before = found;
+  }
+  return all;
+}

@@ -1,0 +1,115 @@
+// A text that rules change, and for each of its places the part of the given text that it stands for.
+
+/**
+ * The place i of `text` stands for `given.slice(from[i], to[i])`; the piece begins at `start` of the given text.
+ * @typedef {{text: string, from: number[], to: number[], start: number}} Piece
+ * @typedef {[mark: string, from: number, to: number]} Mark  a character and what it stands for
+ */
+
+/**
+ * A text as it was given.
+ * @param {string} text
+ * @returns {Piece}
+ */
+export function pieceOf(text) {
+  let next = 0;
+  return madeOf(Array.from(text, (mark) => [mark, next, (next += mark.length)]), 0);
+}
+
+/**
+ * The characters of a piece, one by one.
+ * @param {Piece} piece
+ * @returns {Mark[]}
+ */
+export function marksOf({ text, from, to }) {
+  let next = 0;
+  return Array.from(text, (mark) => {
+    const place = next;
+    next += mark.length;
+    return [mark, from[place], to[place]];
+  });
+}
+
+/**
+ * A piece of such characters.
+ * @param {Mark[]} marks
+ * @param {number} start
+ * @returns {Piece}
+ */
+export function madeOf(marks, start) {
+  /** @type {number[]} */
+  const from = [];
+  /** @type {number[]} */
+  const to = [];
+  for (const [mark, first, last] of marks)
+    for (let unit = 0; unit < mark.length; unit++) {
+      from.push(first);
+      to.push(last);
+    }
+  return { text: marks.map(([mark]) => mark).join(""), from, to, start };
+}
+
+/**
+ * A piece whose characters are each replaced by others, which stand for the same.
+ * @param {Piece} piece
+ * @param {(mark: string) => Iterable<string>} change
+ */
+export function changed(piece, change) {
+  /** @type {(mark: Mark) => Mark[]} */
+  const replaced = ([mark, from, to]) => Array.from(change(mark), (one) => [one, from, to]);
+  return madeOf(marksOf(piece).flatMap(replaced), piece.start);
+}
+
+/**
+ * A part of a piece.
+ * @param {Piece} piece
+ * @param {number} first
+ * @param {number} last
+ * @returns {Piece}
+ */
+export function partOf({ text, from, to, start }, first, last) {
+  return { text: text.slice(first, last), from: from.slice(first, last), to: to.slice(first, last), start: from[first] ?? start };
+}
+
+/**
+ * A piece, unless it is empty, with characters before its first one, which stand for what this stands for.
+ * @param {Piece} piece
+ * @param {string} marks
+ */
+export function behind(piece, marks) {
+  const { text, from: [from], to: [to], start } = piece;
+  if (!text) return piece;
+  const all = marksOf(piece);
+  all.unshift([marks, from, to]);
+  return madeOf(all, start);
+}
+
+/**
+ * A piece in which other characters stand where a pattern is found: they stand for the last character of that.
+ * @param {Piece} piece
+ * @param {RegExp} pattern
+ * @param {string} put
+ */
+export function replaced(piece, pattern, put) {
+  /** @type {Mark[]} */
+  const marks = [];
+  let last = 0;
+  /** @type {(end: number) => void} */
+  const keep = (end) => marksOf(partOf(piece, last, end)).forEach((mark) => marks.push(mark));
+  for (const { 0: { length }, index } of matchesOf(piece.text, pattern)) {
+    keep(index);
+    last = index + length;
+    if (put) marks.push([put, piece.from[last - 1], piece.to[last - 1]]);
+  }
+  keep(piece.text.length);
+  return madeOf(marks, piece.start);
+}
+
+/**
+ * What a pattern finds in a text.
+ * @param {string} text
+ * @param {RegExp} pattern  with the flag g
+ */
+export function matchesOf(text, pattern) {
+  return /** @type {Iterable<RegExpExecArray & {index: number}>} */ (text.matchAll(pattern));
+}

@@ -1,0 +1,219 @@
+// From a text to the tokens that a model reads, and back. The rules are those of the model's tokenizer.json, which
+// the page holds as it stands: added tokens are cut out, the rest is normalized, cut into words and these into
+// tokens, and special tokens are put around all. What a page can read of such a file is said in tokenizers.py.
+
+import { bpeOf } from "./bpe.js";
+import { decoderOf } from "./decoders.js";
+import { masked } from "./gaps.js";
+import { normalizerOf } from "./normalizers.js";
+import { escaped } from "./patterns.js";
+import { cutterOf } from "./pretokenizers.js";
+import { matchesOf, partOf, pieceOf } from "./spans.js";
+import { wordpieceOf } from "./wordpiece.js";
+
+/** @typedef {import("./decoders.js").Decoder} Decoder */
+/** @typedef {import("./normalizers.js").Normalizer} Normalizer */
+/** @typedef {import("./pretokenizers.js").Cutter} Cutter */
+/** @typedef {import("./spans.js").Piece} Piece */
+/** @typedef {import("./wordpiece.js").Found} Found */
+/** @typedef {import("./wordpiece.js").Model} Model */
+
+/**
+ * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
+ * @typedef {{content: string, id: number, special: boolean, lstrip: boolean, rstrip: boolean, single_word: boolean,
+ *            normalized: boolean}} Added
+ * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens, which have an id
+ * @typedef {{before: Token[], after: Token[], trims: {first: boolean}[]}} Frame
+ * @typedef {{ids: Map<string, number>, names: string[], mask: string | null, before: Token[], after: Token[],
+ *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
+ *            join: Decoder, special: Set<number>}} Tokenizer
+ * `ids` has the added tokens too, and `names` is the way back; `raw` finds added tokens in a text as it was given,
+ * `read` in a text that is normalized; `trims` leave blanks out of a token's place, `first` that of the first word too.
+ */
+
+const MASKS = ["[MASK]", "<mask>"]; // what stands for a word that is to be guessed, as in text/tokenizer.py
+const MODELS = /** @type {Record<string, (rules: any) => Model>} */ ({ BPE: bpeOf, WordPiece: wordpieceOf });
+const LETTER = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
+const BLANK = /[Ġ\p{White_Space}]/u;
+
+/**
+ * A tokenizer.json, ready to be used.
+ * @param {any} file
+ * @returns {Tokenizer}
+ */
+export function readTokenizer(file) {
+  /** @type {Map<string, number>} */
+  const ids = new Map(Object.entries(file.model.vocab));
+  /** @type {Added[]} */
+  const added = file.added_tokens;
+  for (const { content, id } of added) ids.set(content, id);
+  /** @type {string[]} */
+  const names = [];
+  for (const [name, id] of ids) names[id] = name;
+  const normalize = normalizerOf(file.normalizer);
+  /** @type {(token: Added) => string} */
+  const spelled = ({ content, normalized }) => (normalized ? normalize(pieceOf(content)).text : content);
+  for (const token of added) names[token.id] = spelled(token); // as the library names them
+  const frame = frameOf(file.post_processor);
+  const around = [...frame.before, ...frame.after].map(({ id }) => id);
+  const unknown = file.model.unk_token;
+  return {
+    ids,
+    names,
+    mask: MASKS.find((token) => ids.has(token)) ?? null,
+    ...frame,
+    raw: finderOf(added.filter((token) => !token.normalized), spelled),
+    read: finderOf(added.filter((token) => token.normalized), spelled),
+    normalize,
+    cut: cutterOf(file.pre_tokenizer),
+    model: MODELS[file.model.type](file.model),
+    join: decoderOf(file.decoder),
+    special: new Set(added.filter((one) => one.special && (one.content !== unknown || around.includes(one.id))).map(({ id }) => id)),
+  };
+}
+
+/**
+ * What a post-processor puts around a text, and where it leaves blanks out.
+ * @param {any} rules  null for none
+ * @returns {Frame}
+ */
+function frameOf(rules) {
+  /** @type {(token: string, id: number) => Token} */
+  const put = (token, id) => ({ id, token, start: 0, end: 0, special: true });
+  /** @type {(pair: [string, number]) => Token[]} */
+  const one = ([token, id]) => [put(token, id)];
+  const trims = rules?.trim_offsets ? [{ first: rules.add_prefix_space }] : [];
+  /** @type {Record<string, () => Frame>} */
+  const kinds = {
+    ByteLevel: () => ({ before: [], after: [], trims }),
+    BertProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
+    RobertaProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
+    TemplateProcessing: () => {
+      const place = rules.single.findIndex((/** @type {any} */ part) => part.Sequence);
+      /** @type {(parts: any[]) => Token[]} */
+      const all = (parts) => parts.flatMap(({ SpecialToken: { id } }) => {
+        const { ids, tokens } = rules.special_tokens[id];
+        return tokens.map((/** @type {string} */ token, /** @type {number} */ i) => put(token, ids[i]));
+      });
+      return { before: all(rules.single.slice(0, place)), after: all(rules.single.slice(place + 1)), trims };
+    },
+    Sequence: () => {
+      /** @type {Frame[]} */
+      const frames = rules.processors.map(frameOf);
+      return {
+        before: frames.map(({ before }) => before).reverse().flat(),
+        after: frames.flatMap(({ after }) => after),
+        trims: frames.flatMap((frame) => frame.trims),
+      };
+    },
+  };
+  return rules ? kinds[rules.type]() : { before: [], after: [], trims };
+}
+
+/**
+ * What finds added tokens, of those that begin at a place the longest.
+ * @param {Added[]} added
+ * @param {(token: Added) => string} spelled
+ * @returns {Finder}
+ */
+function finderOf(added, spelled) {
+  const known = new Map(added.map((token) => [spelled(token), token]));
+  known.delete("");
+  if (!known.size) return (piece) => [{ piece }];
+  const pattern = new RegExp([...known.keys()].sort((a, b) => b.length - a.length).map(escaped).join("|"), "gu");
+  return (piece) => {
+    const { text } = piece;
+    const found = [];
+    let last = 0;
+    for (const { 0: content, index } of matchesOf(text, pattern)) {
+      const { id, lstrip, rstrip, single_word: alone } = /** @type {Added} */ (known.get(content));
+      const stop = index + content.length;
+      const [before, behind] = [text.slice(Math.max(index - 2, 0), index), text.slice(stop, stop + 2)].map((near) => Array.from(near));
+      if (alone && [...before.slice(-1), ...behind.slice(0, 1)].some((mark) => LETTER.test(mark))) continue;
+      const start = lstrip ? last + text.slice(last, index).replace(/\p{White_Space}+$/u, "").length : index;
+      const end = rstrip ? stop + text.slice(stop).search(/\P{White_Space}|$/u) : stop;
+      if (start > last) found.push({ piece: partOf(piece, last, start) });
+      found.push({ piece: partOf(piece, start, end), id });
+      last = end;
+    }
+    if (last < text.length) found.push({ piece: partOf(piece, last, text.length) });
+    return found;
+  };
+}
+
+/**
+ * The tokens of a text, at most so many: those that are too many go, the special ones at the end stay.
+ * @param {Tokenizer} tokenizer
+ * @param {string} text
+ * @param {number} most
+ * @returns {{tokens: Token[], cut: boolean}}
+ */
+export function tokenize(tokenizer, text, most) {
+  const { before, after } = tokenizer;
+  const room = most - before.length - after.length;
+  const own = [];
+  for (const token of tokensOf(tokenizer, text)) {
+    own.push(token);
+    if (own.length > room) break; // what follows would be cut
+  }
+  return { tokens: [...before, ...own.slice(0, room), ...after], cut: own.length > room };
+}
+
+/**
+ * The tokens of a text in their order, without those around it: a gap is the mask token, as in text/gaps.py.
+ * @param {Tokenizer} tokenizer
+ * @param {string} text
+ * @returns {Generator<Token>}
+ */
+export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model }, text) {
+  const { text: written, given } = masked(text.toWellFormed(), mask);
+  let first = true;
+  for (const { piece, id, word } of words()) {
+    /** @type {Found[]} */
+    const tokens = id === undefined ? model(word) : [[id, 0, piece.text.length]];
+    for (const [own, begin, end] of tokens) {
+      const token = id === undefined ? names[own] : piece.text;
+      let place = { start: word.from[begin], end: word.to[end - 1] };
+      for (const trim of trims) place = trimmed(written, token, place, trim.first && (first || place.start === 0));
+      yield { id: own, token, start: given(place.start, 0), end: given(place.end, 1), special: false };
+      first = false;
+    }
+  }
+
+  /** The words, and in their places the added tokens. */
+  function* words() {
+    for (const part of raw(pieceOf(written)))
+      for (const { piece, id } of part.id === undefined ? read(normalize(part.piece)) : [part])
+        for (const word of id === undefined ? cut(piece) : [piece]) yield { piece, id, word };
+  }
+}
+
+/**
+ * The place of a token without the blanks at its ends. A blank that the tokenizer has put in has no place to lose.
+ * @param {string} text
+ * @param {string} token
+ * @param {{start: number, end: number}} place
+ * @param {boolean} first  whether one blank in front may be such
+ */
+function trimmed(text, token, { start, end }, first) {
+  const marks = Array.from(token);
+  const [fore, aft] = [marks, [...marks].reverse()].map((all) => {
+    const count = all.findIndex((mark) => !BLANK.test(mark));
+    return count < 0 ? all.length : count;
+  });
+  const own = Array.from(text.slice(start, end));
+  const lead = Math.min(first && fore === 1 ? 0 : fore, own.length);
+  const tail = end >= aft ? Math.min(aft, own.length - lead) : 0;
+  const [lost, gone] = [own.slice(0, lead), own.slice(own.length - tail)].map((part) => part.join("").length);
+  return { start: start + lost, end: end - gone };
+}
+
+/**
+ * The text of token ids, without special ones; equal to decode of text/tokenizer.py.
+ * @param {Tokenizer} tokenizer
+ * @param {ArrayLike<number>} ids
+ */
+export function decode({ names, special, join }, ids) {
+  const tokens = Array.from(ids).filter((id) => !special.has(id)).map((id) => names[id]);
+  return join(tokens.filter((name) => name !== undefined)).join("");
+}
