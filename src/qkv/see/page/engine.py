@@ -29,13 +29,13 @@ from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.models.tasks.truncation import callers
 from qkv.see.page import packing
 from qkv.see.page.html import bundle, script, script_json
+from qkv.see.page.tokenizers import reasons_of_tokenizer
 
 if TYPE_CHECKING:
     from qkv.models import Model
 
 LARGE, MOST = 64_000_000, 500_000_000  # letters of a model: a browser holds no longer text
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
-_PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of an added token, all off
 
 
 def need_engine(model: Model) -> None:
@@ -211,21 +211,7 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
     if model.tokenizer is None:
         yield "has no tokenizer"
         return
-    rules = model.tokenizer.rules
-    for part, kind in (
-        ("normalizer", "BertNormalizer"),
-        ("pre_tokenizer", "BertPreTokenizer"),
-        ("model", "WordPiece"),
-        ("post_processor", "TemplateProcessing"),
-    ):
-        found = (rules[part] or {}).get("type")
-        if found != kind:
-            yield f"has the {part} {found}, not {kind}"
-    around = (rules["post_processor"] or {}).get("special_tokens", {})
-    if any(put["tokens"] != [name] for name, put in around.items()):
-        yield "puts other tokens around a text than it names"
-    if any(token[flag] for token in rules["added_tokens"] for flag in _PLAIN):
-        yield "has added tokens that are more than what they spell"
+    yield from reasons_of_tokenizer(model.tokenizer)
 
 
 def _sized(model: Model, size: int) -> str:
