@@ -112,7 +112,7 @@ export function openDoor(compute, parts) {
     /** Name and sizes of the model, and its vocabulary, once they are known; of the encoder, where there are two. */
     model: of(undefined, first).model,
     /** The same of each, by its side. */
-    models: Object.defineProperties({}, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
+    models: Object.create(null, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
 
     /**
      * Runs a text, changed as the edits say (see edits.js). The newest run goes first, an older one after it.

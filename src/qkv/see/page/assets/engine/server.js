@@ -80,7 +80,8 @@ export function openServer(model, form) {
    * @param {any} options
    * @param {Edit[]} edits
    */
-  async function write(text, { max = 32, temperature = 0, top_k = null, seed = 0, begun = [], signal, onpart = () => {} } = {}, edits = []) {
+  async function write(text, options = {}, edits = []) {
+    const { max = 32, temperature = 0, top_k = null, seed = 0, begun = [], signal, onpart = () => {} } = options;
     const whole = edits.find(({ op, token }) => op === "patch" || (op === "set" && token === undefined));
     if (whole) throw new RangeError(`generate: a server does not write on with "${whole.op}" in force: take it back first`);
     const draw = randomFrom(seed);

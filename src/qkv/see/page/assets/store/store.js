@@ -337,13 +337,17 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
     name,
     where,
     model: models?.[side] ?? model,
-    run: async (/** @type {string} */ text, /** @type {Edit[]} */ edits = [], options = {}) => {
+    /** @type {Door["run"]} */
+    run: async (text, edits, options) => {
       const found = await run(text, edits, { ...own, ...options });
       return Object.assign(found, { tokens: plainTokens(found.tokens, found.special) });
     },
-    sweep: (/** @type {string} */ text, /** @type {Edit[]} */ edits, /** @type {any} */ onpart, options = {}) => sweep(text, edits, onpart, { ...own, ...options }),
-    parameters: parameters && ((/** @type {string[]} */ names, /** @type {Record<string, number[]>} */ rows) => parameters(names, rows, own)),
-    generate: generate && ((/** @type {string} */ text, /** @type {object} */ options, /** @type {Edit[]} */ edits) => generate(text, { ...own, ...options }, edits)),
+    /** @type {Door["sweep"]} */
+    sweep: (text, edits, onpart, options) => sweep(text, edits, onpart, { ...own, ...options }),
+    /** @type {Door["parameters"]} */
+    parameters: parameters && ((names, rows) => parameters(names, rows, own)),
+    /** @type {Door["generate"]} */
+    generate: generate && ((text, options, edits) => generate(text, { ...own, ...options }, edits)),
   };
 }
 

@@ -3,7 +3,8 @@
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u; // scripts without blanks between words
+// of scripts without blanks between words
+const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u;
 const BYTES = new Map(); // by the letter that a byte-level tokenizer writes for it
 for (let [byte, others] = [0, 256]; byte < 256; byte++) {
   const printed = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
