@@ -22,6 +22,7 @@ import { saveMenu } from "../parts/save.js";
 import { scorePart } from "../parts/score.js";
 import { secondPart } from "../parts/second.js";
 import { sentencePart } from "../parts/sentence.js";
+import { steerPart } from "../parts/steer.js";
 import { viewBarPart } from "../parts/view_bar.js";
 import { weightHandles } from "../parts/weight.js";
 import { writingPart } from "../parts/writing.js";
@@ -217,6 +218,7 @@ function partsOf(ui, store) {
     sentence: sentencePart(ui, store),
     writing: writingPart(ui, store),
     changes: changesPart(ui, store),
+    steer: steerPart(ui, store),
     outcome: outcomePart(ui, store),
     head: headPart(ui, store, HANDS),
     before: originalHead(ui, store),
@@ -264,6 +266,7 @@ function originalHead(ui, store) {
 function regionOf(ui, name, label, parts) {
   const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
   if (name === "map") node.prepend(parts.view.node);
+  if (name === "changes") node.append(parts.steer.node);
   if (name === "head")
     fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
   return { name, node };

@@ -9,7 +9,7 @@ import { editsOf } from "../engine/edits.js";
 import { maskOf } from "../store/places.js";
 import { plainName } from "../store/tokens.js";
 import { offerOf } from "./sentence.js";
-import { heatWords, nameIn, usualScale } from "./words.js";
+import { activationWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
 import "./changes.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -61,7 +61,8 @@ export function changesPart(ui, store) {
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */
-export function inWords({ state: { edits }, run, original, words, model }) {
+export function inWords({ state, run, original, words, model }) {
+  const { edits } = state;
   /** @type {{key: string, gone: Edit[], say: (gone: Edit[]) => any}[]} */
   const found = [];
   /** @param {string} key @param {Edit} edit @param {(gone: Edit[]) => any} say */
@@ -76,7 +77,9 @@ export function inWords({ state: { edits }, run, original, words, model }) {
     return own ? [own[0], own[2]] : [token, run.tokens[token]];
   };
   /** @param {string} name */
-  const plain = (name) => word(name === maskOf(model) ? "?" : name);
+  const shownAs = (name) => (name === maskOf(model) ? "?" : name);
+  /** @param {string} name */
+  const plain = (name) => word(shownAs(name));
   /** @param {number} token */
   const named = (token) => plain(nameOf(token)[1]);
   /** @type {(edit: Edit) => string} */
@@ -90,7 +93,7 @@ export function inWords({ state: { edits }, run, original, words, model }) {
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
-    else if (edit.at) put(JSON.stringify(edit), edit, () => [`${edit.at} changed ${head(edit)}`, ...(token === undefined ? [] : [" at ", named(token)])]);
+    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, state, (place) => ({ word: shownAs(nameOf(place)[1]) }))));
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }

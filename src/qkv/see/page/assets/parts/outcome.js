@@ -9,7 +9,7 @@ import { maskOf } from "../store/places.js";
 import { plainName } from "../store/tokens.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
-import { heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
+import { activationWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
 import "./outcome.css";
 
 /** @typedef {import("../store/store.js").Now} Now */
@@ -170,8 +170,8 @@ function causeOf(now) {
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
   if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
   if (of("row").length) clauses.push(rowsOf(now, of("row")));
-  for (const { at, layer, head, token } of now.state.edits.filter((edit) => edit.at !== undefined))
-    clauses.push([`with ${at} of ${head === undefined ? `layer ${layer}` : `head ${layer}.${head}`} changed`, ...(token === undefined ? [] : [" at ", { word: nameAt(now, token) }])]);
+  for (const edit of now.state.edits.filter(({ at }) => at !== undefined))
+    clauses.push(["with ", ...activationWords(edit, now.state, (token) => ({ word: nameAt(now, token) }))]);
   if (clauses.length > 2) return ["with all these changes"];
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }

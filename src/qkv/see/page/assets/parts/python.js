@@ -1,9 +1,13 @@
 // What the reader sees, as a call of the library that gives the same numbers.
 
+import { range } from "../base/values.js";
 import { editsOf } from "../engine/edits.js";
 import { joinedMasks } from "../store/state.js";
 
+/** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Now} Now */
+
+const ON_A_LINE = 8; // numbers
 
 /**
  * @param {any} data  the payload
@@ -14,7 +18,7 @@ export function pythonOf(data, { state, original }) {
   const size = original.tokens.length;
   const plain = !original.special.every(Boolean);
   const records = [
-    ...edits.filter(({ op }) => op !== "mask").map((edit) => JSON.stringify(edit)), // which is Python too
+    ...edits.filter(({ op }) => op !== "mask").map(pythonRecord),
     ...joinedMasks(editsOf(edits, "mask")).map(pythonMasks),
   ];
   const edit = records.length ? [", edit=[", ...records.map((record) => `    ${record},`), "]"] : [""];
@@ -32,6 +36,18 @@ export function pythonOf(data, { state, original }) {
     ...(place === null ? [] : [`logits = trace["logits"][0, ${place}]  # how well each word of the vocabulary fits there`, "chances = np.exp(logits - logits.max())", "chances /= chances.sum()"]),
     "",
   ].join("\n");
+}
+
+/**
+ * An edit, which is Python as it is JSON; of many numbers some on each line.
+ * @param {Edit} edit
+ */
+function pythonRecord(edit) {
+  const { vector } = edit;
+  if (!vector) return JSON.stringify(edit);
+  const lines = range(0, Math.ceil(vector.length / ON_A_LINE)).map((i) => `        ${vector.slice(i * ON_A_LINE, (i + 1) * ON_A_LINE).join(", ")},`);
+  const rest = JSON.stringify({ ...edit, vector: undefined }).slice(0, -1);
+  return [`${rest},"vector":[`, ...lines, "    ]}"].join("\n");
 }
 
 /**

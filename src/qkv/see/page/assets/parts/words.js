@@ -1,10 +1,12 @@
 // Words that several parts say.
 
 import { word } from "../base/elements.js";
-import { number, visible } from "../base/text.js";
+import { cut, number, visible } from "../base/text.js";
 import { range } from "../base/values.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /**
  * @typedef {string | {word: string}} Said  part of a sentence: words of ours, or a word of the text or of the vocabulary
@@ -62,4 +64,51 @@ export function usualScale(model, layer) {
 export function heatWords(model, value) {
   const [usual, ...others] = range(0, model.layers).map((layer) => usualScale(model, layer));
   return others.some((other) => other !== usual) ? `attention scores times ${number(value)}` : `attention temperature ${number(usual / value)}`;
+}
+
+const QUOTED = 40; // characters of a text that a sentence names
+/** @type {Record<string, (layer: number) => string>} */
+const STREAMS = {
+  resid_pre: (layer) => `the residual stream before layer ${layer}`,
+  resid_post: (layer) => `the residual stream after layer ${layer}`,
+  attn_out: (layer) => `what attention adds in layer ${layer}`,
+  mlp_out: (layer) => `what the MLP adds in layer ${layer}`,
+};
+/** @type {Record<string, string>} */
+const OF_HEADS = { z: "output", q: "queries", k: "keys", v: "values", pattern: "attention pattern" };
+
+/**
+ * An activation by its plain name.
+ * @param {Edit} edit  that has an `at`
+ */
+function activationOf({ at = "", layer = 0, head }) {
+  if (at in STREAMS) return STREAMS[at](layer);
+  return head === undefined ? `the ${OF_HEADS[at]} of all heads of layer ${layer}` : `the ${OF_HEADS[at]} of head ${layer}.${head}`;
+}
+
+/**
+ * The edit that `state.steer` tells of, if it is there.
+ * @param {Pick<PlayState, "edits" | "steer">} state
+ */
+export function steeringOf({ edits, steer }) {
+  return steer ? edits.findLast(({ op, at }) => op === "add" && at === "resid_pre") : undefined;
+}
+
+/**
+ * What an edit makes of an activation: which one, and what is done to it.
+ * @param {Edit} edit  that has an `at`
+ * @param {Pick<PlayState, "edits" | "steer">} state
+ * @param {(token: number) => Said} named
+ * @returns {Said[]}
+ */
+export function activationWords(edit, state, named) {
+  const { op, token, from = "" } = edit;
+  /** @param {string} text */
+  const quoted = (text) => ({ word: cut(text, QUOTED) });
+  const what = [activationOf(edit), ...(token === undefined ? [] : [" at ", named(token)])];
+  if (op === "patch") return [...what, " as in ", quoted(from)];
+  if (op === "set") return [...what, " set to other numbers"];
+  const { towards, away, strength } = (edit === steeringOf(state) && state.steer) || {};
+  if (towards === undefined) return [...what, " with a vector added"];
+  return [...what, " steered towards ", quoted(towards), ...(away ? [" and away from ", quoted(away)] : []), ` (strength ${number(strength)})`];
 }

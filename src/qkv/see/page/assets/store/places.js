@@ -140,11 +140,12 @@ function carried(before, text, run) {
  * An edit for the tokens of another text; null where one of them is gone.
  * @param {any} edit
  * @param {(place: number) => number | null} at
- * @param {boolean} alike
+ * @param {boolean} alike  whether the other text has as many tokens, as edits of all of them need
  */
 export function moved(edit, at, alike) {
   const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
   const found = places.map((name) => [name, at(edit[name])]);
-  if (found.some(([, place]) => place === null) || (edit.op === "row" && !alike)) return null;
+  const whole = ["row", "patch"].includes(edit.op) || (edit.op === "set" && (edit.token === undefined || edit.at === "pattern"));
+  if (found.some(([, place]) => place === null) || (whole && !alike)) return null;
   return { ...edit, ...Object.fromEntries(found) };
 }

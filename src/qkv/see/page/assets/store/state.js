@@ -23,10 +23,16 @@ import { pick } from "../base/values.js";
  * @property {boolean} merge  whether the pieces of a word are one
  * @property {string[] | null} only  the regions that are on the page, where that is not all of it
  * @property {"light" | "dark" | null} theme  that of a page that frames this one
+ * @property {Steer | null} [steer]  what the vector that steers was made of
  * @property {boolean} [skip]  whether special tokens are left out: this and what follows where texts were run before
  * @property {"weight" | "length"} [mode]  whether weights are shown, or the lengths of contributions
  * @property {string} [part]  of two sentences those in sight: "all", or as "AB" that of the queries and that of the keys
  * @property {boolean} [stretch]  whether scales end at the largest
+ */
+
+/**
+ * What a vector that steers was made of: the last that is added to a residual stream before a layer.
+ * @typedef {{towards: string, away: string, strength: number}} Steer  `away` may be empty
  */
 
 /** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  what is in sight of a text */
@@ -40,7 +46,7 @@ export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", 
 /** @type {Record<string, any>} */
 export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
-export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null };
+export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
 export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
 const MOST_MASKS = 4_000_000; // in an address
 /** @type {Record<string, string>} */
@@ -112,12 +118,15 @@ export function fromHash(hash, start) {
 function isState(found, start) {
   /** @param {any} value */
   const whole = (value) => Number.isInteger(value) && value >= 0;
+  /** @param {any} value */
+  const isText = (value) => typeof value === "string" && value.length <= LONGEST;
   return Object.keys(start).every((name) => {
     const value = found[name];
     if (name in ONE_OF) return ONE_OF[name].includes(value);
     if (["second", "only"].includes(name) && value === null) return true;
     if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => PLACES.includes(one));
-    if (name === "text" || name === "second") return typeof value === "string" && value.length <= LONGEST;
+    if (name === "steer") return value === null || (isText(value.towards) && isText(value.away) && Number.isFinite(value.strength));
+    if (name === "text" || name === "second") return isText(value);
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
     if (typeof start[name] === "boolean") return typeof value === "boolean";
     return whole(value) || (value === null && ["place", "query", "card", "guess"].includes(name));

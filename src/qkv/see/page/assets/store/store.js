@@ -162,7 +162,7 @@ export function playStore(data, heard) {
     if (!last) return;
     carry = null;
     unruled = false;
-    state = stateOf({ ...state, ...pick(last, Object.keys(PLAIN)) });
+    state = stateOf({ ...state, ...pick(last, [...Object.keys(PLAIN), "steer"]) });
     follow(RUN_FOR);
   }
 

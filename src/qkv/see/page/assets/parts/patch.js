@@ -1,0 +1,215 @@
+// Activation patching: an activation of the reader's sentence becomes what it is in another one, of as many tokens.
+
+import { choice } from "../base/controls.js";
+import { el, fill, word } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { range } from "../base/values.js";
+import { alongside } from "../store/alongside.js";
+import { LONGEST } from "../store/state.js";
+import { reading } from "./reading.js";
+import { listOf, spelled } from "./words.js";
+
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/alongside.js").Both} Both */
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("./words.js").Said} Said */
+
+export const ALL = "all"; // of tokens, or of heads
+const OF_HEAD = ["z", "q", "k", "v", "pattern"];
+const TAKEN = [
+  ["resid_pre", "the residual stream before the layer"],
+  ["attn_out", "what attention adds"],
+  ["mlp_out", "what the MLP adds"],
+  ["z", "a head's output"],
+  ["q", "a head's queries"],
+  ["k", "a head's keys"],
+  ["v", "a head's values"],
+  ["pattern", "a head's attention pattern"],
+].map(([at, name]) => [at, `${name} (${at})`]);
+
+/**
+ * The tokens as options of a menu, and all of them.
+ * @param {string[]} tokens
+ */
+export function tokenOptions(tokens) {
+  return [[ALL, "all tokens"], ...tokens.map((token, t) => [t, `${t} ${visible(token)}`])];
+}
+
+/**
+ * A menu whose options may change.
+ * @param {Ui} ui
+ * @param {string} label
+ * @param {(value: any) => void} onchange
+ */
+export function menu(ui, label, onchange) {
+  const { node, put, set } = choice(ui, label, [], "", onchange);
+  let known = "";
+  return {
+    node,
+    /** @param {any[][]} options @param {any} value */
+    update(options, value) {
+      const made = JSON.stringify(options);
+      if (made !== known) put(options);
+      known = made;
+      set(value);
+    },
+  };
+}
+
+/**
+ * Whole numbers as options.
+ * @param {number} size
+ */
+export const numbered = (size) => range(0, size).map((i) => [i, i]);
+
+/**
+ * How many heads an activation has: of keys and values there may be fewer.
+ * @param {string} at
+ * @param {Now} now
+ */
+function headsOf(at, { model, run, state }) {
+  if (!["k", "v"].includes(at)) return model.heads;
+  const { q, k } = run.blocks[state.layer] ?? {};
+  return model.kv_heads ?? (q ? (model.heads * k.length) / q.length : model.heads);
+}
+
+/** @param {Ui} ui @param {Store} store */
+export function patchPanel(ui, store) {
+  const id = ui.id("patch");
+  const field = el("input", { id, type: "text", spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
+  const second = el("button", { type: "button", onclick: () => write(store.state.second ?? "") }, "Take the second sentence");
+  const put = el("button", { type: "button", class: "put", onclick: patch }, "Patch");
+  const said = el("p", { class: "said", role: "status" });
+  const cut = el("div", { class: "scroll cut", tabindex: 0, role: "group", "aria-label": "both sentences, token by token" });
+  /** @param {(value: any) => void} chosen */
+  const own = (chosen) => (/** @type {any} */ value) => {
+    chosen(value);
+    draw();
+  };
+  const [what, layer, head, token] = [
+    menu(ui, "Take", own((value) => (at = value))),
+    menu(ui, "Layer", own((value) => (picked.layer = Number(value)))),
+    menu(ui, "Head", own((value) => (picked.head = value === ALL ? ALL : Number(value)))),
+    menu(ui, "At", own((value) => (picked.token = value === ALL ? ALL : Number(value)))),
+  ];
+  const node = el("div", { class: "steer-panel" },
+    el("p", { class: "note" }, "Activation patching: one activation of your sentence is replaced by what it is in another sentence of as many tokens. The result shows what that activation carries."),
+    el("div", { class: "fields" }, el("div", { class: "field" }, el("label", { for: id }, "The other sentence"), field), second),
+    said, cut,
+    el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
+  let at = "resid_pre";
+  /** @type {{layer?: number, head?: number | "all", token?: number | "all"}} */
+  let picked = {}; // by the reader; what is not follows the page
+  /** @type {{text: string, run: Run | null, error: string}} */
+  let other = { text: "", run: null, error: "" };
+  /** @type {Now} */
+  let told; // once it is set
+  const read = reading(store, ([run], error) => {
+    other = { ...other, run, error };
+    draw();
+  });
+  field.addEventListener("input", () => take(field.value));
+  field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Enter" && !put.disabled) patch();
+  });
+
+  /** @param {string} text */
+  function write(text) {
+    field.value = text;
+    take(text);
+    field.focus();
+  }
+
+  /** @param {string} text */
+  function take(text) {
+    other = { text: text.toWellFormed(), run: null, error: "" };
+    read(text ? [other.text] : []);
+    draw();
+  }
+
+  /** Whether both have as many tokens. */
+  const fits = () => other.run?.tokens.length === told.run.tokens.length;
+
+  /** What is chosen, as an edit. @returns {Edit} */
+  function record() {
+    const { state, run } = told;
+    const here = { op: "patch", at, layer: picked.layer ?? state.layer };
+    const heads = headsOf(at, told);
+    const own = picked.head ?? (heads < told.model.heads ? Math.floor((state.head * heads) / told.model.heads) : state.head);
+    const differs = other.run && fits() ? run.tokens.findIndex((one, t) => one !== /** @type {Run} */ (other.run).tokens[t]) : -1;
+    const token = picked.token ?? (differs < 0 ? ALL : differs);
+    return {
+      ...here,
+      ...(OF_HEAD.includes(at) && own !== ALL ? { head: Math.min(own, heads - 1) } : {}),
+      ...(token !== ALL && token < run.tokens.length ? { token } : {}),
+      from: other.text,
+    };
+  }
+
+  function patch() {
+    const edit = record();
+    const others = store.state.edits.filter((one) => JSON.stringify(one) !== JSON.stringify(edit));
+    store.set({ edits: [...others, edit] });
+    ui.say("The activation is patched.");
+  }
+
+  function draw() {
+    const { run, model, state } = told;
+    const edit = record();
+    second.hidden = !state.second || state.second === other.text;
+    put.disabled = !fits();
+    what.update(TAKEN, at);
+    layer.update(numbered(model.layers), edit.layer);
+    head.node.hidden = !OF_HEAD.includes(at);
+    head.update([[ALL, "all heads"], ...numbered(headsOf(at, told))], edit.head ?? ALL);
+    token.update(tokenOptions(run.tokens), edit.token ?? ALL);
+    fill(said, spelled(saidOf()));
+    cut.hidden = !other.run;
+    fill(cut, other.run ? sideBySide(run.tokens, other.run.tokens) : null);
+  }
+
+  /** How the other sentence fits. @returns {Said[]} */
+  function saidOf() {
+    const tokens = told.run.tokens;
+    if (other.error) return [other.error];
+    if (!other.text) return ["Write a sentence that differs in a word or two."];
+    if (!other.run) return ["Reading it …"];
+    const far = other.run.tokens;
+    if (!fits()) return [`Your sentence has ${tokens.length} tokens and the other has ${far.length}: write one with as many.`];
+    const apart = range(0, far.length).filter((t) => tokens[t] !== far[t]);
+    if (!apart.length) return [`Both have ${far.length} tokens, and all of them are the same: a patch changes nothing.`];
+    return [`Both have ${far.length} tokens. They differ at `, ...listOf(apart.map((t) => `${t} (${visible(tokens[t])} / ${visible(far[t])})`)), "."];
+  }
+
+  return {
+    name: "Patch from another sentence",
+    node,
+    /** @param {Now} now */
+    update(now) {
+      told = now;
+      if (!node.hidden) draw();
+    },
+    draw,
+  };
+}
+
+/**
+ * Two texts cut into tokens, one above the other, and where they differ.
+ * @param {string[]} own
+ * @param {string[]} far
+ */
+function sideBySide(own, far) {
+  const axis = own.length === far.length ? own.map((_, t) => /** @type {Both} */ ([t, t])) : alongside(own, far);
+  /** @param {string[]} tokens @param {number | null} t */
+  const name = (tokens, t) => (t === null ? "–" : word(tokens[t]));
+  /** @param {Both} both */
+  const kind = ([a, b]) => (a !== null && b !== null && own[a] === far[b] ? "" : "differs");
+  return el("table", {},
+    el("caption", { class: "sr" }, "both sentences, cut into tokens"),
+    el("thead", {}, el("tr", {}, el("th", { scope: "row" }, "place"), axis.map(([a]) => el("td", { class: "dim" }, a === null ? "" : String(a))))),
+    el("tbody", {}, [["yours", own, 0], ["the other", far, 1]].map(([label, tokens, side]) =>
+      el("tr", {}, el("th", { scope: "row" }, label), axis.map((both) => el("td", { class: kind(both) }, name(/** @type {string[]} */ (tokens), both[/** @type {0 | 1} */ (side)])))))));
+}

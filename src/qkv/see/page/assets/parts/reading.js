@@ -1,0 +1,30 @@
+// Texts that a part of the page reads beside the reader's own.
+
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../engine/door.js").Run} Run */
+
+const PAUSE = 150; // milliseconds: how long nothing is written before it is read
+
+/**
+ * Runs texts when the reader pauses, without edits and logits; those that are asked for later supersede them.
+ * @param {Store} store
+ * @param {(runs: Run[] | null[], error: string) => void} heard
+ */
+export function reading(store, heard) {
+  let going = new AbortController();
+  /** @param {string[]} texts */
+  return (texts) => {
+    going.abort(new Error("superseded"));
+    const { signal } = (going = new AbortController());
+    if (!texts.length) return;
+    setTimeout(async () => {
+      if (signal.aborted) return;
+      try {
+        const runs = await Promise.all(texts.map((text) => /** @type {Door} */ (store.engine).run(text, [], { at: [], signal })));
+        if (!signal.aborted) heard(runs, "");
+      } catch (reason) {
+        if (!signal.aborted) heard([null], reason instanceof Error ? reason.message : String(reason));
+      }
+    }, PAUSE);
+  };
+}
