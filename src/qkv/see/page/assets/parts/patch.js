@@ -20,7 +20,7 @@ import { listOf, spelled } from "./words.js";
 export const ALL = "all"; // of tokens, or of heads
 const OF_HEAD = ["z", "q", "k", "v", "pattern"];
 const TAKEN = [
-  ["resid_pre", "the residual stream before the layer"],
+  ["resid_pre", "residual stream before the layer"],
   ["attn_out", "what attention adds"],
   ["mlp_out", "what the MLP adds"],
   ["z", "a head's output"],
@@ -96,7 +96,7 @@ export function patchPanel(ui, store) {
     menu(ui, "At", own((value) => (picked.token = value === ALL ? ALL : Number(value)))),
   ];
   const node = el("div", { class: "steer-panel" },
-    el("p", { class: "note" }, "Activation patching: one activation of your sentence is replaced by what it is in another sentence of as many tokens. The result shows what that activation carries."),
+    el("p", { class: "note" }, "Activation patching: one activation of your sentence is replaced by the one from another sentence with the same number of tokens. The result shows what that activation carries."),
     el("div", { class: "fields" }, el("div", { class: "field" }, el("label", { for: id }, "The other sentence"), field), second),
     said, cut,
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
@@ -176,9 +176,9 @@ export function patchPanel(ui, store) {
     const tokens = told.run.tokens;
     if (other.error) return [other.error];
     if (!other.text) return ["Write a sentence that differs in a word or two."];
-    if (!other.run) return ["Reading it …"];
+    if (!other.run) return ["Reading …"];
     const far = other.run.tokens;
-    if (!fits()) return [`Your sentence has ${tokens.length} tokens and the other has ${far.length}: write one with as many.`];
+    if (!fits()) return [`Your sentence has ${tokens.length} tokens and the other has ${far.length}. They must have the same number.`];
     const apart = range(0, far.length).filter((t) => tokens[t] !== far[t]);
     if (!apart.length) return [`Both have ${far.length} tokens, and all of them are the same: a patch changes nothing.`];
     return [`Both have ${far.length} tokens. They differ at `, ...listOf(apart.map((t) => `${t} (${visible(tokens[t])} / ${visible(far[t])})`)), "."];

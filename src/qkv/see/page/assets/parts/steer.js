@@ -200,11 +200,11 @@ function steeringPanel(ui, store) {
     const { resid, tokens } = told.original;
     const D = vector.length;
     const usual = tokens.reduce((sum, _, t) => sum + lengthOf(resid[own].subarray(t * D, (t + 1) * D)), 0) / tokens.length;
-    return `The vector is ${number(lengthOf(vector))} long. The residual stream there is ${number(usual)} long, in the mean over your tokens.`;
+    return `The vector has length ${number(lengthOf(vector))}. The residual stream there has length ${number(usual)}, averaged over your tokens.`;
   }
 
   return {
-    name: "Steer",
+    name: "Steer towards a word",
     node,
     /** @param {Now} now */
     update(now) {

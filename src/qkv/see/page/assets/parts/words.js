@@ -104,11 +104,11 @@ export function steeringOf({ edits, steer }) {
 export function activationWords(edit, state, named) {
   const { op, token, from = "" } = edit;
   /** @param {string} text */
-  const quoted = (text) => ({ word: cut(text, QUOTED) });
+  const quoted = (text) => ["“", { word: cut(text, QUOTED) }, "”"];
   const what = [activationOf(edit), ...(token === undefined ? [] : [" at ", named(token)])];
-  if (op === "patch") return [...what, " as in ", quoted(from)];
+  if (op === "patch") return [...what, " as in ", ...quoted(from)];
   if (op === "set") return [...what, " set to other numbers"];
   const { towards, away, strength } = (edit === steeringOf(state) && state.steer) || {};
   if (towards === undefined) return [...what, " with a vector added"];
-  return [...what, " steered towards ", quoted(towards), ...(away ? [" and away from ", quoted(away)] : []), ` (strength ${number(strength)})`];
+  return [...what, " steered ", ...(away ? ["from ", ...quoted(away), " "] : []), "towards ", ...quoted(towards), ` (strength ${number(strength)})`];
 }
