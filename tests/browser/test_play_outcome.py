@@ -26,6 +26,11 @@ CAUSES = {
     "scale": "At attention temperature 0.44",
     "row": "With the weights of of in head 1.0 set by hand",
     "swap": "With money in place of bank",
+    "patch": "With the output of head 0.1 at the as in "
+    "\N{LEFT DOUBLE QUOTATION MARK}money money money money money money mon"
+    "\N{HORIZONTAL ELLIPSIS}\N{RIGHT DOUBLE QUOTATION MARK}",
+    "set": "With what attention adds in layer 1 at of set to other numbers",
+    "add": "With the residual stream after layer 0 at The plus a vector",
 }
 
 
@@ -157,14 +162,7 @@ def test_each_story_is_told_with_the_librarys_numbers(
 
 
 def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
-    words = [TEXT[begin:end] for begin, end in exact.tokenize(TEXT).offsets]
     causes = {json.dumps([edit]): CAUSES.get(name) for name, edit in EDITS.items()}
-    for edit in EDITS.values():
-        if "at" in edit:
-            head = f"head {edit['layer']}.{edit.get('head')}"
-            where = head if "head" in edit else f"layer {edit['layer']}"
-            at = words[edit["token"]]
-            causes[json.dumps([edit])] = f"With {edit['at']} of {where} changed at {at}"
     for edits in LISTS:
         if not edits:
             continue

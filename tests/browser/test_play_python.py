@@ -13,6 +13,7 @@ from .play import address, after, button, opened_at, ready
 from .support import Visit
 
 TEXT = "She wore a crown on her [MASK]."
+OTHER = 'He "wore" a hat [MASK].'  # as many tokens
 SIZE = 10
 WINDOW = [
     {"op": "mask", "query": query, "key": key}
@@ -39,6 +40,17 @@ EDITS: dict[str, list[dict[str, Any]]] = {
         {"op": "swap", "token": 4, "with": "hat"},
         {"op": "swap", "token": 1, "with": "[MASK]"},
     ],
+}
+EDITS |= {
+    "patch": [
+        {"op": "patch", "at": "resid_pre", "layer": 1, "token": 4, "from": OTHER},
+        {"op": "patch", "at": "pattern", "layer": 2, "head": 1, "from": OTHER},
+    ],
+    "add": [
+        {"op": "add", "at": "resid_pre", "layer": 2, "vector": [*np.linspace(-1, 1, 192)]},
+        {"op": "add", "at": "mlp_out", "layer": 0, "token": 7, "vector": [1e-7, 2.5] * 96},
+    ],
+    "set": [{"op": "set", "at": "z", "layer": 1, "head": 2, "token": 4, "value": [0.5] * 32}],
 }
 EDITS["several"] = [*EDITS["swap"], *EDITS["scale"], *EDITS["row"], *EDITS["ablate"], *WINDOW]
 

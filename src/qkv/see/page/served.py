@@ -55,6 +55,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
         "name": model.name,
         "layers": model.num_layers,
         "heads": min(layer.attn.num_heads for layer in model.layers),
+        "kv_heads": min(layer.attn.num_kv_heads for layer in model.layers),
         "dim": model.dim,
         "vocabulary": len(names),
         "most": model.max_seq_length,

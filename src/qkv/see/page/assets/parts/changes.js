@@ -82,6 +82,8 @@ export function inWords({ state, run, original, words, model }) {
   const plain = (name) => word(shownAs(name));
   /** @param {number} token */
   const named = (token) => plain(nameOf(token)[1]);
+  /** @param {number} token */
+  const at = (token) => ({ word: shownAs(nameOf(token)[1]) });
   /** @type {(edit: Edit) => string} */
   const head = ({ layer, head: h }) => (layer === undefined ? "everywhere" : h === undefined ? `in layer ${layer}` : `in head ${layer}.${h}`);
   const windowed = windowOf(edits, original.tokens.length);
@@ -93,7 +95,7 @@ export function inWords({ state, run, original, words, model }) {
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
-    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, state, (place) => ({ word: shownAs(nameOf(place)[1]) }))));
+    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, state, at)));
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }

@@ -68,12 +68,10 @@ export const numbered = (size) => range(0, size).map((i) => [i, i]);
 /**
  * How many heads an activation has: of keys and values there may be fewer.
  * @param {string} at
- * @param {Now} now
+ * @param {any} model
  */
-function headsOf(at, { model, run, state }) {
-  if (!["k", "v"].includes(at)) return model.heads;
-  const { q, k } = run.blocks[state.layer] ?? {};
-  return model.kv_heads ?? (q ? (model.heads * k.length) / q.length : model.heads);
+function headsOf(at, { heads, kv_heads }) {
+  return ["k", "v"].includes(at) ? kv_heads : heads;
 }
 
 /** @param {Ui} ui @param {Store} store */
@@ -137,7 +135,7 @@ export function patchPanel(ui, store) {
   function record() {
     const { state, run } = told;
     const here = { op: "patch", at, layer: picked.layer ?? state.layer };
-    const heads = headsOf(at, told);
+    const heads = headsOf(at, told.model);
     const own = picked.head ?? (heads < told.model.heads ? Math.floor((state.head * heads) / told.model.heads) : state.head);
     const differs = other.run && fits() ? run.tokens.findIndex((one, t) => one !== /** @type {Run} */ (other.run).tokens[t]) : -1;
     const token = picked.token ?? (differs < 0 ? ALL : differs);
@@ -164,7 +162,7 @@ export function patchPanel(ui, store) {
     what.update(TAKEN, at);
     layer.update(numbered(model.layers), edit.layer);
     head.node.hidden = !OF_HEAD.includes(at);
-    head.update([[ALL, "all heads"], ...numbered(headsOf(at, told))], edit.head ?? ALL);
+    head.update([[ALL, "all heads"], ...numbered(headsOf(at, told.model))], edit.head ?? ALL);
     token.update(tokenOptions(run.tokens), edit.token ?? ALL);
     fill(said, spelled(saidOf()));
     cut.hidden = !other.run;

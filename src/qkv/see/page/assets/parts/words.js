@@ -109,6 +109,6 @@ export function activationWords(edit, state, named) {
   if (op === "patch") return [...what, " as in ", ...quoted(from)];
   if (op === "set") return [...what, " set to other numbers"];
   const { towards, away, strength } = (edit === steeringOf(state) && state.steer) || {};
-  if (towards === undefined) return [...what, " with a vector added"];
+  if (towards === undefined) return [...what, " plus a vector"];
   return [...what, " steered ", ...(away ? ["from ", ...quoted(away), " "] : []), "towards ", ...quoted(towards), ` (strength ${number(strength)})`];
 }

@@ -1,0 +1,451 @@
+"""Activations patched from another sentence, and vectors that steer, as a reader makes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page
+
+import qkv
+from qkv.models import Model
+
+from .edited import Edit, Result
+from .engine import agree, by_the_library, numbers, unpacked
+from .outcome import expected
+from .play import address, after, button, changed, opened_at, part, ready, shown
+from .playing import laid_out, until
+from .support import Visit, press, read
+from .test_families import small
+from .test_page import problems
+from .test_play_outcome import check_headline, check_words
+from .test_play_page import check_layout
+from .test_play_server import Open, open_served
+
+TEXT, OTHER = "She wore a crown on her [MASK].", "He wore a hat on his [MASK]."  # 10 tokens
+LONGER = "He wore a hat on his big [MASK]."
+SEA, KING = "The sea is wide.", "The king was rich and old."
+__all__ = ["open_served"]  # a fixture
+PLACE, LAYER, HEAD = 7, 2, 3
+STATE: dict[str, Any] = {"text": TEXT, "place": PLACE, "query": PLACE, "inside": True}
+STATE |= {"layer": LAYER, "head": HEAD}
+FIRST = 1  # token that differs
+# What the page computed last of its text with changes: patterns, vectors, logits at the place.
+LAST = """() => {
+  const pack = (x) => Array.isArray(x) ? x.map(pack)
+    : new Uint8Array(x.buffer, x.byteOffset, x.byteLength).toBase64();
+  const { edits, found } = runs.findLast(({ edits }) => edits.length);
+  return [edits, found.tokens.length, ...["pattern", "resid", "logits"].map((x) => pack(found[x]))];
+}"""
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("steer") / "play.html"
+    qkv.play(TEXT).to_html(path)
+    return path.read_text("utf-8")
+
+
+@pytest.fixture
+def page(quick: Visit, html: str) -> Page:
+    return ready(quick(opened_at(html, address(**STATE))))
+
+
+def own(page: Page) -> Locator:
+    return part(page, "steer")
+
+
+def control(page: Page, name: str) -> Locator:
+    """That of the panel which is open."""
+    return own(page).get_by_label(name, exact=True).filter(visible=True)
+
+
+def pick(page: Page, name: str, value: object) -> None:
+    control(page, name).select_option(str(value))
+
+
+def write(page: Page, other: str) -> None:
+    """Writes the sentence to patch from, and waits until it is read."""
+    if not page.get_by_label("The other sentence").is_visible():
+        button(page, "Patch from another sentence").click()
+    page.get_by_label("The other sentence").fill(other)
+    own(page).locator(".cut table").wait_for()
+
+
+def towards(page: Page, word: str, away: str = "") -> None:
+    """Writes what to steer towards and away from, and waits until it is read."""
+    if not page.get_by_label("Towards").is_visible():
+        button(page, "Steer towards a word").click()
+    page.get_by_label("Towards").fill(word)
+    page.get_by_label("Away from").fill(away)
+    own(page).get_by_text("The vector has length").wait_for()
+
+
+def strength(page: Page, value: float) -> None:
+    slide = "(slider, x) => { slider.value = x; slider.dispatchEvent(new Event('input')); }"
+    after(page, lambda: page.get_by_label("Strength").evaluate(slide, value))
+
+
+def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
+    """What the page has computed last is what the library gives with these edits."""
+    made, size, pattern, resid, logits = page.evaluate(LAST)
+    assert made == edits == changed(page)
+    trace = model.trace(TEXT, logits=True, edit=edits)
+    own_ = numbers(trace, model.num_layers)
+    heads = np.array([[unpacked(head) for head in layer] for layer in pattern])
+    found = Result(
+        heads.reshape(*heads.shape[:2], size, size),
+        np.array([unpacked(one).reshape(size, -1) for one in resid]),
+        unpacked(logits).reshape(1, -1),
+        [],
+    )
+    agree(found, own_._replace(logits=own_.logits[PLACE : PLACE + 1]), 2e-6, 1e-4)
+    plain = numbers(model.trace(TEXT, logits=True), model.num_layers)
+    assert np.abs(own_.resid - plain.resid).max() > 1e-3
+
+
+def direction(model: Model, layer: int, word: str, away: str) -> np.ndarray:
+    """The mean over the tokens of one text minus that of another, before a layer."""
+    means = []
+    for text in filter(None, (word, away)):
+        tokens = model.tokenize(text)
+        resid = model.trace(tokens.ids)["resid_pre", layer][0]
+        means.append(resid[~np.array(tokens.special)].mean(0))
+    return means[0] - means[1] if away else means[0]
+
+
+PATCHES: list[Edit] = [
+    {"at": "resid_pre", "layer": 0, "token": 4},
+    {"at": "resid_pre", "layer": 1},
+    {"at": "attn_out", "layer": 1, "token": 6},
+    {"at": "mlp_out", "layer": 3, "token": 7},
+    {"at": "z", "layer": 2, "head": 5, "token": 7},
+    {"at": "z", "layer": 1},
+    {"at": "q", "layer": 3, "head": 0},
+    {"at": "k", "layer": 0, "head": 1, "token": 4},
+    {"at": "v", "layer": 2, "head": 4, "token": 1},
+    {"at": "pattern", "layer": 3, "head": 2, "token": 7},
+]
+
+
+def test_each_activation_is_patched_as_the_library_does_it(page: Page, exact: Model) -> None:
+    write(page, OTHER)
+    texts = set()
+    for where in PATCHES:
+        pick(page, "Take", where["at"])
+        pick(page, "Layer", where["layer"])
+        of_head = where["at"] in ("z", "q", "k", "v", "pattern")
+        assert control(page, "Head").count() == of_head
+        if of_head:
+            pick(page, "Head", where.get("head", "all"))
+        pick(page, "At", where.get("token", "all"))
+        after(page, button(page, "Patch").click)
+        edit = {"op": "patch", **where, "from": OTHER}
+        is_the_librarys(page, exact, [edit])
+        check_words(page, expected(exact, TEXT, [edit], PLACE), [edit])
+        said = part(page, "changes").locator(".changed button")
+        assert f"as in \N{LEFT DOUBLE QUOTATION MARK}{OTHER}" in said.inner_text()
+        texts.add(said.inner_text())
+        after(page, said.click)
+        assert changed(page) == []
+    assert len(texts) == len(PATCHES)
+
+
+def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) -> None:
+    write(page, OTHER)
+    assert own(page).get_by_text("Both have 10 tokens. They differ at 1 (she / he), 4").is_visible()
+    differ = own(page).locator(".cut .differs").all_inner_texts()
+    assert differ == ["she", "crown", "her", "he", "hat", "his"]
+    after(page, button(page, "Patch").click)
+    edit = {"op": "patch", "at": "resid_pre", "layer": LAYER, "token": FIRST, "from": OTHER}
+    is_the_librarys(page, exact, [edit])
+    quoted = f"\N{LEFT DOUBLE QUOTATION MARK}{OTHER}\N{RIGHT DOUBLE QUOTATION MARK}"
+    words = f"the residual stream before layer {LAYER} at She as in {quoted}"
+    assert (
+        part(page, "changes").locator(".changed").inner_text() == f"{words}\N{MULTIPLICATION SIGN}"
+    )
+    headline = part(page, "headline").inner_text()
+    check_headline(headline, f"With {words}", expected(exact, TEXT, [edit], PLACE))
+    pick(page, "At", 4)
+    after(page, button(page, "Patch").click)
+    is_the_librarys(page, exact, [edit, edit | {"token": 4}])
+    after(page, button(page, "Undo").click)
+    assert changed(page) == [edit]
+    after(page, button(page, "Undo").click)
+    assert changed(page) == []
+
+
+def test_sentences_of_unlike_lengths_say_so(page: Page) -> None:
+    write(page, LONGER)
+    assert own(page).get_by_text("Your sentence has 10 tokens and the other has 11.").is_visible()
+    assert button(page, "Patch").is_disabled()
+    rows = (
+        own(page)
+        .locator(".cut tbody tr")
+        .evaluate_all(
+            "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
+        )
+    )
+    gap, end = "\N{EN DASH}", ["[MASK]", ".", "[SEP]"]
+    assert rows == [
+        ["yours", "[CLS]", "she", "wore", "a", "crown", "on", "her", gap, gap, *end],
+        ["the other", "[CLS]", "he", "wore", "a", "hat", "on", gap, "his", "big", *end],
+    ]
+    page.get_by_label("The other sentence").press("Enter")
+    assert changed(page) == []
+    write(page, TEXT)
+    assert own(page).get_by_text("all of them are the same").is_visible()
+
+
+def test_a_patch_is_gone_with_a_text_of_another_length(page: Page, exact: Model) -> None:
+    write(page, OTHER)
+    after(page, button(page, "Patch").click)
+    after(page, lambda: page.get_by_label("Your sentence").fill("She wore a gown on her [MASK]."))
+    assert [edit["op"] for edit in changed(page)] == ["patch"]
+    after(
+        page, lambda: page.get_by_label("Your sentence").fill("She wore a gown on her old [MASK].")
+    )
+    assert changed(page) == []
+    assert page.get_by_label("Your sentence").input_value() == "She wore a gown on her old [MASK]."
+    assert not page.locator(".trouble").is_visible()
+
+
+def test_the_second_sentence_of_the_page_can_be_taken(quick: Visit, html: str) -> None:
+    page = ready(quick(opened_at(html, address(**STATE, second=OTHER))))
+    button(page, "Patch from another sentence").click()
+    button(page, "Take the second sentence").click()
+    own(page).get_by_text("Both have 10 tokens").wait_for()
+    after(page, button(page, "Patch").click)
+    assert changed(page)[0]["from"] == OTHER
+
+
+def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model) -> None:
+    towards(page, SEA, KING)
+    way = direction(exact, LAYER, SEA, KING)
+    length = float(np.linalg.norm(2 * way))
+    stream = by_the_library(exact, exact.tokenize(TEXT).ids.tolist(), []).resid[LAYER]
+    usual = float(np.linalg.norm(stream, axis=-1).mean())
+    said = f"The vector has length {length:.2f}. The residual stream there has length {usual:.2f}"
+    assert own(page).get_by_text(said).is_visible()
+    after(page, button(page, "Steer").click)
+    for value in (2, -3.25, 0, 6):
+        if value != 2:
+            strength(page, value)
+        (edit,) = changed(page)
+        vector = edit.pop("vector")
+        assert edit == {"op": "add", "at": "resid_pre", "layer": LAYER}
+        np.testing.assert_allclose(vector, value * way, rtol=6e-4, atol=1e-5)
+        assert all(len(f"{abs(x):e}".split("e")[0].rstrip("0")) <= 5 for x in vector)
+        listed = part(page, "changes").locator(".changed").inner_text()
+        number = f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
+        assert f"steered from \N{LEFT DOUBLE QUOTATION MARK}{KING}" in listed
+        assert f"(strength {number})" in listed
+        if value:
+            is_the_librarys(page, exact, changed(page))
+            check_words(page, expected(exact, TEXT, changed(page), PLACE), changed(page))
+    after(page, lambda: pick(page, "Before layer", 1))
+    (edit,) = changed(page)
+    assert edit["layer"] == 1
+    np.testing.assert_allclose(
+        edit["vector"], 6 * direction(exact, 1, SEA, KING), rtol=6e-4, atol=1e-5
+    )
+    after(page, lambda: pick(page, "At", 4))
+    (edit,) = changed(page)
+    assert edit["token"] == 4
+    is_the_librarys(page, exact, [edit])
+    towards(page, "joy")
+    after(page, button(page, "Steer").click)
+    (edit,) = changed(page)
+    np.testing.assert_allclose(
+        edit["vector"], 6 * direction(exact, 1, "joy", ""), rtol=6e-4, atol=1e-5
+    )
+    after(page, part(page, "changes").locator(".changed button").click)
+    assert changed(page) == []
+
+
+def test_steering_is_taken_back_step_by_step(page: Page) -> None:
+    towards(page, SEA)
+    after(page, button(page, "Steer").click)
+    first = changed(page)
+    strength(page, 4)
+    strength(page, 5)  # at once after it: one change with it
+    page.wait_for_timeout(1100)
+    strength(page, 7)
+    listed = part(page, "changes").locator(".changed")
+    assert "(strength 7.00)" in listed.inner_text()
+    after(page, button(page, "Undo").click)
+    assert "(strength 5.00)" in listed.inner_text()
+    assert page.get_by_label("Strength").input_value() == "5"
+    after(page, button(page, "Undo").click)
+    assert changed(page) == first
+    assert "(strength 2.00)" in listed.inner_text()
+    after(page, button(page, "Undo").click)
+    assert changed(page) == []
+    assert page.get_by_label("Towards").input_value() == SEA  # to be used again
+
+
+def test_an_address_with_a_vector_opens_the_same_page(
+    visit: Visit, html: str, exact: Model
+) -> None:
+    page = ready(visit(opened_at(html, address(**STATE))))
+    write(page, OTHER)
+    after(page, button(page, "Patch").click)
+    towards(page, SEA, KING)
+    pick(page, "At", 3)
+    after(page, button(page, "Steer").click)
+    strength(page, -4)
+    assert len(changed(page)[1]["vector"]) == 192
+    assert len(page.url) < 4000
+    button(page, "Steer towards a word").click()  # folded, as it opens
+    laid_out(page)
+    again = ready(visit(opened_at(html, "#" + page.url.partition("#")[2])))
+    laid_out(again)
+    assert changed(again) == changed(page)
+    assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
+    is_the_librarys(again, exact, changed(page))
+    button(again, "Steer towards a word").click()
+    own(again).get_by_text("The vector has length").wait_for()
+    assert again.get_by_label("Towards").input_value() == SEA
+    assert again.get_by_label("Away from").input_value() == KING
+    assert again.get_by_label("Strength").input_value() == "-4"
+    before = changed(again)
+    strength(again, -2)
+    patch, edit = changed(again)
+    assert patch == before[0]
+    assert edit["token"] == 3
+    np.testing.assert_allclose(edit["vector"], np.array(before[1]["vector"]) / 2, rtol=2e-3)
+
+
+def test_a_long_address_is_said_to_be_long(quick: Visit, html: str) -> None:
+    edit = {"op": "add", "at": "mlp_out", "layer": 1, "vector": [0.1234] * 192}
+    page = ready(quick(opened_at(html, address(**STATE, edits=[edit] * 5))))
+    assert not own(page).get_by_text("characters long").is_visible()
+    many = [edit | {"layer": i % 4} for i in range(20)]
+    page = ready(quick(opened_at(html, address(**STATE, edits=many))))
+    said = own(page).get_by_text("characters long").inner_text()
+    assert read(said.split(" now ")[1].split(" ")[0]) == pytest.approx(len(page.url), abs=200)
+    assert len(changed(page)) == 20
+
+
+def test_a_damaged_steer_gives_the_plain_page(quick: Visit, html: str) -> None:
+    for steer in (1, {"towards": "sea"}, {"towards": "sea", "away": "", "strength": "2"}):
+        page = ready(quick(opened_at(html, address(**STATE | {"layer": 0}, steer=steer))))
+        button(page, "Look inside").wait_for()  # as it opens without an address
+
+
+def test_the_keys_alone_patch_and_steer(page: Page, exact: Model) -> None:
+    button(page, "Patch from another sentence").focus()
+    press(page, "Enter")
+    page.keyboard.type(OTHER)
+    own(page).get_by_text("Both have 10 tokens").wait_for()
+    press(page, "Tab", "Tab", "ArrowDown", "ArrowDown", "ArrowDown")  # past the tokens; z
+    press(page, "Tab", "Home", "ArrowDown", "Tab", "Home", "Tab", "Home", "Tab")
+    after(page, lambda: press(page, "Enter"))
+    edit: Edit = {"op": "patch", "at": "z", "layer": 1, "from": OTHER}
+    is_the_librarys(page, exact, [edit])
+    press(page, *["Shift+Tab"] * 7)  # back to the buttons
+    assert own(page).locator(":focus").inner_text() == "Steer towards a word"
+    press(page, "Enter")
+    page.keyboard.type(SEA)
+    press(page, "Tab")
+    page.keyboard.type(KING)
+    own(page).get_by_text("The vector has length").wait_for()
+    after(page, lambda: press(page, "Enter"))
+    assert [one["op"] for one in changed(page)] == ["patch", "add"]
+    press(page, "Tab", "Tab", "Tab")
+    after(page, lambda: press(page, "ArrowRight"))
+    vector = changed(page)[1]["vector"]
+    np.testing.assert_allclose(
+        vector, 2.25 * direction(exact, LAYER, SEA, KING), rtol=6e-4, atol=1e-5
+    )
+
+
+def test_a_finger_drags_the_strength(page: Page) -> None:
+    towards(page, SEA)
+    after(page, button(page, "Steer").click)
+    slider = page.get_by_label("Strength")
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    devtools = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *at: float) -> None:
+        points = [{"x": at[0], "y": at[1]}] if at else []
+        devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", box["x"] + 0.6 * box["width"], y)
+    for share in (0.7, 0.8, 0.9):
+        touch("touchMove", box["x"] + share * box["width"], y)
+    touch("touchEnd")
+    until(lambda: read(slider.input_value()) > 6)
+    until(
+        lambda: f"(strength {read(slider.input_value()):.2f})" in part(page, "changes").inner_text()
+    )
+    assert len(changed(page)) == 1
+
+
+def test_a_decoder_is_patched_and_steered(visit: Visit, tmp_path: Path) -> None:
+    half, model = small(tmp_path, "gpt2")
+    qkv.play("the cat sat on the bank", model=half).to_html(tmp_path / "play.html")
+    html = (tmp_path / "play.html").read_text("utf-8")
+    state = {"text": "the cat sat on the bank", "inside": True}
+    page = ready(visit(opened_at(html, address(**state))))
+    decoder_or_served(page, model)
+
+
+def test_a_served_model_is_patched_and_steered(open_served: Open, tmp_path: Path) -> None:
+    _, model = small(tmp_path, "llama")
+    page = ready(open_served("--model", tmp_path / "half"))
+    hash_ = address(text="the cat sat on the bank", inside=True)
+    after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
+    decoder_or_served(page, model)
+
+
+def decoder_or_served(page: Page, model: Model) -> None:
+    write(page, "a dog ran on the mat")
+    pick(page, "Take", "k")
+    shared = model.layers[0].attn.num_kv_heads
+    options = control(page, "Head").locator("option").all_inner_texts()
+    assert options == ["all heads", *map(str, range(shared))]
+    pick(page, "Layer", 1)
+    pick(page, "Head", shared - 1)
+    pick(page, "At", 3)
+    after(page, button(page, "Patch").click)
+    towards(page, "dog", "cat")
+    after(page, button(page, "Steer").click)
+    patch, add = edits = changed(page)
+    assert patch == {
+        **{"op": "patch", "at": "k", "layer": 1, "head": shared - 1, "token": 3},
+        "from": "a dog ran on the mat",
+    }
+    way = direction(model, add["layer"], "dog", "cat")
+    np.testing.assert_allclose(add["vector"], 2 * way, rtol=1e-3, atol=1e-4)
+    trace = model.trace("the cat sat on the bank", logits=True, edit=edits)
+    chances = np.exp(trace["logits"][0, -1] - trace["logits"][0, -1].max())
+    chances /= chances.sum()
+    row = part(page, "outcome").locator(".outcome-words tbody tr").first
+    assert read(row.locator(".outcome-now").inner_text()) == pytest.approx(chances.max(), abs=6e-4)
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_both_panels_fit_the_window_and_pass_axe(quick: Visit, html: str, width: int) -> None:
+    page = ready(quick(opened_at(html, address(**STATE)), width=width))
+    laid_out(page)
+    write(page, LONGER)
+    check_panel(page)
+    write(page, OTHER)
+    pick(page, "Take", "pattern")
+    after(page, button(page, "Patch").click)
+    check_panel(page)
+    towards(page, SEA, KING)
+    after(page, button(page, "Steer").click)
+    check_panel(page)
+
+
+def check_panel(page: Page) -> None:
+    check_layout(page, "steer")
+    assert problems(page, "changes") == []
+    controls = own(page).locator("button, select, input").filter(visible=True)
+    sizes = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
+    assert min(sizes) >= 44
