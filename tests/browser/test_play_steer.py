@@ -111,7 +111,7 @@ def direction(model: Model, layer: int, word: str, away: str) -> np.ndarray:
         tokens = model.tokenize(text)
         resid = model.trace(tokens.ids)["resid_pre", layer][0]
         means.append(resid[~np.array(tokens.special)].mean(0))
-    return means[0] - means[1] if away else means[0]
+    return np.asarray(means[0] - means[1] if away else means[0])
 
 
 PATCHES: list[Edit] = [

@@ -10,8 +10,8 @@ import { readTokenizer } from "./tokenizer.js";
  *            next: boolean, eps: number, mask?: string | null, scales?: [string, number][]}} Sizes
  * @typedef {{dims: number, interleaved: boolean, scale: number, speeds: number[], longer?: {limit: number, speeds: number[]},
  *            stretched?: {limit: number, factor: number}}} Rotary  see rotate in layers.js
- * @typedef {{causal: boolean, window: [number, number] | null, scale: number, softcap: number | null, rotary: number | null}} Attends  how a
- *            layer attends; `rotary` counts among those of the design
+ * @typedef {{causal: boolean, window: [number, number] | null, scale: number, softcap: number | null, rotary: number | null}} Attends
+ *            how a layer attends; `rotary` counts among those of the design
  * @typedef {{layers: Attends[], rotaries: Rotary[], activation: string, norms: "after" | "before" | "both" | "behind", parallel: boolean,
  *            rms: boolean, offset: number, embed: {scale: number, first: number, padding: number | null, projects_first: boolean},
  *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design  the options of a family; see engine.py
