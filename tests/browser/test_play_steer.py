@@ -405,13 +405,18 @@ def test_a_served_model_is_patched_and_steered(open_served: Open, tmp_path: Path
 def decoder_or_served(page: Page, model: Model) -> None:
     write(page, "a dog ran on the mat")
     pick(page, "Take", "k")
-    shared = model.layers[0].attn.num_kv_heads
+    heads, shared = model.num_heads, model.layers[0].attn.num_kv_heads
+    each = heads // shared
     options = control(page, "Head").locator("option").all_inner_texts()
-    assert options == ["all heads", *map(str, range(shared))]
+    names = [f" (for heads {i * each} to {(i + 1) * each - 1})" for i in range(shared)]
+    assert options == ["all heads", *(f"{i}{names[i] * (each > 1)}" for i in range(shared))]
     pick(page, "Layer", 1)
     pick(page, "Head", shared - 1)
     pick(page, "At", 3)
     after(page, button(page, "Patch").click)
+    kind = "key-value head" if each > 1 else "head"
+    said = f"the keys of {kind} 1.{shared - 1} at "
+    assert said in part(page, "changes").locator(".changed").inner_text()
     towards(page, "dog", "cat")
     after(page, button(page, "Steer").click)
     patch, add = edits = changed(page)

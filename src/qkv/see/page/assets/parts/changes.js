@@ -95,7 +95,7 @@ export function inWords({ state, run, original, words, model }) {
     else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
-    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, state, at)));
+    else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, { state, model }, at)));
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }

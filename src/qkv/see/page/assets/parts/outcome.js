@@ -171,7 +171,7 @@ function causeOf(now) {
   if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
   if (of("row").length) clauses.push(rowsOf(now, of("row")));
   for (const edit of now.state.edits.filter(({ at }) => at !== undefined))
-    clauses.push(["with ", ...activationWords(edit, now.state, (token) => ({ word: nameAt(now, token) }))]);
+    clauses.push(["with ", ...activationWords(edit, now, (token) => ({ word: nameAt(now, token) }))]);
   if (clauses.length > 2) return ["with all these changes"];
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }

@@ -74,6 +74,17 @@ function headsOf(at, { heads, kv_heads }) {
   return ["k", "v"].includes(at) ? kv_heads : heads;
 }
 
+/**
+ * The heads of an activation as options; those that several heads share with the heads that do.
+ * @param {string} at
+ * @param {any} model
+ */
+function headOptions(at, model) {
+  const own = headsOf(at, model);
+  const each = model.heads / own;
+  return [[ALL, "all heads"], ...range(0, own).map((i) => [i, each > 1 ? `${i} (for heads ${i * each} to ${(i + 1) * each - 1})` : i])];
+}
+
 /** @param {Ui} ui @param {Store} store */
 export function patchPanel(ui, store) {
   const id = ui.id("patch");
@@ -162,7 +173,7 @@ export function patchPanel(ui, store) {
     what.update(TAKEN, at);
     layer.update(numbered(model.layers), edit.layer);
     head.node.hidden = !OF_HEAD.includes(at);
-    head.update([[ALL, "all heads"], ...numbered(headsOf(at, told.model))], edit.head ?? ALL);
+    head.update(headOptions(at, model), edit.head ?? ALL);
     token.update(tokenOptions(run.tokens), edit.token ?? ALL);
     fill(said, spelled(saidOf()));
     cut.hidden = !other.run;

@@ -19,8 +19,9 @@ export function reading(store, heard) {
     if (!texts.length) return;
     setTimeout(async () => {
       if (signal.aborted) return;
+      const { run } = /** @type {Door} */ (store.engine);
       try {
-        const runs = await Promise.all(texts.map((text) => /** @type {Door} */ (store.engine).run(text, [], { at: [], signal })));
+        const runs = await Promise.all(texts.map((text) => run(text, [], { at: [], layers: [], signal })));
         if (!signal.aborted) heard(runs, "");
       } catch (reason) {
         if (!signal.aborted) heard([null], reason instanceof Error ? reason.message : String(reason));

@@ -80,10 +80,12 @@ const OF_HEADS = { z: "output", q: "queries", k: "keys", v: "values", pattern: "
 /**
  * An activation by its plain name.
  * @param {Edit} edit  that has an `at`
+ * @param {any} model
  */
-function activationOf({ at = "", layer = 0, head }) {
+function activationOf({ at = "", layer = 0, head }, { heads, kv_heads = heads }) {
   if (at in STREAMS) return STREAMS[at](layer);
-  return head === undefined ? `the ${OF_HEADS[at]} of all heads of layer ${layer}` : `the ${OF_HEADS[at]} of head ${layer}.${head}`;
+  const kind = ["k", "v"].includes(at) && kv_heads < heads ? "key-value head" : "head";
+  return head === undefined ? `the ${OF_HEADS[at]} of all heads of layer ${layer}` : `the ${OF_HEADS[at]} of ${kind} ${layer}.${head}`;
 }
 
 /**
@@ -97,15 +99,15 @@ export function steeringOf({ edits, steer }) {
 /**
  * What an edit makes of an activation: which one, and what is done to it.
  * @param {Edit} edit  that has an `at`
- * @param {Pick<PlayState, "edits" | "steer">} state
+ * @param {{state: Pick<PlayState, "edits" | "steer">, model: any}} now
  * @param {(token: number) => Said} named
  * @returns {Said[]}
  */
-export function activationWords(edit, state, named) {
+export function activationWords(edit, { state, model }, named) {
   const { op, token, from = "" } = edit;
   /** @param {string} text */
   const quoted = (text) => ["“", { word: cut(text, QUOTED) }, "”"];
-  const what = [activationOf(edit), ...(token === undefined ? [] : [" at ", named(token)])];
+  const what = [activationOf(edit, model), ...(token === undefined ? [] : [" at ", named(token)])];
   if (op === "patch") return [...what, " as in ", ...quoted(from)];
   if (op === "set") return [...what, " set to other numbers"];
   const { towards, away, strength } = (edit === steeringOf(state) && state.steer) || {};
