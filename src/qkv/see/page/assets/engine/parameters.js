@@ -14,7 +14,8 @@ import { readTokenizer } from "./tokenizer.js";
  *            how a layer attends; `rotary` counts among those of the design
  * @typedef {{layers: Attends[], rotaries: Rotary[], activation: string, norms: "after" | "before" | "both" | "behind", parallel: boolean,
  *            rms: boolean, offset: number, embed: {scale: number, first: number, padding: number | null, projects_first: boolean},
- *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design  the options of a family; see engine.py
+ *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design
+ *            the options of a family; see engine.py
  * @typedef {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
  * @typedef {{b64: string, scale?: string}} Packed  a parameter, see unpacked
  */
