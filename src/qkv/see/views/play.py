@@ -123,7 +123,8 @@ class PlayView(OneText):
         title = quoted(self.text, queries.names, queries.special)
         both: dict[str, Any] = {}
         if self.other is not None:
-            both = {"side": "encoder", "other": self.other._payload() | {"side": "decoder"}}
+            other = self.other._payload() | {"side": "decoder", "state": self.state}
+            both = {"side": "encoder", "other": other}
         known = known_of(self.model) | both
         return self._page("play", title, start=start, state=self.state, **known)
 

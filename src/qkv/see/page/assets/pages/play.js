@@ -84,7 +84,7 @@ function play(box, data, ui) {
   const left = {}; // by side: its address when it was left
   const room = el("div");
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
-  /** @type {{side: string, close: () => void}} */
+  /** @type {{side: string, hash: () => string, close: () => void}} */
   let open;
   box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), room);
   /** @param {string} side */
@@ -95,12 +95,12 @@ function play(box, data, ui) {
     let alive = true;
     const own = { ...ui, redraw: (/** @type {() => any} */ draw) => ui.redraw(() => alive && draw()) };
     const page = pageOf(box, room, all[side], own);
-    open = { side, close: () => [alive] = [false, page.close()] };
+    open = { side, hash: page.hash, close: () => [alive] = [false, page.close()] };
   }
   /** @param {string} side */
   function turnTo(side) {
     if (side === open.side) return;
-    left[open.side] = location.hash;
+    left[open.side] = open.hash();
     try {
       history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
     } catch {
@@ -201,7 +201,7 @@ function pageOf(box, room, data, ui) {
     told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
     return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
   }
-  return { close: store.close };
+  return { close: store.close, hash: () => new URL(store.address()).hash };
 }
 
 export const start = starting(play);

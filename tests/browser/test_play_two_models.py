@@ -1,0 +1,117 @@
+"""The page with both models that ship: a reader turns from guessing to writing, and back."""
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+import qkv
+from qkv.models import Model
+
+from .engine import RUN, agree, ask, numbers
+from .play import opened_at, ready
+from .support import Visit
+from .test_play_page import check_layout
+
+OPENING = "She opened the door and"
+
+
+@pytest.fixture(scope="module")
+def writer() -> Model:
+    return qkv.load("books-decoder", dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return qkv.play()._document()
+
+
+def turn(page: Page, name: str) -> Page:
+    page.get_by_role("button", name=name, exact=True).click()
+    return ready(page)
+
+
+def test_both_fit_in_sixteen_megabytes(html: str) -> None:
+    assert len(html.encode()) <= 16_000_000
+
+
+def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None:
+    page = ready(visit(html))
+    sentence = page.get_by_label("Your sentence")
+    expect(sentence).to_have_value("She drank a cup of [MASK].")
+    expect(page.locator(".badge")).to_contain_text("books ·")
+    page.locator("[data-part=sentence] .offer").click()
+    ready(page)
+    turn(page, "Write a text")
+    expect(sentence).to_have_value(OPENING)
+    expect(page.locator(".badge")).to_contain_text("books-decoder ·")
+    page.wait_for_function("() => location.hash.startsWith('#model=decoder')")
+    check_layout(page)
+    turn(page, "Guess a word")
+    expect(page.locator("[data-part=changes]")).to_contain_text("cup hidden")
+    check_layout(page)
+
+
+def test_an_address_opens_the_decoder(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "#model=decoder&text=The+old+man")))
+    expect(page.get_by_label("Your sentence")).to_have_value("The old man")
+    expect(page.locator("[data-part=writing] .offer")).to_have_attribute("data-qkv-first", "")
+
+
+def test_the_address_of_the_decoder_is_the_state_of_a_page(visit: Visit) -> None:
+    view = qkv.play(state="#model=decoder&text=The+old+man")
+    page = ready(visit(view._document()))
+    expect(page.get_by_label("Your sentence")).to_have_value("The old man")
+    assert view.text == "She drank a cup of [MASK]."
+
+
+def test_run_is_the_encoders_and_generate_the_decoders(
+    visit: Visit, html: str, exact: Model, writer: Model
+) -> None:
+    page = ready(visit(html))
+    text = "She drank a cup of [MASK]."
+    agree(ask(page, text)[1], numbers(exact.trace(text, logits=True), exact.num_layers))
+    found, result = ask(page, OPENING, [], model="decoder")
+    trace = writer.trace(OPENING, logits=True)
+    assert found["tokens"] == list(trace.tokens)
+    weights = [trace["pattern", layer][0] for layer in range(writer.num_layers)]
+    np.testing.assert_allclose(result.pattern, weights, rtol=0, atol=1e-6)
+    largest = np.abs(trace["logits"][0]).max()
+    np.testing.assert_allclose(result.logits, trace["logits"][0], rtol=0, atol=1e-5 * largest)
+    for text in (OPENING, "“Naïve café”, said 中文\n\nThe", "once upon a time"):
+        own = writer.generate(text, max_new_tokens=40)
+        new = page.evaluate("text => qkv.generate(text, {max: 40})", text)
+        assert (new["ids"], new["text"]) == (own.ids, str(own))
+        names = [writer.tokenizer.token(token) for token in own.ids]
+        assert new["tokens"] == names
+    said = page.evaluate("qkv.run('a', [], {model: 'other'}).catch(({message}) => message)")
+    assert said == 'qkv: model is "other": this page has encoder, decoder'
+    said = page.evaluate("qkv.generate('a', {model: 'encoder'}).catch(({message}) => message)")
+    assert said == "generate: books names missing words and writes none: ask it to run"
+
+
+def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
+    visit: Visit, html: str, writer: Model
+) -> None:
+    page = ready(visit(html))
+    text = "The old man and the sea. " * 40
+    count = len(writer.tokenize(text).ids)
+    assert 256 < count < writer.max_seq_length
+    said = page.evaluate(
+        "text => qkv.run(text, [], {model: 'decoder'}).catch(({message}) => message)", text
+    )
+    assert said == (
+        f"run: the text has {count} tokens, and patterns of all layers are given up to 256: name "
+        "some in layers"
+    )
+    options = {"model": "decoder", "layers": [1], "at": [count - 1]}
+    found = page.evaluate(RUN, [text, [], options])
+    assert [len(heads) for heads in found["pattern"]] == [0, 6, 0, 0, 0]
+
+
+def test_names_of_tokens_are_text(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "#model=decoder&inside=true")))
+    shown = page.locator("[data-qkv]").evaluate_all(
+        "all => all.map((one) => one.shadowRoot?.textContent ?? '').join(' ')"
+    )
+    assert "opened" in shown
+    assert "Ġ" not in shown
