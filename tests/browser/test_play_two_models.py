@@ -1,13 +1,17 @@
 """The page with both models that ship: a reader turns from guessing to writing, and back."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 import qkv
+from models.sizes import SMALL
+from models.small_models import write_small
 from qkv.models import Model
 
-from .engine import RUN, agree, ask, numbers
+from .engine import RUN, agree, ask, numbers, page_of, unpacked
 from .play import opened_at, ready
 from .support import Visit
 from .test_play_page import check_layout
@@ -90,22 +94,22 @@ def test_run_is_the_encoders_and_generate_the_decoders(
 
 
 def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
-    visit: Visit, html: str, writer: Model
+    visit: Visit, tmp_path: Path
 ) -> None:
-    page = ready(visit(html))
-    text = "The old man and the sea. " * 40
-    count = len(writer.tokenize(text).ids)
-    assert 256 < count < writer.max_seq_length
-    said = page.evaluate(
-        "text => qkv.run(text, [], {model: 'decoder'}).catch(({message}) => message)", text
-    )
+    sizes, classes = SMALL["llama"]
+    config = {"model_type": "llama", "architectures": [classes[0]], **sizes}
+    long = qkv.load(write_small(tmp_path / "long", config | {"max_position_embeddings": 512}))
+    page = visit(page_of(long))
+    text = "the cat " * 150
+    said = page.evaluate("text => qkv.run(text).catch(({message}) => message)", text)
     assert said == (
-        f"run: the text has {count} tokens, and patterns of all layers are given up to 256: name "
-        "some in layers"
+        "run: the text has 302 tokens, and patterns of all layers are given up to 256: name some "
+        "in layers"
     )
-    options = {"model": "decoder", "layers": [1], "at": [count - 1]}
-    found = page.evaluate(RUN, [text, [], options])
-    assert [len(heads) for heads in found["pattern"]] == [0, 6, 0, 0, 0]
+    found = page.evaluate(RUN, [text, [], {"layers": [1], "at": [301]}])
+    assert [len(heads) for heads in found["pattern"]] == [0, 4, 0]
+    logits = long.trace(text, logits=True)["logits"][0, 301]
+    np.testing.assert_allclose(unpacked(found["logits"]), logits, rtol=0, atol=0.05)
 
 
 def test_names_of_tokens_are_text(visit: Visit, html: str) -> None:
