@@ -48,7 +48,8 @@ def test_the_payload_holds_every_parameter_in_float16(small: Model) -> None:
         assert (found == (expected.T if linear else expected)).all()
     assert payload["sizes"] == {
         **{"layers": 2, "heads": 3, "kv_heads": 3, "size": 4, "dim": 12, "vocabulary": 30},
-        **{"most": 16, "eps": 1e-12, "mask": "[MASK]", "next": False},
+        **{"most": 16, "eps": 1e-12, "mask": "[MASK]", "next": False, "bert": True},
+        "scales": [["", 0.5], ["", 0.5]],
     }
     assert payload["tokenizer"]["model"]["vocab"]["[MASK]"] == 19
 

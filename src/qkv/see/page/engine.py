@@ -4,7 +4,8 @@
 #   "name": str, "exact": whether the packed parameters are the model's as they are,
 #   "sizes": {"layers", "heads", "kv_heads", "size": of a head's queries, "dim", "vocabulary",
 #             "most": tokens | null, "eps": of the norms, "mask": what stands for a missing word
-#             | null, "next": whether logits are for what follows a place},
+#             | null, "next": whether logits are for what follows a place, "bert": whether the
+#             steps of its layers are BERT's, "scales": [["", of the scores of a layer], ...]},
 #   "design": what a family does otherwise than another, `_design`,
 #   "parameters": {our name: packed, of linear layers (out, in): rows of int8 with a float16 scale
 #                  each, where they are the numbers of a matrix, and else float16},
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,6 +98,8 @@ def engine_payload(model: Model) -> dict[str, Any]:
             "eps": design.eps,
             "mask": model.mask,
             "next": model.generates,
+            "bert": _is_bert(design),
+            "scales": [["", _attends(one, [])["scale"]] for one in design.layers],
         },
         "design": _design(model, design),
         "parameters": packed,
@@ -128,6 +132,23 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
     }
 
 
+def _is_bert(design: Design) -> bool:
+    """Whether a page can show each step of a layer with its parameters."""
+    first = design.layers[0]
+    plain = replace(
+        Design(design.vocabulary, design.dim, design.hidden, "gelu", design.eps, design.layers),
+        max_seq_length=design.max_seq_length,
+        positions=design.positions,
+        token_types=design.token_types,
+        embed_norm=True,
+        norms="after",
+        final_norm=False,
+        head=design.head,
+    )
+    same = design == plain and bool(design.positions and design.token_types)
+    return same and first == Attention(first.num_heads, first.num_heads, first.head_size)
+
+
 def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
     options = layer.options
     return {
@@ -135,7 +156,7 @@ def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
         "window": options.get("window"),
         "scale": options.get("scale") or layer.head_size**-0.5,
         "softcap": options.get("softcap"),
-        "rotary": None if layer.rotary is None else rotaries.index(layer.rotary),
+        "rotary": rotaries.index(layer.rotary) if layer.rotary in rotaries else None,
     }
 
 

@@ -330,7 +330,8 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
     """What a token must not see gets -inf; numbers of a mask are added."""
-    given: dict[str, Any] = {"added": "", "line": "scaled", "mask": None, "why": _why_hidden(at)}
+    given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
+    given["why"] = _why_hidden(at)
     if at.added is not None:
         walk.given["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
         given |= {"added": "scaled + mask[i, j], ", "line": "scaled + mask", "mask": "mask"}

@@ -150,7 +150,7 @@ export function attention({ sizes, design }, l, { q, k, v }, edits, first = 0) {
   const edited = changed(edits, "pattern", weights, T, sizes);
   const pattern = attn_scores.map((_, h) => edited.subarray(h * L * T, (h + 1) * L * T));
   pattern.forEach((own, h) => weigh(own, ofKey(v, h), d, { ...z, first: h * d }));
-  return { attn_scores, pattern, z: z.array }; // (L, H * d) -> H times (L, T) -> (L, H * d)
+  return { attn_scores, pattern, z: z.array, scale, softcap }; // (L, H * d) -> H times (L, T) -> (L, H * d)
 }
 
 /**

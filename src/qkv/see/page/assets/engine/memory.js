@@ -37,5 +37,5 @@ export class Memory {
  * @param {Step} step
  */
 function sizeOf(step) {
-  return Object.values(step).flat().reduce((total, one) => total + (one.length ?? 0), 0);
+  return Object.values(step).flat().reduce((total, one) => total + (one?.length ?? 0), 0);
 }

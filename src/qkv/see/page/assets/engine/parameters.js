@@ -5,9 +5,10 @@ import { readTokenizer } from "./tokenizer.js";
 /** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
 /**
- * `size` is d, that of a head's queries and keys; `next`: whether logits are for what follows a place; `scales`: see server.js.
+ * `size` is d, that of a head's queries and keys; `next`: whether logits are for what follows a place; `bert`: whether its
+ * steps are BERT's, with all their parameters; `scales`: see server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
- *            next: boolean, eps: number, mask?: string | null, scales?: [string, number][]}} Sizes
+ *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes
  * @typedef {{dims: number, interleaved: boolean, scale: number, speeds: number[], longer?: {limit: number, speeds: number[]},
  *            stretched?: {limit: number, factor: number}}} Rotary  see rotate in layers.js
  * @typedef {{causal: boolean, window: [number, number] | null, scale: number, softcap: number | null, rotary: number | null}} Attends

@@ -16,6 +16,7 @@ const BINARY = "application/vnd.safetensors";
  * @property {number} layers
  * @property {number} heads
  * @property {number} dim
+ * @property {number} kv_heads  heads of keys and values
  * @property {number} vocabulary  0 where the model gives no logits
  * @property {number | null} most  tokens of a text
  * @property {string[]} words  the vocabulary

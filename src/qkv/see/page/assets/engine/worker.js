@@ -200,11 +200,12 @@ function* logits(x, places) {
 }
 
 /**
- * Numbers as they go to the page: in float32; of a list, each of its arrays.
+ * Numbers as they go to the page: arrays in float32; of a list, each of its arrays.
  * @param {any} x
  * @returns {any}
  */
 function rounded(x) {
+  if (x === null || typeof x === "number") return x;
   return Array.isArray(x) ? x.map(rounded) : new Float32Array(x);
 }
 

@@ -78,7 +78,7 @@ function laneOf(name) {
   if (/^K(_|$)/.test(name)) return 2;
   if (/^V$/.test(name)) return 3;
   if (name === "C" || name === "up") return 2.5;
-  if (["P", "scores", "scaled", "masked", "weights", "yours", "act"].includes(name)) return 1.5;
+  if (["P", "scores", "scaled", "capped", "masked", "weights", "yours", "act"].includes(name)) return 1.5;
   if (["N", "N2", "A", "M", "context", "instead", "joined", "out", "pre", "post", "mlp"].includes(name)) return 2;
   return 0;
 }

@@ -2,7 +2,8 @@
 // What a step says is a row of steps.json, which Python reads too; here rows are chosen and their placeholders filled.
 
 import { visible } from "../base/text.js";
-import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { capped } from "../engine/layers.js";
 import { isRemoved } from "./map.js";
 import { numbersOf } from "./sums.js";
 import STEPS from "../../../steps/steps.json";
@@ -161,9 +162,8 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   const one = { ...written, ...sizes, read: "X", run, layer, head, edits, token, block, known };
   if (!layer && known) embeddingFlow(one);
   else one.write(layer ? "input" : "first input", run.resid[layer], { layer, before: layer - 1 });
-  const told = block.resid_mid && block["ln2.normalized"];
-  const first = Boolean(told) && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
-  if (first) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
+  const first = Boolean(block.resid_post) && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
+  if (first && block["ln1.normalized"]) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
   else if (block.mlp_out) restFlow(one);
@@ -241,26 +241,37 @@ function attentionFlow(one) {
     const of = letter === "Q" ? head : Math.floor(head / shared);
     made[letter] = columnsOfHead(block[letter.toLowerCase()], T, letter === "Q" ? heads : heads / shared, of);
     projectionFlow(one, letter, of, letter === "Q" ? 1 : shared, made[letter]);
+    const hook = letter.toLowerCase();
+    const turned = block[`rot_${hook}`]; // normed, rotated or both, before queries and keys meet
+    if (!turned) continue;
+    made[letter] = columnsOfHead(turned, T, turned.length / T / d, of);
+    const given = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };
+    write("traced rotated", made[letter], given, { from: [letter] });
   }
   const { Q, K, V } = made;
+  const [query, key] = ["Q", "K"].map((letter) => (block[`rot_${letter.toLowerCase()}`] ? `${letter}_rotated` : letter));
   const scores = Float32Array.from({ length: T * T }, (_, i) => dotOf(Q, Math.floor(i / T), K, i % T, d));
-  write("scores", scores, { query: "Q", key: "K" });
+  write("scores", scores, { query, key });
   const [yours, seen_] = [hiddenBy(edits, layer, head, T), block.attn_scores?.[head]];
   const hidden = yours.map((away, i) => Number(away || seen_?.[i] === -Infinity));
   const masked = hidden.some(Boolean);
   const usual = 1 / Math.sqrt(d);
-  const scale = scaleOf(edits, usual);
-  const own = scale !== usual;
+  const { scale = scaleOf(edits, usual), softcap = null } = block;
+  const own = Math.abs(scale / usual - 1) > 1e-9;
   const note = masked ? "" : PHRASES["no mask"];
-  write(own ? "scaled by a number" : "scaled", scores.map((x) => x * scale), { d, scale, by: Number(scale.toPrecision(6)), note }, { changed: own });
+  write(own ? "scaled by a number" : "scaled", scores.map((x) => x * scale), { d, scale, by: Number(scale.toPrecision(6)), note }, { changed: editsOf(edits, "scale").length > 0 });
+  const scaled = scores.map((x) => capped(x * scale, softcap));
+  if (softcap) write("scores capped", scaled, { cap: softcap });
+  const last = softcap ? "capped" : "scaled";
   if (masked) {
     const changed = yours.some(Boolean);
     const later = hidden.every((away, i) => Boolean(away) === i % T > Math.floor(i / T));
+    const why = PHRASES[changed ? "yours" : later ? "is_causal" : "window"];
     /** @type {Record<string, any>} */
-    const given = { added: "", line: "scaled", mask: null, sizes: "T", later: "j > i", why: PHRASES[changed ? "yours" : "is_causal"] };
-    write(later ? "masked later" : "masked", scores.map((x, i) => (hidden[i] ? -Infinity : x * scale)), given, { changed });
+    const given = { of: last, added: "", line: last, mask: null, sizes: "T", later: "j > i", why };
+    write(later ? "masked later" : "masked", scaled.map((x, i) => (hidden[i] ? -Infinity : x)), given, { changed });
   }
-  const [of, rows] = [masked ? "masked" : "scaled", edits.filter((edit) => edit.op === "row" && isFor(edit, layer, head))];
+  const [of, rows] = [masked ? "masked" : last, edits.filter((edit) => edit.op === "row" && isFor(edit, layer, head))];
   const weights = run.pattern[layer][head];
   if (rows.length) {
     const given = rows.some((edit) => edit.query === token);
@@ -357,7 +368,7 @@ function addedFlow(one) {
   const { write, block, layer, T, known } = one;
   if (known) linearFlow(one, "out", block.attn_out, "attn.out_proj", block.z.length / T);
   else write("traced attn_out", block.attn_out, { layer }, { from: ["joined"] });
-  write("attention added", block.resid_mid, { given: "out" });
+  if (block.resid_mid) write("attention added", block.resid_mid, { given: "out" });
 }
 
 /** @param {Layer} one */
@@ -372,9 +383,12 @@ function handedOn({ layer, run }) {
 function normedFirst(one) {
   const { write, block, run, layer } = one;
   addedFlow(one);
-  normFlow(one, "R", "N2", block["ln2.normalized"]);
-  write("traced mlp_out", block.mlp_out, { layer }, { from: ["N2"] });
-  write("MLP added", run.resid[layer + 1], { given: "mlp", note: handedOn(one) });
+  const after = block.resid_mid ? "R" : "X"; // in parallel the MLP reads what the attention reads
+  const normed = block["ln2.normalized"];
+  const read = normed ? normFlow(one, after, "N2", normed) : block.resid_mid ? "R" : one.read;
+  write("traced mlp_out", block.mlp_out, { layer }, { from: [read] });
+  if (block.resid_mid) write("MLP added", run.resid[layer + 1], { given: "mlp", note: handedOn(one) });
+  else write("both added", run.resid[layer + 1], { attended: "out", given: "mlp" });
 }
 
 /**

@@ -59,7 +59,8 @@ export function vectorsOf(run, layer, head) {
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
     return { at, high };
   };
-  return { d, q: of(block.q), k: of(block.k), v: of(block.v), z: of(block.z) };
+  const [q, k] = [block.rot_q ?? block.q, block.rot_k ?? block.k]; // as they meet: normed and rotated, where a model does that
+  return { d, q: of(q), k: of(k), v: of(block.v), z: of(block.z) };
 }
 
 // ---- one head

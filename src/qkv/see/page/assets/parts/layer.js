@@ -3,7 +3,8 @@
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
-import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
+import { capped } from "../engine/layers.js";
 import { streamOf } from "./block.js";
 import { flowOf, lengthAt, parametersOf } from "./flow.js";
 import { vectorsOf } from "./head.js";
@@ -49,7 +50,7 @@ export function stepsPart(ui, store) {
    */
   function parametersFor(run, layer) {
     const key = layer ? String(layer) : JSON.stringify(run.ids);
-    if (!store.engine.parameters) return null;
+    if (!store.engine.parameters || !now.model.bert) return null;
     if (known.has(key)) return known.get(key) ?? undefined;
     if (known.size > run.pattern.length) known.clear();
     known.set(key, null);
@@ -112,7 +113,7 @@ function rowTable() {
     const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
     const { layer, head, edits } = state;
     const usual = 1 / Math.sqrt(vectors.d);
-    const scale = scaleOf(edits, usual);
+    const { scale = scaleOf(edits, usual), softcap = null } = run.blocks[layer];
     const hidden = hiddenBy(edits, layer, head, T);
     const given = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
     const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
@@ -123,12 +124,14 @@ function rowTable() {
       for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
       const mine = hidden[query * T + key];
       const away = mine || run.blocks[layer].attn_scores?.[head]?.[query * T + key] === -Infinity;
-      return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(score * scale)),
+      const scaled = capped(score * scale, softcap);
+      return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(scaled)),
         el("td", { class: mine ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
         el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
     });
-    const by = scale === usual ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`;
-    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && scale !== usual ? "changed" : "" }, text));
+    const same = Math.abs(scale / usual - 1) < 1e-9;
+    const by = `${same ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`}${softcap ? ", capped" : ""}`;
+    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && editsOf(edits, "scale").length ? "changed" : "" }, text));
     fill(box, el("table", {}, el("caption", { class: "sr" }, summary.textContent), el("thead", {}, el("tr", {}, heads, el("td", {}))), el("tbody", {}, rows)));
   }
   return { node, set };

@@ -80,7 +80,7 @@ function arising({ run, state }) {
   const z = across.map((c) => vectors.z.at(query, c));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   const removed = isRemoved(edits, layer, head);
-  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...factorIn(rows, edits, vectors.d) };
+  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...factorIn(rows, edits, vectors.d, block) };
 }
 
 /**
@@ -102,13 +102,15 @@ function together(keys, weights, across, vectors) {
  * @param {Rising[]} rows
  * @param {Edit[]} edits
  * @param {number} d
+ * @param {{scale?: number, softcap?: number | null}} block
  */
-function factorIn(rows, edits, d) {
+function factorIn(rows, edits, d, { scale, softcap }) {
   const seen = rows.filter(({ others, score }) => !others && Number.isFinite(score));
   const best = seen.reduce((far, row) => (Math.abs(row.raw) > Math.abs(far?.raw ?? 0) ? row : far), /** @type {Rising | null} */ (null));
   const factor = best ? best.score / best.raw : scaleOf(edits, 1 / Math.sqrt(d));
   const usual = Math.abs(factor * Math.sqrt(d) - 1) < 1e-3;
-  return { by: usual ? `÷ √${d}` : `× ${number(factor, 3)}`, rescaled: edits.some(({ op }) => op === "scale") };
+  const by = softcap ? `× ${number(scale, 3)}, capped` : usual ? `÷ √${d}` : `× ${number(factor, 3)}`;
+  return { by, rescaled: edits.some(({ op }) => op === "scale") };
 }
 
 // ---- the picture of a moment

@@ -199,7 +199,7 @@ function sourceOf(run, edits) {
       length: T,
       key_length: T,
       hidden: causal || edits.some(({ op }) => ["hide", "mask", "causal"].includes(op)),
-      scale: pattern.map((_, l) => (blocks?.[l]?.q ? scaleOf(edits, 1 / Math.sqrt(blocks[l].q.length / T / heads)) : null)),
+      scale: pattern.map((_, l) => scaleIn(blocks?.[l], edits, T, heads)),
       summary: null,
       left_out: [],
     },
@@ -216,6 +216,18 @@ function sourceOf(run, edits) {
     received: (l, h, j) => tokens.reduce((total, _, i) => total + pattern[l][h][i * T + j], 0),
     score,
   };
+}
+
+/**
+ * What the products of a layer were multiplied by to be its scores; null where that is not known, or not all.
+ * @param {any} block
+ * @param {Edit[]} edits
+ * @param {number} T
+ * @param {number} heads
+ */
+function scaleIn(block, edits, T, heads) {
+  if (!block?.q || block.softcap) return null;
+  return block.scale ?? scaleOf(edits, 1 / Math.sqrt(block.q.length / T / heads));
 }
 
 /**
