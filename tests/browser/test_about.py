@@ -29,7 +29,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Each kind of page with a model's parameters, as a file of its own holds it."""
     path = tmp_path_factory.mktemp("about") / "page.html"
     found = {}
-    for kind, view in {"play": qkv.play(TEXT), "walk": qkv.walk(TEXT)}.items():
+    for kind, view in {"play": qkv.play(TEXT, model="books"), "walk": qkv.walk(TEXT)}.items():
         view.to_html(path)
         found[kind] = path.read_text("utf-8")
     return found

@@ -97,14 +97,14 @@ def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -
     for gone in ("Share", "Copy as Python", "Beside another sentence", "Undo", "Save"):
         for found in page.get_by_text(gone).all():
             assert not found.is_visible(), gone
-    assert not page.get_by_label("Temperature").is_visible()
+    assert not page.get_by_label("Attention temperature").is_visible()
     menu.select_option("causal")
     page.wait_for_function("() => location.hash.includes('causal')")
     assert held(page)["only"] == ["sentence", "changes", "head"]
     go(page, only=["sentence", "outcome"], inside=False)
     assert page.get_by_role("button", name="Hide crown").is_visible()
     go(page, only=["changes", "motion"])
-    assert page.get_by_label("Temperature").is_visible()
+    assert page.get_by_label("Attention temperature").is_visible()
 
 
 @pytest.mark.parametrize("width", [736, 390])
@@ -171,7 +171,7 @@ def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> 
     only = ["sentence", "temperature", "head"]
     page = opened(visit, html, only=only, inside=False, edits=edits, beside=True)
     assert seen(page) == ["sentence", "changes", "head"]
-    slider = page.get_by_label("Temperature")
+    slider = page.get_by_label("Attention temperature")
     assert slider.input_value() == "-2.5"  # of powers of 2: 1 is to 1/sqrt(32) as 1 to that
     assert not part(page, "changes").locator("select").is_visible()
     assert part(page, "before").is_visible()

@@ -256,7 +256,7 @@ def test_the_temperature_of_a_model_with_its_own_scale(
     page.get_by_role("button", name="Look inside").click()
     text = "the cat sat"
     page.get_by_label("Your sentence").fill(text)
-    page.get_by_label("Temperature").evaluate(
+    page.get_by_label("Attention temperature").evaluate(
         "node => { node.value = '1'; node.dispatchEvent(new Event('input')); }"
     )
     changes = page.locator("[data-part=changes]")

@@ -58,7 +58,7 @@ def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None
 def test_an_address_opens_the_decoder(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "#model=decoder&text=The+old+man")))
     expect(page.get_by_label("Your sentence")).to_have_value("The old man")
-    expect(page.locator("[data-part=writing] .offer")).to_have_attribute("data-qkv-first", "")
+    expect(page.locator("[data-part=writing] .on")).to_have_attribute("data-qkv-first", "")
 
 
 def test_the_address_of_the_decoder_is_the_state_of_a_page(visit: Visit) -> None:

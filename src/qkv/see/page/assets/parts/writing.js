@@ -22,7 +22,8 @@ const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weig
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
-  const write = el("button", { type: "button", class: "offer", "data-qkv-first": Boolean(store.data.next), onclick: () => go([]) }, "Write on");
+  if (!store.data.next) return { node: el("div", { hidden: true }), update: () => {} };
+  const write = el("button", { type: "button", class: "on", "data-qkv-first": true, onclick: () => go([]) }, "Write on");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
   const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
   const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Make it the text");
@@ -31,7 +32,7 @@ export function writingPart(ui, store) {
   const length = choice(ui, "Tokens", LENGTHS.map((count) => [count, String(count)]), LENGTHS[1], () => {});
   const [lines, prompt, fresh] = [svg("svg", { class: "lines", "aria-hidden": "true" }), el("span", { class: "prompt" }), el("span", { class: "fresh" })];
   const text = el("p", { class: "written" }, lines, prompt, fresh);
-  const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "trouble", role: "alert", hidden: true })];
+  const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "refused", role: "alert", hidden: true })];
   const node = el(
     "div",
     { "data-part": "writing", "data-writing": "none" },
