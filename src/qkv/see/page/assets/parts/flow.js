@@ -162,7 +162,8 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   const one = { ...written, ...sizes, read: "X", run, layer, head, edits, token, block, known };
   if (!layer && known) embeddingFlow(one);
   else one.write(layer ? "input" : "first input", run.resid[layer], { layer, before: layer - 1 });
-  const first = Boolean(block.mlp_out && block.resid_post) && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
+  const whole = Boolean(block.mlp_out && block.resid_post);
+  const first = whole && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
   if (first && block["ln1.normalized"]) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
