@@ -1,11 +1,13 @@
-"""The page to play with, in headless Chromium: a key to what is painted, all heads, the motion.
+"""The page to play with, in headless Chromium: a key to what is painted, all heads, motion, text.
 
 A key is an input event that leaves another text in the field; its time ends when the words that
-follow from it are painted. Of a sweep it is that of all heads, one by one, without what the map
-draws meanwhile; of the motion, that from the choice of a query until its row has arisen. The first
-word is another each time, so that nothing is known from before, and what the page says is held
-against `predict` and `trace`. The page and its worker share the machine with the browser; tasks of
-the main thread are those that it reports itself, from 50 ms on.
+follow from it are painted. The head that the rule chooses for the text may come later. Of a sweep
+it is that of all heads, one by one, without what the map draws meanwhile; of the motion, that from
+the choice of a query until its row has arisen; of new tokens, that from the question until the last
+has come, the prompt read anew. The first word is another each time, so that nothing is known from
+before, and what the page says is held against `predict`, `trace` and `generate`. The page and its
+worker share the machine with the browser; tasks of the main thread are those that it reports
+itself, from 50 ms on.
 """
 
 import os
@@ -26,6 +28,7 @@ from benchmarks.common import Goal, Row, Way, at_most
 ONCE = True  # a browser has threads of its own
 LENGTHS = {16: (0.1, 2.0), 64: (0.3, 4.0)}  # tokens: seconds for a key, and for a sweep
 MOTION = 2.0  # seconds for a motion of 1.5
+NEW, TOKEN = 40, 0.04  # tokens that are written, and seconds for each
 TASK = 0.05  # seconds of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SEEN = 0.00051  # what a chance of three digits may be off by
@@ -34,12 +37,13 @@ KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
   const root = document.documentElement;
   const watcher = new MutationObserver(() => {
+    if (root.dataset.told !== field.value) return;
     watcher.disconnect();
     const after = new MessageChannel(); // heard once the frame is painted
     after.port1.onmessage = () => resolve(null);
     after.port2.postMessage(null);
   });
-  watcher.observe(root, { attributeFilter: ["data-painted"] });
+  watcher.observe(root, { attributeFilter: ["data-told"] });
   field.value = text;
   field.dispatchEvent(new InputEvent("input", { bubbles: true, composed: true }));
 })"""
@@ -65,6 +69,7 @@ PLAYED = """(other) => new Promise((resolve, reject) => {
   };
   requestAnimationFrame(look);
 })"""
+WRITE = """async ([text, max]) => (await qkv.generate(text, { max })).ids"""
 TASKS = """() => {
   globalThis.tasks = [];
   new PerformanceObserver((list) => tasks.push(...list.getEntries().map((one) => one.duration)))
@@ -82,7 +87,7 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     chosen = [0]  # places before the missing word, which the page keeps from text to text
     with ExitStack() as stack:
         browser = browser or launched(stack)
-        page = browser and opened(stack, browser, model)
+        page = browser and opened(stack, browser)
         words = first_words(model)
         for tokens, (key, sweep) in LENGTHS.items():
             texts = Texts(model, max(8, tokens // shrink), words)
@@ -91,6 +96,7 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
             yield swept(page, texts, f"every head removed in turn, {tokens} tokens", sweep)
             forget(page)
             yield moved(page, texts, chosen, f"a query chosen to the motion's end, {tokens} tokens")
+        yield written(page, words)
 
 
 @dataclass
@@ -133,10 +139,10 @@ def launched(stack: ExitStack) -> Any:
     return browser
 
 
-def opened(stack: ExitStack, browser: Any, model: qkv.Model) -> Any:
+def opened(stack: ExitStack, browser: Any) -> Any:
     """The page, once it is ready."""
     file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "play.html")
-    qkv.play(model=model).to_html(file)
+    qkv.play().to_html(file)  # with the decoder
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     stack.callback(page.close)
     page.goto(file.as_uri())
@@ -244,3 +250,23 @@ def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
         return float(np.abs(np.subtract(found, expected)).max())
 
     return Row(name, {"qkv": Way(call, error, SEEN)}, (at_most(MOTION), longest(page)))
+
+
+def written(page: Any, words: Iterator[str]) -> Row:
+    """New tokens of the decoder, the likeliest each time."""
+    name, goal = f"{NEW} new tokens", at_most(NEW * TOKEN)
+    if page is None:
+        return Row(name, {"qkv": None}, (goal,))
+    forget(page)
+    writer, asked = qkv.load("books-decoder"), [""]
+
+    def call() -> list[int]:
+        asked[0] = f"The old {next(words)} opened the door and"
+        found: list[int] = page.evaluate(WRITE, [asked[0], NEW])
+        return found
+
+    def error(found: list[int]) -> float:
+        own = writer.generate(asked[0], max_new_tokens=NEW).ids
+        return float(found != own)
+
+    return Row(name, {"qkv": Way(call, error)}, (goal, longest(page)))

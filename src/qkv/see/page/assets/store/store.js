@@ -187,6 +187,7 @@ export function playStore(data, heard) {
       if (unruled) {
         shown = { ...found, state }; // it can be read while the head is chosen
         tell();
+        drawn.then(() => requestAnimationFrame(() => (document.documentElement.dataset.told = state.text)));
         const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, found.original, model, data, mine.signal));
         if (going !== mine) return;
         if (unruled) found = await atHead(own, mine.signal);
@@ -277,6 +278,7 @@ export function playStore(data, heard) {
       requestAnimationFrame(() => {
         self.painted += 1;
         document.documentElement.dataset.painted = String(self.painted);
+        document.documentElement.dataset.told = state.text;
         if (mine === asked) document.documentElement.dataset.qkv = "ready";
       }),
     );
