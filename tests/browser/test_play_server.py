@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import qkv
+from models import decoders
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import WORDS, mask_bert
@@ -313,3 +314,27 @@ def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> N
     assert "This model gives vectors and no words" in painted(page)
     assert not form.is_visible()
     assert page.evaluate("Object.keys(localStorage).length") == 0
+
+
+def test_it_writes_on(open_served: Open, tmp_path: Path) -> None:
+    model = decoders.writer(tmp_path, "a b", " the é the")
+    page = open_served("--model", tmp_path)
+    options = {"max": 12}
+    new = page.evaluate("(options) => qkv.generate('a b', options)", options)
+    own = model.generate("a b", max_new_tokens=12)
+    assert (new["ids"], new["text"]) == (own.ids, str(own))
+    edits = [{"op": "hide", "token": 0}, {"op": "row", "layer": 0, "head": 1, "query": 2}]
+    edits[1]["weights"] = [0.5, 0.5, 0.0]
+    ask_edited = "([options, edits]) => qkv.generate('a b', options, edits)"
+    new = page.evaluate(ask_edited, [options, edits])
+    assert new["ids"] == model.generate("a b", max_new_tokens=12, edit=edits).ids
+    patch = [{"op": "patch", "at": "z", "layer": 0, "from": "b a"}]
+    said = page.evaluate(f"{ask_edited}.catch(({{message}}) => message)", [options, patch])
+    assert said == 'generate: a server does not write on with "patch" in force: take it back first'
+    page.get_by_label("Your sentence").fill("a b")
+    part = page.locator("[data-part=writing]")
+    part.locator("input[type=range]").fill("0")
+    part.get_by_role("button", name="Write on").click()
+    part.locator("xpath=self::*[@data-writing='done']").wait_for()
+    shown = part.locator(".written").inner_text()
+    assert shown.replace("…", "").startswith("a b the é the")

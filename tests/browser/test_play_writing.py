@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import qkv
+from models import decoders
 from models.sizes import SMALL
 from models.small_models import write_small
 from qkv.models import Model
@@ -178,3 +179,17 @@ def test_what_makes_no_sense_is_refused(page: Page, options: str, way: str) -> N
         f"text => qkv.generate(text, {options}).catch(({{message}}) => message)", TEXT
     )
     assert way in said
+
+
+def test_a_gpt2_folder_is_one_file_that_works_offline(visit: Visit, tmp_path: Path) -> None:
+    text = " the été ☃ the"
+    folder = tmp_path / "gpt2"
+    model = decoders.writer(folder, "a b", text)
+    page = ready(visit(qkv.play("a b", model=str(folder))._document()))
+    ids = written(page)
+    assert ids == model.generate("a b", max_new_tokens=40).ids
+    assert ids[-1] == decoders.EOS
+    shown = part(page).locator(".written").inner_text()
+    assert shown.replace("…", "").startswith(f"a b{text}")
+    assert "Ġ" not in shown
+    assert "Ã" not in shown

@@ -71,7 +71,8 @@ export function writingPart(ui, store) {
     /** @param {Chosen} part */
     const onpart = (part) => {
       const before = textOf(tokens);
-      const piece = part.text.startsWith(before) ? part.text.slice(before.length) : spelled(part.token);
+      const whole = part.text.replace(/\ufffd+$/, ""); // what is half a character comes with its other half
+      const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(part.token);
       tokens.push({ ...part, piece });
       show("going");
     };
@@ -98,8 +99,8 @@ export function writingPart(ui, store) {
       last = Math.max(last, end);
       return el("span", { "data-token": t }, piece);
     }), sentence.slice(last));
-    fill(fresh, tokens.map(({ piece, id }, i) =>
-      el("button", { type: "button", class: "piece", "aria-pressed": String(i === chosen), "data-token": run.tokens.length + i, title: `token ${id}`, onclick: () => look(i) }, piece.trim() ? piece : visible(piece))));
+    fill(fresh, tokens.map(({ piece, id, token }, i) =>
+      el("button", { type: "button", class: "piece", "aria-pressed": String(i === chosen), "data-token": run.tokens.length + i, title: `token ${id}`, onclick: () => look(i) }, pieceShown(piece, token))));
     instead();
     draw();
   }
@@ -185,6 +186,15 @@ export function writingPart(ui, store) {
   sayHeat();
   ui.redraw(draw);
   return { node, update };
+}
+
+/**
+ * What stands for a token: its text, with a sign for a new line; of one without text its name, or that it is a part of a character.
+ * @param {string} piece
+ * @param {string} token
+ */
+function pieceShown(piece, token) {
+  return piece ? piece.replaceAll("\n", "⏎") : /^[<[].*[>\]]$/.test(token) ? token : "…";
 }
 
 /** @param {New[]} tokens */
