@@ -1,15 +1,13 @@
 // The decoders of a tokenizer.json: how each kind puts tokens together to a text again.
 
+import { BYTE_OF } from "../base/tokens.js";
 import { patternOf } from "./patterns.js";
-import { BYTES } from "./pretokenizers.js";
 
 /** @typedef {(tokens: string[]) => string[]} Decoder */
 
 const [ENCODER, LOOSE] = [new TextEncoder(), new TextDecoder("utf-8", { ignoreBOM: true })];
 const STRICT = new TextDecoder("utf-8", { ignoreBOM: true, fatal: true });
 const CLEAN = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " do not", " 's", " 've", " 're"];
-/** @type {Map<string, number>} */
-const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
 /** @type {Record<string, (rules: any) => Decoder>} */
 const KINDS = {

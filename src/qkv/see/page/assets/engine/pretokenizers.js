@@ -1,5 +1,6 @@
 // The pre-tokenizers of a tokenizer.json: how each kind cuts a text into words, before these are cut into tokens.
 
+import { BYTES } from "../base/tokens.js";
 import { patternOf } from "./patterns.js";
 import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
 
@@ -12,11 +13,6 @@ const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // and the signs of ASCII, which Un
 const DIGIT = /\p{N}/gu;
 const GPT2 = patternOf({ Regex: "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+" });
 const ENCODER = new TextEncoder();
-
-/** @type {string[]} */
-export const BYTES = []; // the character that stands for each byte: printable ones for themselves
-for (let byte = 0, next = 256; byte < 256; byte++)
-  BYTES[byte] = String.fromCharCode(/[!-~¡-¬®-ÿ]/.test(String.fromCharCode(byte)) ? byte : next++);
 
 /** @type {Record<string, (rules: any) => Cutter>} */
 const KINDS = {

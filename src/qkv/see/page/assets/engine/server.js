@@ -1,6 +1,6 @@
 // The door to a model that a server has: globalThis.qkv as door.js gives it, where POST /v1/trace computes.
 
-import { spelledOut } from "../store/tokens.js";
+import { spelledOut } from "../base/tokens.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */

@@ -4,10 +4,10 @@
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
 import { count, number } from "../base/text.js";
+import { plainName } from "../base/tokens.js";
 import { range } from "../base/values.js";
 import { editsOf } from "../engine/edits.js";
 import { maskOf } from "../store/places.js";
-import { plainName } from "../store/tokens.js";
 import { offerOf } from "./sentence.js";
 import { activationWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
 import "./changes.css";

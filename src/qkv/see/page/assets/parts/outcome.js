@@ -3,10 +3,10 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number, visible } from "../base/text.js";
+import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { chance, chancesOf, cosineAt, likeliestOf, movedShare, SEEN } from "../store/chances.js";
 import { maskOf } from "../store/places.js";
-import { plainName } from "../store/tokens.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
 import { activationWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";

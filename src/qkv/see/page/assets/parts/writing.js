@@ -4,8 +4,8 @@
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/text.js";
+import { plainName } from "../base/tokens.js";
 import { chance } from "../store/chances.js";
-import { plainName } from "../store/tokens.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */

@@ -1,8 +1,8 @@
 // Places in a text: its words as tokens, what swaps make of it, and where a token is in another text.
 
+import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { stateOf } from "./state.js";
-import { plainName } from "./tokens.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./state.js").PlayState} PlayState */

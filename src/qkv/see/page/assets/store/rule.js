@@ -1,9 +1,9 @@
 // Which head a text opens on: the rule of analysis/selection.py and analysis/removal.py, on the same numbers. At a gap it
 // is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
 
+import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf, movedChance } from "./chances.js";
 import { maskOf } from "./places.js";
-import { plainName } from "./tokens.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 

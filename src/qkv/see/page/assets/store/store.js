@@ -1,13 +1,13 @@
 // The state of the live page: what it begins with, what can be taken back, and the runs of the model that belong
 // to it. A newer state supersedes the run that is going; what the parts are told always belongs together.
 
+import { plainTokens } from "../base/tokens.js";
 import { pick } from "../base/values.js";
 import { editsOf } from "../engine/edits.js";
 import { placed, withSwaps, wordsOf } from "./places.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
 import { FOLDED, fromHash, namesNoHead, PLAIN, sideOf, stateOf, toHash } from "./state.js";
-import { plainTokens } from "./tokens.js";
 
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */

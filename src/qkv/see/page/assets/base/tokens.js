@@ -1,22 +1,21 @@
 // Tokens as a reader knows them, without the marks that tokenizers put on them: the same as plain_tokens of
 // src/qkv/text/tokenized.py.
 
-/** @typedef {import("../engine/door.js").Run} Run */
-
 // of scripts without blanks between words
 const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u;
-const BYTES = new Map(); // by the letter that a byte-level tokenizer writes for it
-for (let [byte, others] = [0, 256]; byte < 256; byte++) {
-  const printed = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
-  BYTES.set(String.fromCharCode(printed ? byte : others++), byte);
-}
+/** @type {string[]} */
+export const BYTES = []; // the character that a byte-level tokenizer writes for each byte: printable ones for themselves
+for (let byte = 0, next = 256; byte < 256; byte++)
+  BYTES[byte] = String.fromCharCode(/[!-~¡-¬®-ÿ]/.test(String.fromCharCode(byte)) ? byte : next++);
+/** @type {Map<string, any>} */
+export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
 /**
  * The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter.
  * @param {string} name
  */
 function fromBytes(name) {
-  const bytes = Array.from(name, (letter) => BYTES.get(letter));
+  const bytes = Array.from(name, (letter) => BYTE_OF.get(letter));
   try {
     if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");
   } catch {
@@ -41,7 +40,7 @@ export function plainName(name) {
 export function spelledOut(names) {
   const whole = names.join("");
   if (names.some((name) => name.includes("▁"))) return whole.replaceAll("▁", " ");
-  const bytes = Array.from(whole, (letter) => BYTES.get(letter));
+  const bytes = Array.from(whole, (letter) => BYTE_OF.get(letter));
   if (names.some((name) => /^[ĠĊ]/.test(name)) && !bytes.includes(undefined)) return new TextDecoder().decode(Uint8Array.from(bytes));
   return names.map((name, i) => (name.startsWith("##") ? name.slice(2) : i && /^[\p{L}\p{N}]/u.test(name) ? ` ${name}` : name)).join("");
 }
