@@ -15,40 +15,40 @@ const LIKELIEST = 8; // tokens that are told with each new one
  * @param {() => number} draw
  */
 export function chosenFrom(logits, { temperature, top_k }, draw) {
-  const chances = sharesOf(logits, 1);
+  const chances = chancesOf(logits);
   if (!Number.isFinite(chances[0])) throw new RangeError("generate: the model's logits are not finite: look at the edits");
-  const id = temperature ? drawn(logits, temperature, top_k, draw()) : largest(chances, 1)[0];
-  const likeliest = largest(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
+  const id = temperature ? drawn(logits, temperature, top_k, draw()) : likeliestOf(chances, 1)[0];
+  const likeliest = likeliestOf(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
   return { id, probability: chances[id], likeliest };
 }
 
 /**
- * Probabilities: the softmax of logits over a temperature.
- * @param {Float64Array} logits
- * @param {number} temperature
+ * Probabilities: the softmax of logits over a temperature, in float64.
+ * @param {Float32Array | Float64Array} logits  (V)
  */
-function sharesOf(logits, temperature) {
-  const highest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
-  const found = logits.map((logit) => Math.exp((logit - highest) / temperature));
+export function chancesOf(logits, temperature = 1) {
+  const found = Float64Array.from(logits);
+  const highest = found.reduce((one, other) => Math.max(one, other), -Infinity);
+  found.forEach((logit, id) => (found[id] = Math.exp((logit - highest) / temperature)));
   const total = found.reduce((sum, one) => sum + one, 0);
   return found.map((one) => one / total);
 }
 
 /**
- * The places of the largest, the largest first; of equal ones the first.
- * @param {Float64Array} values
+ * The ids of the largest, the largest first; of equal ones the lower id.
+ * @param {Float64Array} chances
  * @param {number} count
  */
-function largest(values, count) {
+export function likeliestOf(chances, count) {
   /** @type {number[]} */
   const found = [];
-  values.forEach((value, id) => {
-    if (found.length === count && value <= values[/** @type {number} */ (found.at(-1))]) return;
+  for (let id = 0; id < chances.length; id++) {
+    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
     let place = found.length;
-    while (place && values[found[place - 1]] < value) place -= 1;
+    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
     found.splice(place, 0, id);
     if (found.length > count) found.pop();
-  });
+  }
   return found;
 }
 
@@ -61,7 +61,7 @@ function largest(values, count) {
  */
 function drawn(logits, temperature, top_k, at) {
   const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
-  const shares = sharesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
+  const shares = chancesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
   let sum = 0;
   for (const [id, share] of shares.entries()) if ((sum += share) > at) return id;
   return shares.findLastIndex((share) => share > 0);

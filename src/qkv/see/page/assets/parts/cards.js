@@ -3,7 +3,8 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed } from "../base/text.js";
-import { chance, chancesOf, movedChance } from "../store/chances.js";
+import { chancesOf } from "../engine/sampling.js";
+import { chance, movedChance } from "../store/chances.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */

@@ -3,7 +3,8 @@
 import { el } from "../base/elements.js";
 import { visible } from "../base/text.js";
 import { hiddenBy } from "../engine/edits.js";
-import { chancesOf, cosineAt, movedShare } from "../store/chances.js";
+import { chancesOf } from "../engine/sampling.js";
+import { cosineAt, movedShare } from "../store/chances.js";
 import { inWords } from "./changes.js";
 import { isRemoved } from "./map.js";
 import { matricesIn } from "./save.js";

@@ -9,7 +9,8 @@ import { el, fill } from "../base/elements.js";
 import { number, visible } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
-import { chance, chancesOf, movedChance, movedShare } from "../store/chances.js";
+import { chancesOf } from "../engine/sampling.js";
+import { chance, movedChance, movedShare } from "../store/chances.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";
 

@@ -2,7 +2,8 @@
 // how alike a word is in both, the heads that tell them apart, and what the model would put in each.
 
 import { el, fill, word } from "../base/elements.js";
-import { chancesOf, cosineAt } from "../store/chances.js";
+import { chancesOf } from "../engine/sampling.js";
+import { cosineAt } from "../store/chances.js";
 import { maskOf } from "../store/places.js";
 import { partnerOf } from "../store/second.js";
 import { LONGEST } from "../store/state.js";

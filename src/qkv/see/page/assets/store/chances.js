@@ -5,35 +5,6 @@ import { fixed } from "../base/text.js";
 export const SEEN = 3; // digits of a chance
 
 /**
- * The chance of each word: the softmax of its logits, in float64.
- * @param {Float32Array} logits  (V)
- */
-export function chancesOf(logits) {
-  const largest = logits.reduce((one, other) => Math.max(one, other), -Infinity);
-  const found = Float64Array.from(logits, (logit) => Math.exp(logit - largest));
-  const total = found.reduce((sum, one) => sum + one, 0);
-  return found.map((one) => one / total);
-}
-
-/**
- * The ids of the largest, the largest first; of equal ones the lower id.
- * @param {Float64Array} chances
- * @param {number} count
- */
-export function likeliestOf(chances, count) {
-  /** @type {number[]} */
-  const found = [];
-  for (let id = 0; id < chances.length; id++) {
-    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
-    let place = found.length;
-    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
-    found.splice(place, 0, id);
-    if (found.length > count) found.pop();
-  }
-  return found;
-}
-
-/**
  * A chance in digits.
  * @param {number} x
  */

@@ -2,7 +2,8 @@
 // is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
 
 import { plainName } from "../base/tokens.js";
-import { chancesOf, likeliestOf, movedChance } from "./chances.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { movedChance } from "./chances.js";
 import { maskOf } from "./places.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
