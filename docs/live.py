@@ -43,6 +43,7 @@ REGIONS = {
     "block": "what each part of a layer adds",
     "outcome": "the likeliest words",
     "second": "a second sentence",
+    "writing": "the text that it writes on",
 }
 EDITS = "causal, hide and a word, or scale and a number"
 COLOURINGS = {  # of the map, as its menu has them

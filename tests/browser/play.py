@@ -53,9 +53,13 @@ STILL = """(part) => new Promise((still) => {
 
 
 def address(**state: Any) -> str:
-    """What stands behind the # for a state."""
+    """What stands behind the # for a state, as the page writes it."""
+
+    def written(value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"))
+
     return "#" + urlencode(
-        {name: value if name == "text" else json.dumps(value) for name, value in state.items()}
+        {name: value if name == "text" else written(value) for name, value in state.items()}
     )
 
 

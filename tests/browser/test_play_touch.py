@@ -59,6 +59,7 @@ def handles(page: Page, part: str = "head") -> Locator:
 def drag(page: Page, name: str, *to: float) -> None:
     """Takes the handle of a key to these weights, one after the other, and lets it go."""
     handle = slider(page, name)
+    handle.scroll_into_view_if_needed()
     before = float(handle.get_attribute("aria-valuenow") or "")
     wide: Any = own(page).locator(".weights").bounding_box()
     grip: Any = handle.locator(".grip").bounding_box()
