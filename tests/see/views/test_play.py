@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import qkv
+from models.decoders import gpt2
 from models.support import mask_bert
 from qkv.models.files.find import shipped
 from qkv.see import PlayView, play
@@ -124,6 +125,12 @@ def test_a_word_in_pieces_is_hidden_whole(small: qkv.Model) -> None:
     assert pieces[1].startswith("d")
     assert view.opening.hidden == list(range(1, pieces.index("[MASK]")))
     assert view.opening.word == "dogs"
+
+
+def test_tokens_of_bytes_are_printed_as_text(tmp_path: Path) -> None:
+    view = play("the the", model=gpt2(tmp_path, seed=1))
+    assert list(view.trace.tokens) == ["the", "the"]
+    assert "Ġ" not in str(view) + json.dumps(view.to_dict(), ensure_ascii=False)
 
 
 def test_a_text_that_is_cut_is_said_once(small: qkv.Model) -> None:

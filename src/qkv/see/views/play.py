@@ -15,6 +15,7 @@ from qkv.arrays import shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.by_word import by_word
+from qkv.see.analysis.findings import readable
 from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.opening import COUNT, Opening, opening_of
@@ -253,7 +254,7 @@ def play(
         # the decoder goes on from a text in which no word is missing
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
-    trace = used.trace(text)
+    trace = readable(used.trace(text))
     asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
     edits = used._plain(asked, tokens)
     heads = heads_of(trace)
