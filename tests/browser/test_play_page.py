@@ -213,7 +213,8 @@ def test_an_address_is_written_once_all_is_drawn(page: Page) -> None:
           location.hash = hash;
           const waits = [before, location.hash];
           const view = document.querySelector(".qkv-view").shadowRoot.querySelector(".view");
-          const look = () => waits.includes(location.hash) ? setTimeout(look) : said(view.innerText);
+          const look = () =>
+            waits.includes(location.hash) ? setTimeout(look) : said(view.innerText);
           look();
         })""",
         address(**STATE | {"query": 3}) + "&",
