@@ -176,14 +176,16 @@ def ship(
         source: of the books.
         place: the folder; that of the package for such a model unless given.
         wordnet_folder: where WordNet's files are.
-        beside: other runs like it, or that it went on from: the mean of all their weights ships.
+        beside: other runs like it, or that it went on from, or the folder of a model that did: the
+            mean of all their weights ships.
 
     Returns:
         The folder and its card.
 
     Raises:
         FileNotFoundError: there is no run, or no WordNet.
-        ValueError: a book is missing, or is not the listed one.
+        ValueError: a book is missing, or is not the listed one, or a model to take the mean with
+            has this run's weights in it already.
 
     Source:
         Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves
@@ -196,10 +198,7 @@ def ship(
             raise FileNotFoundError(
                 f"book_ship: {one} holds no run: make one with training.book_encoder"
             )
-    abouts, *others = chains
-    for *_, last in others:
-        if all(last["settings"] != about["settings"] for about in abouts):
-            abouts.append({**last, "beside": True})
+    abouts = _together(runs, chains)
     whole = mean_of(*runs)
     name = book_decoder.NAME if whole.generates else book_encoder.NAME
     place = place or PLACES / name
@@ -211,7 +210,7 @@ def ship(
     corpus = counting.Corpus.of(sentences_of(read_books, "train"))
     sections = {
         "What it has read": _read(list(read_books), corpus),
-        "Training": _trained(abouts, len(runs)),
+        "Training": _trained(abouts),
         **(_written(model, whole, read_books, corpus) if model.generates else {}),
         **({} if model.generates else _guessed(model, whole, corpus, wordnet)),
     }
@@ -263,24 +262,73 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
     )
 
 
-def _trained(abouts: Sequence[Mapping[str, Any]], together: int = 1) -> str:
+def _together(
+    runs: Sequence[Path], chains: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """What all runs say, those of the first one's chain first.
+
+    Where a mean of weights ships, the last of them says of which runs, by their numbers from 1 on;
+    a model that is itself such a mean stands there with the numbers of its own runs.
+    """
+    [run, *others], abouts = runs, [dict(about) for about in chains[0]]
+    own = _learned(abouts[-1])
+    for other, chain in zip(others, chains[1:], strict=True):
+        if other != run and own in map(_learned, chain):
+            raise ValueError(f"book_ship: {other} holds {run} already: give the model before it")
+        if all(chain[-1]["settings"] != about["settings"] for about in abouts):
+            abouts.append({**chain[-1], "beside": True})
+    if others:
+        settings = [about["settings"] for about in abouts]
+        abouts[-1]["mean"] = [
+            chain[-1].get("mean", 1 + settings.index(chain[-1]["settings"])) for chain in chains
+        ]
+    return abouts
+
+
+def _learned(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a run, but for the folders that it went on from."""
+    recipe = about["settings"]["recipe"]
+    return {name: recipe[name] for name in recipe if name not in ("after", "beside")}
+
+
+def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
     after = abouts[0]["settings"]["recipe"].get("after")
     return _TRAINED.format(
         after=f", from `{Path(after).name}` on, which has read WordNet alone" if after else "",
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
-        runs=_runs(len(abouts), together),
+        runs=_runs(abouts),
         recipe=recipes(abouts),
     )
 
 
-def _runs(count: int, together: int) -> str:
-    """How many runs there were, and of how many of them the weights are a mean."""
-    if count == 1:
+def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
+    """How many runs there were, and of which of them the weights are a mean."""
+    if len(abouts) == 1:
         return ""
-    mean = f"; the mean of the weights of the last {together} ships" if together > 1 else ""
-    return f", in {count} runs that go on from each other{mean}"
+    mean = abouts[-1].get("mean")
+    ships = f"; {_meant(mean)}" if mean else ""
+    return f", in {len(abouts)} runs that go on from each other{ships}"
+
+
+def _meant(mean: Sequence[Any]) -> str:
+    """What a mean is of: runs, and models that are means themselves.
+
+    >>> _meant([5, 6, 3, 4])
+    'what ships is the mean of the weights of runs 3, 4, 5 and 6'
+    """
+    runs = sorted(one for one in mean if isinstance(one, int))
+    said = f"what ships is the mean of the weights of {_numbered(runs)}"
+    for one in mean:
+        if not isinstance(one, int):
+            said += f" and of the model before it, itself the mean of those of {_numbered(one)}"
+    return said
+
+
+def _numbered(runs: Sequence[int]) -> str:
+    *first, last = map(str, sorted(runs))
+    return f"runs {', '.join(first)} and {last}" if first else f"run {last}"
 
 
 def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:

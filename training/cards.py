@@ -57,7 +57,7 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
         after, _ = recipe.pop("after", None), recipe.pop("beside", None)
         if after and not kept:
             recipe["after"] = Path(after).name
-        names = ("step", "tokens", "seconds", "beside")
+        names = ("step", "tokens", "seconds", "beside", "mean")
         row = {name: about[name] for name in names if name in about}
         kept.append(row | {"settings": {"recipe": recipe}})
     with replacing(place / RUNS) as file:

@@ -57,9 +57,10 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, where it is" in said
     assert said.endswith("where it is another: rate 0.2.")
     assert "somewhere" not in said
-    said = " ".join(book_ship._trained([*abouts, {**abouts[1], "beside": True}], 2).split())
+    third = {**abouts[1], "beside": True, "mean": [2, 3]}
+    said = " ".join(book_ship._trained([*abouts, third]).split())
     assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 runs" in said
-    assert "from each other; the mean of the weights of the last 2 ships" in said
+    assert "other; what ships is the mean of the weights of runs 2 and 3. `make model`" in said
     assert said.endswith(
         "another: rate 0.2. Beside these, 500 steps from where they began, where it is another: "
         "rate 0.2."
@@ -69,19 +70,47 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert "in 1 runs" not in alone
 
 
+def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
+    numbers: dict[str, float] = {"step": 1, "tokens": 2, "seconds": 3.0}
+    first, second, third, fourth = (
+        {**numbers, "settings": {"recipe": {"seed": seed}}} for seed in range(4)
+    )
+    begun = [first, second]
+    folders = [Path("second"), Path("third")]
+    both = book_ship._together(folders, [begun, [first, third]])
+    assert [about["settings"] for about in both] == [
+        about["settings"] for about in (first, second, third)
+    ]
+    assert both[-1]["beside"]
+    assert both[-1]["mean"] == [2, 3]
+    alone = book_ship._together([Path("second")], [begun])
+    assert all("mean" not in about for about in alone)
+
+    folders = [Path("fourth"), Path("shipped")]
+    shipped = book_ship._together(folders, [[*both, fourth], both])
+    assert len(shipped) == 4
+    assert "beside" not in shipped[-1]
+    assert shipped[-1]["mean"] == [4, [2, 3]]
+    said = " ".join(book_ship._trained(shipped).split())
+    assert "in 4 runs that go on from each other; what ships is the mean of the weights" in said
+    assert "of run 4 and of the model before it, itself the mean of those of runs 2 and 3." in said
+    with pytest.raises(ValueError, match="shipped holds fourth already: give the model before it"):
+        book_ship._together(folders, [[*shipped, fourth], shipped])
+
+
 def test_a_folder_that_ships_keeps_what_its_runs_say(tmp_path: Path) -> None:
     recipe = {"after": "src/qkv/data/wordnet", "rate": 0.1}
     later = {"after": "build/one", "beside": "build/other", "rate": 0.2}
     about = {"step": 5, "tokens": 7, "seconds": 2.5}
     abouts = [
         {**about, "settings": {"recipe": recipe}, "places": [1]},
-        {**about, "settings": {"recipe": later}, "beside": True, "places": [2]},
+        {**about, "settings": {"recipe": later}, "beside": True, "mean": [1, 2], "places": [2]},
     ]
     assert abouts_of(tmp_path) == []
     keep_runs(abouts, tmp_path)
     assert abouts_of(tmp_path) == [
         {**about, "settings": {"recipe": {"rate": 0.1, "after": "wordnet"}}},
-        {**about, "settings": {"recipe": {"rate": 0.2}}, "beside": True},
+        {**about, "settings": {"recipe": {"rate": 0.2}}, "beside": True, "mean": [1, 2]},
     ]
 
 
