@@ -41,7 +41,7 @@ def test_both_fit_in_sixteen_megabytes(html: str) -> None:
 def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None:
     page = ready(visit(html))
     sentence = page.get_by_label("Your sentence")
-    expect(sentence).to_have_value("She drank a cup of [MASK].")
+    expect(sentence).to_have_value("She drank a glass of [MASK].")
     expect(page.locator(".badge")).to_contain_text("books ·")
     page.locator("[data-part=sentence] .offer").click()
     ready(page)
@@ -51,7 +51,7 @@ def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None
     page.wait_for_function("() => location.hash.startsWith('#model=decoder')")
     check_layout(page)
     turn(page, "Guess a word")
-    expect(page.locator("[data-part=changes]")).to_contain_text("cup hidden")
+    expect(page.locator("[data-part=changes]")).to_contain_text("glass hidden")
     check_layout(page)
 
 
@@ -65,14 +65,14 @@ def test_the_address_of_the_decoder_is_the_state_of_a_page(visit: Visit) -> None
     view = qkv.play(state="#model=decoder&text=The+old+man")
     page = ready(visit(view._document()))
     expect(page.get_by_label("Your sentence")).to_have_value("The old man")
-    assert view.text == "She drank a cup of [MASK]."
+    assert view.text == "She drank a glass of [MASK]."
 
 
 def test_run_is_the_encoders_and_generate_the_decoders(
     visit: Visit, html: str, exact: Model, writer: Model
 ) -> None:
     page = ready(visit(html))
-    text = "She drank a cup of [MASK]."
+    text = "She drank a glass of [MASK]."
     agree(ask(page, text)[1], numbers(exact.trace(text, logits=True), exact.num_layers))
     found, result = ask(page, OPENING, [], model="decoder")
     trace = writer.trace(OPENING, logits=True)

@@ -41,7 +41,7 @@ ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
 
 
 # What a page opens on where no text is given, with the model's own mask, and the word to hide.
-TEXT, HIDDEN = "She drank a cup of {}.", "cup"
+TEXT, HIDDEN = "She drank a glass of {}.", "glass"
 OPENING = "She opened the door and"  # the same of a decoder, which goes on from it
 DECODER = "books-decoder"  # stands beside the default encoder
 
