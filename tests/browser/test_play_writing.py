@@ -71,6 +71,19 @@ def test_it_writes_what_the_library_writes(page: Page, writer: Model) -> None:
     expect(button(page, "Stop")).to_be_disabled()
 
 
+def test_it_writes_on_from_a_text_that_was_just_typed(page: Page, writer: Model) -> None:
+    part(page).locator("input[type=range]").fill("0")
+    page.get_by_label("Your sentence").evaluate(
+        """(field) => {
+          field.value = "the dog sat";
+          field.dispatchEvent(new Event("input"));
+          field.getRootNode().querySelector("[data-part=writing] [data-qkv-first]").click();
+        }"""
+    )
+    part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
+    assert ids_of(page) == writer.generate("the dog sat", max_new_tokens=40).ids
+
+
 def test_a_token_shows_what_it_looked_at_and_what_might_have_stood_there(
     page: Page, writer: Model
 ) -> None:

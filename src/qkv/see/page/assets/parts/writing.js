@@ -23,7 +23,7 @@ const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weig
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
   if (!store.data.next) return { node: el("div", { hidden: true }), update: () => {} };
-  const write = el("button", { type: "button", class: "on", "data-qkv-first": true, onclick: () => go([]) }, "Write on");
+  const write = el("button", { type: "button", class: "on", "data-qkv-first": true, onclick: () => begin() }, "Write on");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
   const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
   const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Make it the text");
@@ -48,11 +48,22 @@ export function writingPart(ui, store) {
   let going = null;
   /** @type {[number | null, number, string]} */
   let [chosen, seed, key] = [null, 0, ""]; // the new token that is looked at; what the text was written for
+  let waiting = false; // for the run of a text that was just typed, to write on from it
   /** @type {Now} */
   let told;
 
   function sayHeat() {
     fill(degree, Number(heat.value) ? fixed(Number(heat.value), 1) : "0: always the likeliest");
+  }
+
+  /** Whether the text and the edits that were told are those that the reader asked for. */
+  function isCurrent() {
+    return ["text", "edits"].every((name) => JSON.stringify(/** @type {any} */ (store.state)[name]) === JSON.stringify(/** @type {any} */ (told.state)[name]));
+  }
+
+  function begin() {
+    waiting = !isCurrent();
+    if (!waiting) go([]);
   }
 
   /**
@@ -182,6 +193,9 @@ export function writingPart(ui, store) {
     }
     write.disabled = !run.tokens.length;
     show(going ? "going" : tokens.length ? "done" : "none");
+    if (!waiting || now.busy || !isCurrent()) return;
+    waiting = false;
+    if (!now.error) go([]);
   }
   sayHeat();
   ui.redraw(draw);
