@@ -135,7 +135,7 @@ STEPS = {
 }
 # The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.
 SCRIPTS = SOURCE / "see" / "page" / "assets"
-SCRIPT_FLOORS = ["base", "engine", "store", "parts", "pages"]
+SCRIPT_FLOORS = ["base", "engine", "store", "parts", "screens", "pages"]
 # The commands are declared with decorators; nothing imports them but the `qkv` script. Routes are
 # declared with decorators too, and the types of their bodies; `qkv serve` alone imports them.
 AT_THE_TOP = {

@@ -1,68 +1,17 @@
-// The live page: where its parts stand, the badge, the headline's place, the tabs of a narrow window. Each part is a
-// function of its own file that gives {node, update(now)}; store.js says what `now` is.
+// The live page: of one model or of two, of which one is open. Its screens take turns in one room: the first one that a
+// reader sees, the story, the games, and the lab, which has everything at once. store.js says what they are told.
 
-import { roving } from "../base/controls.js";
-import { el, fill } from "../base/elements.js";
+import { el } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { visible } from "../base/text.js";
-import { inTurn } from "../base/turns.js";
-import { PART_OF, sideOf } from "../store/state.js";
+import { sideOf } from "../store/state.js";
 import { playStore } from "../store/store.js";
-import { cardsPart } from "../parts/cards.js";
-import { changesPart } from "../parts/changes.js";
-import { aboutPart } from "../parts/export.js";
 import { inFrame } from "../parts/frame.js";
-import { headPart } from "../parts/head.js";
-import { stepsPart } from "../parts/layer.js";
-import { mapPart } from "../parts/map.js";
-import { motionPart } from "../parts/motion.js";
 import { outcomePart } from "../parts/outcome.js";
-import { paintBar } from "../parts/paint.js";
-import { saveMenu } from "../parts/save.js";
-import { scorePart } from "../parts/score.js";
-import { secondPart } from "../parts/second.js";
-import { sentencePart } from "../parts/sentence.js";
-import { steerPart } from "../parts/steer.js";
-import { viewBarPart } from "../parts/view_bar.js";
-import { weightHandles } from "../parts/weight.js";
-import { writingPart } from "../parts/writing.js";
+import { labScreen } from "../screens/lab.js";
 import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Told} Told */
-/** @typedef {import("../store/store.js").Part} Part */
-/** @typedef {import("../store/store.js").Store} Store */
-/** @typedef {import("../store/store.js").LiveStore} LiveStore */
-/** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {ReturnType<typeof regionOf>} Region */
-/** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */
-
-const NARROW = "(max-width: 759px)"; // as in play.css
-/** @type {Record<PlayState["tab"], string>} */
-const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
-/** @type {Record<string, string[]>} */
-const ON_TAB = {
-  sentence: ["sentence", "writing", "changes"],
-  heads: ["map", "head", "second"],
-  steps: ["steps"],
-  result: ["outcome"],
-};
-const ABOVE = ["sentence", "writing", "changes"]; // the headline
-const INSIDE = ["map", "motion", "steps", "block"]; // what is there unfolded alone
-const SAYING = ["headline", "outcome"]; // what comes with the headline
-const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
-const REGIONS = {
-  sentence: "The sentence",
-  writing: "What the model writes",
-  changes: "What you changed",
-  map: "The heads of the model",
-  head: "One head",
-  steps: "The layer, step by step",
-  outcome: "Result",
-  second: "A second sentence",
-};
-const HANDS = { paintBar, weightHandles };
 
 /** @type {Record<string, string>} */
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
@@ -74,15 +23,17 @@ const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
  * @param {Ui} ui
  */
 function play(box, data, ui) {
+  box.classList.add("play");
+  const room = el("div", { class: "room" });
   if (!data.other) {
-    pageOf(box, box, data, ui);
+    box.append(room);
+    pageOf(box, room, data, ui);
     return;
   }
   /** @type {Record<string, any>} */
   const all = { encoder: data, decoder: data.other };
   /** @type {Record<string, string>} */
   const left = {}; // by side: its address when it was left
-  const room = el("div");
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
   /** @type {{side: string, hash: () => string, close: () => void}} */
   let open;
@@ -120,195 +71,29 @@ function play(box, data, ui) {
  * @param {Ui} ui
  */
 function pageOf(box, room, data, ui) {
-  const narrow = window.matchMedia(NARROW);
   const store = playStore(data, update);
   inFrame(store);
   ui.theme(store.state.theme);
-  const parts = partsOf(ui, store);
-  const badge = el("p", { class: "badge" });
-  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
-  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
-  const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
-  const saves = regions.filter(({ name }) => SAVED.includes(name)).map(({ name, node }) => {
-    const menu = saveMenu(ui, node, () => aboutPart(name, told, store, parts[name]));
-    node.append(menu.node);
-    return menu;
-  });
-  const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
-  const tabs = tabsOf(store, regions);
-  const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
-  const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
-  const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
-  /** @type {Told[]} */
-  let [last, told] = []; // what was heard, and the same as the parts are told it
-  const turn = inTurn();
-
-  box.classList.add("play");
-  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ is a word for the model to guess.`}`);
-  const saying = el("div", { class: "saying" }, headline, inside);
-  room.append(
-    el("header", { class: "top" }, title, badge),
-    parts.cards.node,
-    tabs.node,
-    el("div", { class: "regions" }, above, saying, below),
-    trouble,
-    whole,
-    ...notes,
-  );
-  room.addEventListener("keydown", (/** @type {any} */ event) => {
+  const lab = labScreen(box, ui, store, outcomePart(ui, store));
+  room.append(lab.node);
+  const undo = (/** @type {any} */ event) => {
     const typing = event.composedPath()[0].matches?.("input, textarea");
     if (typing || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z") return;
     store.undo();
     event.preventDefault();
-  });
-  narrow.addEventListener("change", () => last && update(last));
-  restrict(store.state.only);
-
-  /**
-   * Leaves these regions on the page, or all.
-   * @param {string[] | null} only
-   */
-  function restrict(only) {
-    if (only) box.dataset.only = only.join(" ");
-    else delete box.dataset.only;
-    const held = only?.map((name) => PART_OF[name] ?? name);
-    for (const { name, node } of regions) node.hidden = only !== null && !held?.includes(name);
-    for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
-    saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
-    inside.hidden = only !== null;
-    whole.hidden = only === null;
-    whole.href = store.address({ only: null });
-  }
+  };
+  room.addEventListener("keydown", undo);
 
   /** @param {Told} now */
   function update(now) {
-    last = now;
-    const { state, model, busy, error } = now;
-    const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow.matches && state.card === null;
-    const unfolded = state.inside || asked;
-    ui.theme(state.theme);
-    box.dataset.tab = state.tab;
-    box.dataset.inside = String(unfolded);
-    box.dataset.beside = String(state.beside && state.edits.length > 0);
-    box.setAttribute("aria-busy", String(busy));
-    restrict(state.only);
-    inside.textContent = state.inside ? "Fold" : "Look inside";
-    inside.setAttribute("aria-expanded", String(state.inside));
-    trouble.hidden = !error;
-    fill(trouble, error);
-    if (model) fill(badge, badgeOf(store, model));
-    tabs.update(now);
-    told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
-    return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
+    ui.theme(now.state.theme);
+    return lab.update(now);
   }
-  return { close: store.close, hash: () => new URL(store.address()).hash };
+  const close = () => {
+    store.close();
+    room.removeEventListener("keydown", undo);
+  };
+  return { close, hash: () => new URL(store.address()).hash };
 }
 
 export const start = starting(play);
-
-/**
- * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
- * @param {Ui} ui
- * @param {LiveStore} store
- * @returns {Parts}
- */
-function partsOf(ui, store) {
-  const parts = {
-    cards: cardsPart(ui, store),
-    sentence: sentencePart(ui, store),
-    writing: writingPart(ui, store),
-    changes: changesPart(ui, store),
-    steer: steerPart(ui, store),
-    outcome: outcomePart(ui, store),
-    head: headPart(ui, store, HANDS),
-    before: originalHead(ui, store),
-    motion: motionPart(ui),
-    view: viewBarPart(ui, store),
-    map: mapPart(ui, store),
-    steps: stepsPart(ui, store),
-    second: secondPart(ui, store),
-  };
-  parts.head.body.append(parts.motion.node);
-  scorePart(ui, parts.head);
-  return parts;
-}
-
-/**
- * The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at.
- * @param {Ui} ui
- * @param {Store} store
- */
-function originalHead(ui, store) {
-  const looking = Object.create(store, {
-    set: {
-      value: (/** @type {Partial<PlayState>} */ { text, edits, ...patch }, /** @type {{undo?: boolean}} */ options) =>
-        store.set(patch, options),
-    },
-  });
-  const part = headPart(ui, looking, HANDS);
-  part.node.dataset.part = "before";
-  /** @param {Told} now */
-  const update = (now) => {
-    const { state, original } = now;
-    const shows = state.beside && state.edits.length > 0;
-    return shows ? part.update(/** @type {Told} */ ({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) })) : undefined;
-  };
-  return { node: part.node, update };
-}
-
-/**
- * A place on the page, with the part of its name.
- * @param {Ui} ui
- * @param {string} name
- * @param {string} label
- * @param {Parts} parts
- */
-function regionOf(ui, name, label, parts) {
-  const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
-  if (name === "map") node.prepend(parts.view.node);
-  if (name === "changes") node.append(parts.steer.node);
-  if (name === "head")
-    fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
-  return { name, node };
-}
-
-/**
- * The tabs of a narrow window.
- * @param {Store} store
- * @param {Region[]} regions
- */
-function tabsOf(store, regions) {
-  const names = /** @type {PlayState["tab"][]} */ (Object.keys(TABS));
-  /** @param {string} tab */
-  const idOf = (tab) => ON_TAB[tab].map((name) => /** @type {Region} */ (regions.find((region) => region.name === name)).node.id).join(" ");
-  const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
-  const buttons = names.map((tab, i) =>
-    el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
-  );
-  node.append(...buttons);
-  /** @param {number} i */
-  const choose = (i) => store.set({ tab: names[i] });
-  const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
-  /** @param {Told} now */
-  const update = ({ state }) => {
-    move.at = names.indexOf(state.tab);
-    buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));
-    move.refresh();
-  };
-  return { node, update };
-}
-
-/**
- * Where the numbers come from, and of which model.
- * @param {Store} store
- * @param {any} model
- */
-function badgeOf(store, model) {
-  const { name, where } = store.engine;
-  const offline = where === "in this page" ? ", offline" : "";
-  return [
-    el("b", {}, el("bdi", {}, visible(name || model.name))),
-    ` · ${model.layers} layers × ${model.heads} heads · `,
-    `computes ${where}${offline}`,
-  ];
-}

@@ -1,0 +1,259 @@
+// The lab: everything at once. Where the parts stand, the badge, the headline's place, the tabs of a narrow page. Each part
+// is a function of its own file that gives {node, update(now)}; store.js says what `now` is.
+
+import { roving } from "../base/controls.js";
+import { el, fill } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { inTurn } from "../base/turns.js";
+import { PART_OF } from "../store/state.js";
+import { cardsPart } from "../parts/cards.js";
+import { changesPart } from "../parts/changes.js";
+import { aboutPart } from "../parts/export.js";
+import { headPart } from "../parts/head.js";
+import { stepsPart } from "../parts/layer.js";
+import { mapPart } from "../parts/map.js";
+import { motionPart } from "../parts/motion.js";
+import { paintBar } from "../parts/paint.js";
+import { saveMenu } from "../parts/save.js";
+import { scorePart } from "../parts/score.js";
+import { secondPart } from "../parts/second.js";
+import { sentencePart } from "../parts/sentence.js";
+import { steerPart } from "../parts/steer.js";
+import { viewBarPart } from "../parts/view_bar.js";
+import { weightHandles } from "../parts/weight.js";
+import { writingPart } from "../parts/writing.js";
+import "./lab.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").Store} Store */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {{node: HTMLElement, update: (now: Told) => Promise<void>}} Screen  `update` promises that all is drawn */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {ReturnType<typeof regionOf>} Region */
+/** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */
+
+const NARROW = 727; // a page is that wide at most, in pixels, as in lab.css
+/** @type {Record<PlayState["tab"], string>} */
+const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
+/** @type {Record<string, string[]>} */
+const ON_TAB = {
+  sentence: ["sentence", "writing", "changes"],
+  heads: ["map", "head", "second"],
+  steps: ["steps"],
+  result: ["outcome"],
+};
+const ABOVE = ["sentence", "writing", "changes"]; // the headline
+const INSIDE = ["map", "motion", "steps", "block"]; // what is there unfolded alone
+const SAYING = ["headline", "outcome"]; // what comes with the headline
+const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
+const REGIONS = {
+  sentence: "The sentence",
+  writing: "What the model writes",
+  changes: "What you changed",
+  map: "The heads of the model",
+  head: "One head",
+  steps: "The layer, step by step",
+  outcome: "Result",
+  second: "A second sentence",
+};
+const HANDS = { paintBar, weightHandles };
+
+/**
+ * @param {any} box  holds the page, and says in its data what is shown
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @param {Part} outcome
+ * @returns {Screen}
+ */
+export function labScreen(box, ui, store, outcome) {
+  const { data } = store;
+  const parts = partsOf(ui, store, outcome);
+  const badge = el("p", { class: "badge" });
+  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
+  const regions = Object.entries(REGIONS).map(([name, label]) => regionOf(ui, name, label, parts));
+  const saves = regions.filter(({ name }) => SAVED.includes(name)).map(({ name, node }) => {
+    const menu = saveMenu(ui, node, () => aboutPart(name, told, store, parts[name]));
+    node.append(menu.node);
+    return menu;
+  });
+  const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
+  const tabs = tabsOf(store, regions);
+  const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
+  const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
+  const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
+  /** @type {Told[]} */
+  let [last, told] = []; // what was heard, and the same as the parts are told it
+  const turn = inTurn();
+
+  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ is a word for the model to guess.`}`);
+  const saying = el("div", { class: "saying" }, headline, inside);
+  const node = el(
+    "div",
+    { class: "lab" },
+    el("header", { class: "top" }, title, badge),
+    parts.cards.node,
+    tabs.node,
+    el("div", { class: "regions" }, above, saying, below),
+    trouble,
+    whole,
+    ...notes,
+  );
+  let narrow = false;
+  new ResizeObserver(() => {
+    const now = node.clientWidth <= NARROW;
+    if (now === narrow || !node.clientWidth) return;
+    narrow = now;
+    if (last) update(last);
+  }).observe(node);
+  restrict(store.state.only);
+
+  /**
+   * Leaves these regions on the page, or all.
+   * @param {string[] | null} only
+   */
+  function restrict(only) {
+    if (only) box.dataset.only = only.join(" ");
+    else delete box.dataset.only;
+    const held = only?.map((name) => PART_OF[name] ?? name);
+    for (const { name, node } of regions) node.hidden = only !== null && !held?.includes(name);
+    for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
+    saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
+    inside.hidden = only !== null;
+    whole.hidden = only === null;
+    whole.href = store.address({ only: null });
+  }
+
+  /** @param {Told} now */
+  function update(now) {
+    last = now;
+    const { state, model, busy, error } = now;
+    const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow && state.card === null;
+    const unfolded = state.inside || asked;
+    box.dataset.tab = state.tab;
+    box.dataset.inside = String(unfolded);
+    box.dataset.beside = String(state.beside && state.edits.length > 0);
+    box.setAttribute("aria-busy", String(busy));
+    restrict(state.only);
+    inside.textContent = state.inside ? "Fold" : "Look inside";
+    inside.setAttribute("aria-expanded", String(state.inside));
+    trouble.hidden = !error;
+    fill(trouble, error);
+    if (model) fill(badge, badgeOf(store, model));
+    tabs.update(now);
+    told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
+    return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
+  }
+  return { node, update };
+}
+
+/**
+ * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @param {Part} outcome
+ * @returns {Parts}
+ */
+function partsOf(ui, store, outcome) {
+  const parts = {
+    cards: cardsPart(ui, store),
+    sentence: sentencePart(ui, store),
+    writing: writingPart(ui, store),
+    changes: changesPart(ui, store),
+    steer: steerPart(ui, store),
+    outcome,
+    head: headPart(ui, store, HANDS),
+    before: originalHead(ui, store),
+    motion: motionPart(ui),
+    view: viewBarPart(ui, store),
+    map: mapPart(ui, store),
+    steps: stepsPart(ui, store),
+    second: secondPart(ui, store),
+  };
+  parts.head.body.append(parts.motion.node);
+  scorePart(ui, parts.head);
+  return parts;
+}
+
+/**
+ * The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at.
+ * @param {Ui} ui
+ * @param {Store} store
+ */
+function originalHead(ui, store) {
+  const looking = Object.create(store, {
+    set: {
+      value: (/** @type {Partial<PlayState>} */ { text, edits, ...patch }, /** @type {{undo?: boolean}} */ options) =>
+        store.set(patch, options),
+    },
+  });
+  const part = headPart(ui, looking, HANDS);
+  part.node.dataset.part = "before";
+  /** @param {Told} now */
+  const update = (now) => {
+    const { state, original } = now;
+    const shows = state.beside && state.edits.length > 0;
+    return shows ? part.update(/** @type {Told} */ ({ ...now, run: original, state: Object.freeze({ ...state, edits: [] }) })) : undefined;
+  };
+  return { node: part.node, update };
+}
+
+/**
+ * A place on the page, with the part of its name.
+ * @param {Ui} ui
+ * @param {string} name
+ * @param {string} label
+ * @param {Parts} parts
+ */
+function regionOf(ui, name, label, parts) {
+  const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
+  if (name === "map") node.prepend(parts.view.node);
+  if (name === "changes") node.append(parts.steer.node);
+  if (name === "head")
+    fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
+  return { name, node };
+}
+
+/**
+ * The tabs of a narrow window.
+ * @param {Store} store
+ * @param {Region[]} regions
+ */
+function tabsOf(store, regions) {
+  const names = /** @type {PlayState["tab"][]} */ (Object.keys(TABS));
+  /** @param {string} tab */
+  const idOf = (tab) => ON_TAB[tab].map((name) => /** @type {Region} */ (regions.find((region) => region.name === name)).node.id).join(" ");
+  const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
+  const buttons = names.map((tab, i) =>
+    el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
+  );
+  node.append(...buttons);
+  /** @param {number} i */
+  const choose = (i) => store.set({ tab: names[i] });
+  const move = roving(node, { count: () => names.length, onmove: choose, onpick: choose });
+  /** @param {Told} now */
+  const update = ({ state }) => {
+    move.at = names.indexOf(state.tab);
+    buttons.forEach((button, i) => button.setAttribute("aria-selected", String(i === move.at)));
+    move.refresh();
+  };
+  return { node, update };
+}
+
+/**
+ * Where the numbers come from, and of which model.
+ * @param {Store} store
+ * @param {any} model
+ */
+function badgeOf(store, model) {
+  const { name, where } = store.engine;
+  const offline = where === "in this page" ? ", offline" : "";
+  return [
+    el("b", {}, el("bdi", {}, visible(name || model.name))),
+    ` · ${model.layers} layers × ${model.heads} heads · `,
+    `computes ${where}${offline}`,
+  ];
+}
