@@ -119,6 +119,7 @@ class PlayView(OneText):
             "said": link_in_words(self.shown, self.head),
             "query": self.shown.queries.place(first_query(self.shown, self.head)),
             "hide": self.opening.hidden,
+            "view": "front",
         }
         queries = self.shown.queries
         title = quoted(self.text, queries.names, queries.special)

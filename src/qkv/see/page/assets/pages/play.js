@@ -7,12 +7,20 @@ import { sideOf } from "../store/state.js";
 import { playStore } from "../store/store.js";
 import { inFrame } from "../parts/frame.js";
 import { outcomePart } from "../parts/outcome.js";
+import { writingPart } from "../parts/writing.js";
+import { frontScreen } from "../screens/front.js";
 import { labScreen } from "../screens/lab.js";
 import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("../screens/lab.js").Screen} Screen */
 
+/** @type {Record<string, string>} */
+/** @type {Partial<Record<PlayState["view"], string>>} */
+const WAYS = { front: "← Hide a word", story: "How it works", games: "Games", lab: "Lab" };
 /** @type {Record<string, string>} */
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
@@ -72,10 +80,15 @@ function play(box, data, ui) {
  */
 function pageOf(box, room, data, ui) {
   const store = playStore(data, update);
+  const parts = { outcome: outcomePart(ui, store), writing: writingPart(ui, store) };
+  /** @type {Partial<Record<PlayState["view"], () => Screen>>} */
+  const kinds = { lab: () => labScreen(box, ui, store, parts), front: () => frontScreen(ui, store, parts) };
+  /** @type {Partial<Record<PlayState["view"], Screen>>} */
+  const screens = {}; // those that were open
+  const ways = wayBar(store);
+  room.append(ways.node);
   inFrame(store);
   ui.theme(store.state.theme);
-  const lab = labScreen(box, ui, store, outcomePart(ui, store));
-  room.append(lab.node);
   const undo = (/** @type {any} */ event) => {
     const typing = event.composedPath()[0].matches?.("input, textarea");
     if (typing || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.key !== "z") return;
@@ -86,14 +99,41 @@ function pageOf(box, room, data, ui) {
 
   /** @param {Told} now */
   function update(now) {
-    ui.theme(now.state.theme);
-    return lab.update(now);
+    const { state } = now;
+    ui.theme(state.theme);
+    const view = state.only || !kinds[state.view] ? "lab" : state.view;
+    const screen = (screens[view] ??= /** @type {() => Screen} */ (kinds[view])());
+    if (screen.node.parentNode !== room) {
+      const before = room.contains(ui.focused()); // who came by a button goes on at the top of the screen
+      for (const { node } of Object.values(screens)) if (node !== screen.node) node.remove();
+      room.append(screen.node);
+      box.dataset.view = view;
+      if (before) /** @type {HTMLElement | null} */ (screen.node.querySelector("h1, h2"))?.focus({ preventScroll: true });
+      window.scrollTo({ top: Math.min(window.scrollY, box.getBoundingClientRect().top + window.scrollY) });
+    }
+    ways.update(view);
+    return screen.update(now);
   }
   const close = () => {
     store.close();
     room.removeEventListener("keydown", undo);
   };
-  return { close, hash: () => new URL(store.address()).hash };
+  return { close, hash: () => new URL(store.address()).hash, text: () => store.state.text };
+}
+
+/**
+ * The way to the other screens of a page that has them; the first screen has buttons of its own.
+ * @param {LiveStore} store
+ */
+function wayBar(store) {
+  const buttons = /** @type {[PlayState["view"], string][]} */ (Object.entries(WAYS)).map(([view, label]) => el("button", { type: "button", "data-view": view, onclick: () => store.set({ view }) }, label));
+  const node = el("nav", { class: "ways", "aria-label": "screens", hidden: true }, buttons);
+  /** @param {string} view */
+  const update = (view) => {
+    node.hidden = store.data.start.view !== "front" || view === "front" || store.state.only !== null;
+    for (const button of buttons) button.setAttribute("aria-current", String(button.dataset.view === view));
+  };
+  return { node, update };
 }
 
 export const start = starting(play);

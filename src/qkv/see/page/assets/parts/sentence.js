@@ -215,7 +215,7 @@ function hiddenTokens(edits) {
  * @param {Edit[]} edits
  * @param {number[]} tokens
  */
-function hiding(edits, tokens) {
+export function hiding(edits, tokens) {
   const hidden = hiddenTokens(edits);
   if (tokens.every((token) => hidden.has(token))) return edits.filter(({ op, token }) => !(op === "hide" && tokens.includes(/** @type {number} */ (token))));
   return [...edits, ...tokens.filter((token) => !hidden.has(token)).map((token) => ({ op: "hide", token }))];

@@ -36,7 +36,7 @@ export function writingPart(ui, store) {
   const node = el(
     "div",
     { "data-part": "writing", "data-writing": "none" },
-    el("div", { class: "acts" }, write, stop, again, take, el("span", { class: "control" }, el("label", { for: heat.id }, "Temperature"), heat, degree), length.node),
+    el("div", { class: "acts" }, write, stop, again, take, el("span", { class: "control heat" }, el("label", { for: heat.id }, "Temperature"), heat, degree), el("span", { class: "more" }, length.node)),
     trouble,
     text,
     about,

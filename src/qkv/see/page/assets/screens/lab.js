@@ -21,7 +21,6 @@ import { sentencePart } from "../parts/sentence.js";
 import { steerPart } from "../parts/steer.js";
 import { viewBarPart } from "../parts/view_bar.js";
 import { weightHandles } from "../parts/weight.js";
-import { writingPart } from "../parts/writing.js";
 import "./lab.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -65,12 +64,12 @@ const HANDS = { paintBar, weightHandles };
  * @param {any} box  holds the page, and says in its data what is shown
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {Part} outcome
+ * @param {{outcome: Part, writing: Part}} shared  with the first screen
  * @returns {Screen}
  */
-export function labScreen(box, ui, store, outcome) {
+export function labScreen(box, ui, store, shared) {
   const { data } = store;
-  const parts = partsOf(ui, store, outcome);
+  const parts = partsOf(ui, store, shared);
   const badge = el("p", { class: "badge" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
   const headline = el("div", { class: "headline", "data-part": "headline" }, parts.outcome.headline);
@@ -130,6 +129,9 @@ export function labScreen(box, ui, store, outcome) {
   /** @param {Told} now */
   function update(now) {
     last = now;
+    if (parts.outcome.headline?.parentNode !== headline) headline.append(/** @type {Node} */ (parts.outcome.headline));
+    const written = /** @type {Region} */ (regions.find(({ name }) => name === "writing")).node;
+    if (parts.writing.node.parentNode !== written) written.append(parts.writing.node);
     const { state, model, busy, error } = now;
     const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow && state.card === null;
     const unfolded = state.inside || asked;
@@ -154,14 +156,14 @@ export function labScreen(box, ui, store, outcome) {
  * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {Part} outcome
+ * @param {{outcome: Part, writing: Part}} shared
  * @returns {Parts}
  */
-function partsOf(ui, store, outcome) {
+function partsOf(ui, store, { outcome, writing }) {
   const parts = {
     cards: cardsPart(ui, store),
     sentence: sentencePart(ui, store),
-    writing: writingPart(ui, store),
+    writing,
     changes: changesPart(ui, store),
     steer: steerPart(ui, store),
     outcome,

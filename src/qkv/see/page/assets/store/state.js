@@ -14,7 +14,8 @@ import { pick } from "../base/values.js";
  * @property {number} layer
  * @property {number} head
  * @property {number | null} query  the token that is chosen
- * @property {boolean} inside  whether the page is unfolded
+ * @property {"lab" | "front" | "story" | "games" | "beat" | "break" | "watch"} view  the screen that is open
+ * @property {boolean} inside  whether the lab is unfolded
  * @property {"pattern" | "effect" | "change"} colouring  of the map
  * @property {boolean} beside  whether the original stands beside
  * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
@@ -46,14 +47,16 @@ export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", 
 /** @type {Record<string, any>} */
 export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
-export const FOLDED = { inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
+export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
 export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
 const MOST_MASKS = 4_000_000; // in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
 const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
-export const ONE_OF = { colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
+export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
+
+const OF_LAB = ["second", "inside", "colouring", "beside", "tab", "merge", "card", "steer"]; // what only the lab shows: an address with one opens it
 
 /** @param {any} fields @returns {PlayState} */
 export function stateOf(fields) {
@@ -72,7 +75,8 @@ export function toHash(state, start) {
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
   const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
-  const all = moves ? [...new Set([...Object.keys(PLAIN), ...fields])] : fields;
+  if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
+  const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();
   for (const name of all) {
     put.set(name, name === "text" ? state.text : written(state, name));
@@ -107,6 +111,7 @@ export function fromHash(hash, start) {
     const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
     const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
     if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
+    if (OF_LAB.some((name) => fields[name])) fields.view ??= "lab";
     const found = { ...start, ...(fields.text === undefined ? {} : { edits: [], place: null, query: null }), ...fields };
     return put.length && isState(found, start) ? stateOf(found) : null;
   } catch {

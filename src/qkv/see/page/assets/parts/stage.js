@@ -1,0 +1,195 @@
+// The sentence in large type: its words, each of which can be tapped, the model's guess in the gap, and lines over the
+// words from the gap to what all heads together look at. A change moves what is there, so that the eye can follow.
+
+import { el, fill, svg } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import { plainName } from "../base/tokens.js";
+import { editsOf } from "../engine/edits.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { chance } from "../store/chances.js";
+import { maskOf } from "../store/places.js";
+import "./stage.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
+
+const [THINNEST, PER_WEIGHT] = [1.5, 26]; // of a line, in pixels: for no weight, and more for all of it
+const [LEAST, FEWEST, MOST] = [0.02, 3, 12]; // the least weight of a line; so many lines at least, and at most
+const LONG = 70; // characters of a sentence that stands in smaller type
+
+/**
+ * @param {Ui} ui
+ * @param {((tokens: [number, number]) => void) | null} onword  hears of a tapped word: its first token, and the last + 1
+ */
+export function stage(ui, onword = null) {
+  const lines = svg("svg", { class: "arcs", "aria-hidden": "true" });
+  const words = el("span", { class: "words", role: "group", "aria-label": onword ? "The sentence: press a word to hide it" : "The sentence" });
+  const text = el("p", { class: "big" }, lines, words);
+  const legend = el("p", { class: "note legend" });
+  const node = el("div", { class: "stage", "data-part": "stage" }, text, legend);
+  let drawn = ""; // the words that are on the page
+  /** @type {StageWord[]} */
+  let all = [];
+  /** @type {Map<number, any>} */
+  const paths = new Map(); // by the word's first token
+  /** @type {any} */
+  let gap = null; // {node, word, share} of the guess
+  /** @type {Float64Array | null} */
+  let weights = null; // of each word
+  let from = -1; // the word that the lines begin at
+
+  /** @param {Now} now */
+  function build(now) {
+    all = stageWords(now);
+    paths.clear();
+    fill(lines);
+    gap = null;
+    fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode() : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, visible(one.text)) : wordNode(one)]));
+    text.classList.toggle("long", now.sentence.length > LONG);
+  }
+
+  /** @param {StageWord} one */
+  function wordNode({ first, last, text: name }) {
+    return el("button", { type: "button", class: "w", "data-token": first, onclick: () => onword?.([first, last]) }, el("bdi", {}, visible(name)));
+  }
+
+  function gapNode() {
+    const guess = el("span", { class: "guess" });
+    const share = el("small", {});
+    gap = { guess, share, word: null };
+    return el("span", { class: "gap", role: "img" }, guess, share);
+  }
+
+  /** @param {Now} now */
+  function guessNow({ run, model }) {
+    if (!gap || !run.logits.length) return;
+    const chances = chancesOf(run.logits);
+    const [id] = likeliestOf(chances, 1);
+    const name = visible(plainName(model.words[id]));
+    const said = chances[id] < 0.1 ? `not sure, ${chance(chances[id])}` : chance(chances[id]);
+    fill(gap.share, said);
+    gap.guess.parentNode.setAttribute("aria-label", `the model's guess: ${name}, ${said}`);
+    if (gap.word === name) return;
+    const old = gap.guess.querySelector(".now");
+    const next = el("b", { class: old ? "now arriving" : "now" }, el("bdi", {}, name));
+    if (!old) fill(gap.guess, next);
+    else {
+      old.className = "leaving";
+      old.addEventListener("animationend", () => old.remove());
+      setTimeout(() => old.remove(), 600); // where nothing moves, nothing ends
+      for (const other of gap.guess.querySelectorAll(".leaving")) if (other !== old) other.remove();
+      gap.guess.append(next);
+    }
+    gap.word = name;
+  }
+
+  /** The lines, where the words are now. */
+  function draw() {
+    if (!weights || !text.clientWidth) return;
+    const own = weights;
+    const box = text.getBoundingClientRect();
+    const size = parseFloat(getComputedStyle(text).fontSize);
+    lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
+    const nodes = /** @type {HTMLElement[]} */ ([...words.children]);
+    /** @param {number} i */
+    const top = (i) => {
+      const rect = nodes[i].getBoundingClientRect();
+      return [rect.left - box.left + rect.width / 2, rect.top - box.top];
+    };
+    const order = [...own.keys()].filter((i) => i !== from && !all[i].plain && !all[i].gap && own[i] > 0).sort((a, b) => own[b] - own[a]);
+    const shown = new Set(order.slice(0, MOST).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
+    const [x, y] = from < 0 ? [0, 0] : top(from);
+    all.forEach(({ first }, i) => {
+      const path = paths.get(first);
+      if (!shown.has(i)) return path?.style.setProperty("stroke-opacity", "0");
+      const [toX, toY] = top(i);
+      const far = Math.abs(x - toX);
+      const level = Math.abs(y - toY) < size;
+      const room = Math.min(y, toY) < size * 2.2 ? size * 1.9 : size * 1.1; // over the first line there is more
+      const high = Math.min(room, 12 + far * 0.28) / 0.75;
+      const d = `M${x} ${y}C${x} ${y - high} ${toX} ${toY - (level ? high : Math.min(high, size))} ${toX} ${toY}`;
+      const line = path ?? svg("path", { d });
+      if (!path) {
+        paths.set(first, line);
+        lines.append(line);
+      }
+      line.setAttribute("d", d);
+      line.style.setProperty("stroke-width", String(THINNEST + PER_WEIGHT * own[i]));
+      line.style.setProperty("stroke-opacity", String(0.35 + 0.65 * Math.min(1, own[i] * 4)));
+    });
+  }
+
+  /**
+   * @param {Now} now
+   * @param {boolean} bare  whether it is without lines
+   */
+  function update(now, bare = false) {
+    const made = JSON.stringify([now.sentence, now.words, now.state.place]);
+    if (made !== drawn) build(now);
+    drawn = made;
+    const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
+    const swapped = new Set(editsOf(now.state.edits, "swap").map(({ token }) => token));
+    all.forEach(({ first, last, text: name, gap: missing, plain }, i) => {
+      const button = words.children[i];
+      if (missing || plain) return;
+      let off = true;
+      for (let t = first; t < last; t++) off &&= hidden.has(t);
+      button.setAttribute("aria-pressed", String(off));
+      button.setAttribute("aria-label", off ? `${name}, hidden` : name);
+      button.classList.toggle("off", off);
+      button.classList.toggle("changed", swapped.has(first));
+    });
+    guessNow(now);
+    const T = now.run.tokens.length;
+    const { place } = now.state;
+    from = all.findIndex(({ first, last, gap: missing }) => missing || (place !== null && first <= place && place < last && !all.at(-1)?.gap));
+    const row = bare || place === null ? null : meanRow(now, place, T);
+    weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
+    fill(legend, row ? `A thicker line: the ${gap ? "gap" : "word"} looks there more, over all ${now.model.layers * now.model.heads} heads.` : null);
+    if (!weights) {
+      paths.clear();
+      fill(lines);
+    }
+    draw();
+  }
+
+  ui.redraw(draw);
+  new ResizeObserver(draw).observe(text);
+  return { node, update, words };
+}
+
+/**
+ * The words of the sentence, and the gap: a missing word, or what comes next.
+ * @param {Now} now
+ * @returns {StageWord[]}
+ */
+function stageWords({ sentence, run, words, state, model }) {
+  let end = 0;
+  /** @type {StageWord[]} */
+  const found = words.map(([first, last, name]) => {
+    const [start, stop] = [run.offsets[first][0], run.offsets[last - 1][1]];
+    const own = sentence.slice(start, stop);
+    const blank = own.length - own.trimStart().length;
+    const before = sentence.slice(end, start + blank);
+    end = Math.max(end, stop);
+    const gap = !model.next && first === state.place && run.tokens[first] === maskOf(model);
+    const missing = run.tokens[first] === maskOf(model);
+    return { first, last, text: missing ? "?" : own.trim() || name, before, gap, plain: !gap && !/[\p{L}\p{N}]/u.test(own) };
+  });
+  if (model.next && model.words?.length) found.push({ first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
+  return found;
+}
+
+/**
+ * What a token looks at, the mean of all heads of all layers: (T).
+ * @param {Now} now
+ * @param {number} place
+ * @param {number} T
+ */
+function meanRow({ run }, place, T) {
+  const heads = run.pattern.flat();
+  const total = new Float64Array(T);
+  for (const weights of heads) for (let t = 0; t < T; t++) total[t] += weights[place * T + t] / heads.length;
+  return total;
+}

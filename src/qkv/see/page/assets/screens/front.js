@@ -1,0 +1,95 @@
+// The first screen: one idea. A sentence in large type with the model's guess in its gap; a tap on a word hides it, and the
+// guess and the lines follow. Everything else waits behind one button each.
+
+import { el, fill } from "../base/elements.js";
+import { range } from "../base/values.js";
+import { gapsOf } from "../engine/gaps.js";
+import { LONGEST } from "../store/state.js";
+import { hiding, offerOf, unreadOf } from "../parts/sentence.js";
+import { stage } from "../parts/stage.js";
+import "./front.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("./lab.js").Screen} Screen */
+
+const TITLES = { guess: "Hide a word. Watch the model change its mind.", next: "Write a beginning. Watch the model go on." };
+
+/**
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @param {{outcome: Part, writing: Part}} parts
+ * @returns {Screen}
+ */
+export function frontScreen(ui, store, { outcome, writing }) {
+  const { next } = store.data;
+  const picture = stage(ui, ([first, last]) => hide(range(first, last)));
+  const says = el("div", { class: "says", "data-part": "headline" });
+  /** @param {PlayState["view"]} view @param {string} label */
+  const to = (view, label, kind = "") => el("button", { type: "button", class: kind, onclick: () => store.set({ view }) }, label);
+  const own = el("button", { type: "button", "aria-expanded": "false", onclick: () => type() }, "Your own sentence");
+  const field = el("input", { type: "text", maxlength: LONGEST, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence", oninput: () => store.set({ text: field.value.toWellFormed() }) });
+  const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model goes on behind your last word." : "Write _ for the word that the model should guess.");
+  field.setAttribute("aria-describedby", hint.id);
+  const typed = el("div", { class: "typed", hidden: true }, field, hint);
+  const notes = el("div", { class: "unread" });
+  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const tap = el("span", { class: "tap", "aria-hidden": "true" }, "tap to hide");
+  const node = el("div", { class: "front", "data-part": "front" },
+    el("h1", {}, next ? TITLES.next : TITLES.guess),
+    picture.node,
+    says,
+    typed,
+    notes,
+    trouble,
+    next ? writing.node : null,
+    el("div", { class: "acts" }, to("story", "How does it do that?", "how"), own, to("games", "Games"), to("lab", "Open the lab")),
+  );
+  /** @type {Told} */
+  let last;
+
+  /** @param {number[]} tokens */
+  function hide(tokens) {
+    store.set({ edits: hiding(store.state.edits, tokens) });
+  }
+
+  function type() {
+    typed.hidden = !typed.hidden;
+    own.setAttribute("aria-expanded", String(!typed.hidden));
+    if (!typed.hidden) field.select();
+  }
+
+  /** @param {Told} now */
+  async function update(now) {
+    last = now;
+    const { run, error } = now;
+    if (outcome.headline?.parentNode !== says) fill(says, outcome.headline);
+    if (next && writing.node.parentNode !== node) node.querySelector(".acts")?.before(writing.node);
+    trouble.hidden = !error;
+    fill(trouble, error);
+    if (ui.focused() !== field) field.value = run ? now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_") : now.state.text;
+    if (!run) return;
+    picture.update(/** @type {Now} */ (now));
+    const missing = !next && !gapsOf(now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_")).length;
+    fill(notes, unreadOf(now.sentence, run, now.model), missing ? el("p", { class: "note" }, "No word is missing here: write _ where the model should guess.") : null);
+    markFirst();
+    await Promise.all([outcome.update(now), next ? writing.update(now) : null]);
+  }
+
+  /** Marks the word that is to be pressed first. */
+  function markFirst() {
+    const before = picture.words.querySelector("[data-qkv-first]");
+    const wanted = next ? undefined : offerOf(store.data, /** @type {Now} */ (last))?.tokens[0];
+    const found = wanted === undefined ? null : picture.words.querySelector(`button[data-token="${wanted}"]`);
+    if (before !== found) before?.removeAttribute("data-qkv-first");
+    if (before !== found || !found) tap.remove();
+    found?.setAttribute("data-qkv-first", "");
+    if (last.state.edits.length) tap.remove();
+    else found?.append(tap);
+  }
+  return { node, update };
+}
