@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # is there without scripts too, and takes its colours from the view, where there is one.
 _STYLE = """
 .qkv-about summary { display: inline-block; min-height: 44px; padding: 11px 0;
+  box-sizing: border-box;
   color: var(--accent, LinkText); text-decoration: underline; cursor: pointer; }
 .qkv-about h3 { margin: 12px 0 4px; padding: 0; font-size: 15px; }
 .qkv-about pre { margin: 0; padding: 0; background: none; color: inherit; white-space: pre-wrap;

@@ -3,13 +3,20 @@
 
 import { el } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { sideOf } from "../store/state.js";
+import { gapsOf } from "../engine/gaps.js";
+import { openingOf, sideOf } from "../store/state.js";
 import { playStore } from "../store/store.js";
 import { inFrame } from "../parts/frame.js";
+import { cardsPart } from "../parts/cards.js";
 import { outcomePart } from "../parts/outcome.js";
 import { writingPart } from "../parts/writing.js";
+import { beatScreen } from "../screens/beat.js";
+import { breakScreen } from "../screens/breakit.js";
 import { frontScreen } from "../screens/front.js";
+import { gamesScreen } from "../screens/games.js";
 import { labScreen } from "../screens/lab.js";
+import { storyScreen } from "../screens/story.js";
+import { watchScreen } from "../screens/watch.js";
 import "./play.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -18,9 +25,9 @@ import "./play.css";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../screens/lab.js").Screen} Screen */
 
-/** @type {Record<string, string>} */
+const GAMES = ["beat", "break", "watch"];
 /** @type {Partial<Record<PlayState["view"], string>>} */
-const WAYS = { front: "← Hide a word", story: "How it works", games: "Games", lab: "Lab" };
+const WAYS = { front: "← Start", story: "How it works", games: "Games", lab: "Lab" };
 /** @type {Record<string, string>} */
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
@@ -43,8 +50,9 @@ function play(box, data, ui) {
   /** @type {Record<string, string>} */
   const left = {}; // by side: its address when it was left
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
-  /** @type {{side: string, hash: () => string, close: () => void}} */
+  /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;
+  let written = ""; // what the decoder has gone on from
   box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), room);
   /** @param {string} side */
   function show(side) {
@@ -54,12 +62,14 @@ function play(box, data, ui) {
     let alive = true;
     const own = { ...ui, redraw: (/** @type {() => any} */ draw) => ui.redraw(() => alive && draw()) };
     const page = pageOf(box, room, all[side], own);
-    open = { side, hash: page.hash, close: () => [alive] = [false, page.close()] };
+    open = { side, hash: page.hash, text: page.text, close: () => [alive] = [false, page.close()] };
   }
   /** @param {string} side */
   function turnTo(side) {
     if (side === open.side) return;
     left[open.side] = open.hash();
+    const text = opening();
+    if (text) left.decoder = `#${new URLSearchParams({ model: "decoder", text })}`;
     try {
       history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
     } catch {
@@ -67,8 +77,17 @@ function play(box, data, ui) {
     }
     show(side);
   }
+
+  /** The decoder goes on from what the reader wrote for the encoder, up to its gap. */
+  function opening() {
+    const text = open.text();
+    if (open.side !== "encoder" || text === data.start.text || text === written) return null;
+    written = text;
+    const [gap] = gapsOf(text.replaceAll(data.mask ?? "[MASK]", "_"));
+    return (gap ? text.slice(0, gap.start) : text).trim() || null;
+  }
   window.addEventListener("hashchange", () => sideOf(location.hash) !== open.side && show(sideOf(location.hash)));
-  show(sideOf(location.hash || data.state));
+  show(sideOf(openingOf(data)));
 }
 
 /**
@@ -80,9 +99,17 @@ function play(box, data, ui) {
  */
 function pageOf(box, room, data, ui) {
   const store = playStore(data, update);
-  const parts = { outcome: outcomePart(ui, store), writing: writingPart(ui, store) };
+  const parts = { cards: cardsPart(ui, store), outcome: outcomePart(ui, store), writing: writingPart(ui, store) };
   /** @type {Partial<Record<PlayState["view"], () => Screen>>} */
-  const kinds = { lab: () => labScreen(box, ui, store, parts), front: () => frontScreen(ui, store, parts) };
+  const kinds = {
+    lab: () => labScreen(box, ui, store, parts),
+    front: () => frontScreen(ui, store, parts),
+    story: () => storyScreen(ui, store, parts),
+    games: () => gamesScreen(store),
+    beat: () => beatScreen(ui, store),
+    break: () => breakScreen(ui, store),
+    watch: () => watchScreen(ui, store),
+  };
   /** @type {Partial<Record<PlayState["view"], Screen>>} */
   const screens = {}; // those that were open
   const ways = wayBar(store);
@@ -112,6 +139,7 @@ function pageOf(box, room, data, ui) {
       window.scrollTo({ top: Math.min(window.scrollY, box.getBoundingClientRect().top + window.scrollY) });
     }
     ways.update(view);
+    if (view !== "lab") parts.cards.update(now); // it keeps what the reader had before the lesson
     return screen.update(now);
   }
   const close = () => {
@@ -131,7 +159,7 @@ function wayBar(store) {
   /** @param {string} view */
   const update = (view) => {
     node.hidden = store.data.start.view !== "front" || view === "front" || store.state.only !== null;
-    for (const button of buttons) button.setAttribute("aria-current", String(button.dataset.view === view));
+    for (const button of buttons) button.setAttribute("aria-current", String(button.dataset.view === (GAMES.includes(view) ? "games" : view)));
   };
   return { node, update };
 }

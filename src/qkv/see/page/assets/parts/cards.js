@@ -111,8 +111,8 @@ export function lessonButton(store) {
 }
 
 /** @param {Store} store @param {number} k */
-function openCard(store, k) {
-  store.set({ ...store.data.cards[k].before, beside: false, second: null, card: k, guess: null });
+export function openCard(store, k) {
+  store.set({ ...store.data.cards[k].before, view: "lab", beside: false, second: null, card: k, guess: null });
 }
 
 /**

@@ -19,7 +19,7 @@ import "./motion.css";
 /** @typedef {ReturnType<typeof tinted>} Colours */
 
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
-const MOMENT = 250; // how long each of them is, in milliseconds
+const [MOVES, RESTS] = [800, 1000]; // how long each of them moves, and then stands to be read, in milliseconds
 const TICKS = 10; // steps of the slider in each
 const SEPARATE = 12; // so many keys have rows of their own, or one row fewer and one for all others
 const TALL = 22; // height of a row, in pixels
@@ -274,9 +274,10 @@ function drawMoment(pen, row, colours, at, wide) {
 
 /**
  * The motion of the chosen query, below the lines of its head. It is played once when a query is chosen, not when a
- * run follows a change; where motion is not wanted, its end stands there at once.
+ * run follows a change; where motion is not wanted, its end stands there at once. `play(from, to)` goes from a moment to
+ * another without rests.
  * @param {Ui} ui
- * @returns {Part}
+ * @returns {Part & {play: (from: number, to: number) => void}}
  */
 export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -306,6 +307,9 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
+  let [end, rests, rested] = [last, RESTS, 0]; // where it stops, how long it rests at each moment, how long it has at this one
+  /** @type {[number, number] | null} */
+  let asked = null; // from where to where it is to play, once there is a row
   let [figures, told] = ["", -1]; // what the numbers are now, and what is said
   ui.redraw(() => {
     colours = null;
@@ -322,17 +326,25 @@ export function motionPart(ui) {
   /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
-    at = Math.min(last, at + (before ? Math.min(100, time - before) : 0) / MOMENT);
+    advance(before ? Math.min(100, time - before) : 0);
     before = time;
-    if (at === last) stop();
+    if (at >= end) stop();
     else requestAnimationFrame(frame);
     show();
   }
 
+  /** @param {number} by  milliseconds */
+  function advance(by) {
+    const next = Math.min(end, Math.floor(at) + 1);
+    if (Number.isInteger(at) && at > 0 && rested < rests) rested += by;
+    else at = Math.min(next, at + by / MOVES);
+    if (at === next) rested = 0;
+  }
+
   /** @param {number} from */
-  function play(from) {
+  function play(from, to = last, pause = RESTS) {
     const runs = playing;
-    [at, playing, before] = [from, true, 0];
+    [at, playing, before, end, rests, rested] = [from, true, 0, to, pause, pause];
     fill(button, "❚❚ Pause");
     show();
     if (!runs && inView) requestAnimationFrame(frame);
@@ -458,12 +470,26 @@ export function motionPart(ui) {
     const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
     fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
     button.hidden = still.matches;
-    if (chosen && !still.matches) play(0);
+    if (asked) part.play(...asked);
+    else if (chosen && !still.matches) play(0);
     else if (!playing || !same) {
       at = last;
       stop();
     }
     fit();
   }
-  return { node, update };
+  const part = {
+    node,
+    update,
+    /** @param {number} from @param {number} to */
+    play(from, to) {
+      asked = row ? null : [from, to];
+      if (!row) return;
+      if (!still.matches) return play(from, to, 0);
+      at = to;
+      stop();
+      show();
+    },
+  };
+  return part;
 }

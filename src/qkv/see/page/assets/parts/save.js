@@ -156,7 +156,7 @@ function fileName(name, text) {
  * @param {string} name
  * @param {Blob} blob
  */
-function handOver(name, blob) {
+export function handOver(name, blob) {
   const href = URL.createObjectURL(blob);
   el("a", { href, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(href), 60_000);

@@ -105,7 +105,7 @@ export function sentencePart(ui, store) {
  * What to say of an address that others cannot open; nothing of one that they can.
  * @param {{protocol: string, hostname: string}} page  where the page is
  */
-function reachOf({ protocol, hostname }) {
+export function reachOf({ protocol, hostname }) {
   if (["about:", "data:"].includes(protocol)) return "This page stands inside another, so its address opens nothing elsewhere.";
   const hosted = ["http:", "https:"].includes(protocol) && !/^(127\.[\d.]+|\[::1\]|(.+\.)?localhost)$/.test(hostname);
   return hosted ? "" : "This address works on this machine only.";

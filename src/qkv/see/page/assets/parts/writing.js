@@ -5,6 +5,7 @@ import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { chance } from "../store/chances.js";
 import "./writing.css";
 
@@ -18,6 +19,7 @@ import "./writing.css";
 
 const LENGTHS = [20, 40, 80];
 const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // temperatures, and how many of the likeliest may be drawn
+const SHOWN = 5; // of the tokens that may come next
 const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weight of one
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
@@ -32,11 +34,13 @@ export function writingPart(ui, store) {
   const length = choice(ui, "Tokens", LENGTHS.map((count) => [count, String(count)]), LENGTHS[1], () => {});
   const [lines, prompt, fresh] = [svg("svg", { class: "lines", "aria-hidden": "true" }), el("span", { class: "prompt" }), el("span", { class: "fresh" })];
   const text = el("p", { class: "written" }, lines, prompt, fresh);
+  const drawn = el("ol", { class: "drawn", "aria-label": "what may come next, by the temperature" });
   const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "refused", role: "alert", hidden: true })];
   const node = el(
     "div",
     { "data-part": "writing", "data-writing": "none" },
     el("div", { class: "acts" }, write, stop, again, take, el("span", { class: "control heat" }, el("label", { for: heat.id }, "Temperature"), heat, degree), el("span", { class: "more" }, length.node)),
+    drawn,
     trouble,
     text,
     about,
@@ -54,6 +58,20 @@ export function writingPart(ui, store) {
 
   function sayHeat() {
     fill(degree, Number(heat.value) ? fixed(Number(heat.value), 1) : "0: always the likeliest");
+    if (told) showDrawn();
+  }
+
+  /** What may come next, and how often, at this temperature: of the tokens that can be drawn. */
+  function showDrawn() {
+    const { run, state, model } = told;
+    const known = run.logits.length > 0 && state.place === run.tokens.length - 1;
+    drawn.hidden = !known;
+    if (!known) return;
+    const temperature = Number(heat.value);
+    const all = temperature ? chancesOf(run.logits, temperature) : chancesOf(run.logits);
+    const ids = likeliestOf(all, temperature ? AMONG : 1);
+    const total = ids.reduce((sum, id) => sum + all[id], 0);
+    fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, chance(all[id] / total)))));
   }
 
   /** Whether the text and the edits that were told are those that the reader asked for. */
@@ -192,6 +210,7 @@ export function writingPart(ui, store) {
       trouble.hidden = true;
     }
     write.disabled = !run.tokens.length;
+    showDrawn();
     show(going ? "going" : tokens.length ? "done" : "none");
     if (!waiting || now.busy || !isCurrent()) return;
     waiting = false;

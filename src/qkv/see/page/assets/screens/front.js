@@ -6,6 +6,7 @@ import { range } from "../base/values.js";
 import { gapsOf } from "../engine/gaps.js";
 import { LONGEST } from "../store/state.js";
 import { hiding, offerOf, unreadOf } from "../parts/sentence.js";
+import { sharePart } from "../parts/share.js";
 import { stage } from "../parts/stage.js";
 import "./front.css";
 
@@ -38,6 +39,8 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const typed = el("div", { class: "typed", hidden: true }, field, hint);
   const notes = el("div", { class: "unread" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const share = sharePart(ui, store);
+  const send = el("button", { type: "button", "aria-expanded": "false", onclick: () => send.setAttribute("aria-expanded", String(share.toggle())) }, "Share");
   const tap = el("span", { class: "tap", "aria-hidden": "true" }, "tap to hide");
   const node = el("div", { class: "front", "data-part": "front" },
     el("h1", {}, next ? TITLES.next : TITLES.guess),
@@ -47,7 +50,8 @@ export function frontScreen(ui, store, { outcome, writing }) {
     notes,
     trouble,
     next ? writing.node : null,
-    el("div", { class: "acts" }, to("story", "How does it do that?", "how"), own, to("games", "Games"), to("lab", "Open the lab")),
+    el("div", { class: "acts" }, to("story", "How does it do that?", "how"), own, to("games", "Games"), send, to("lab", "Open the lab")),
+    share.node,
   );
   /** @type {Told} */
   let last;
@@ -74,6 +78,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     if (ui.focused() !== field) field.value = run ? now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_") : now.state.text;
     if (!run) return;
     picture.update(/** @type {Now} */ (now));
+    share.update(/** @type {Now} */ (now));
     const missing = !next && !gapsOf(now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_")).length;
     fill(notes, unreadOf(now.sentence, run, now.model), missing ? el("p", { class: "note" }, "No word is missing here: write _ where the model should guess.") : null);
     markFirst();

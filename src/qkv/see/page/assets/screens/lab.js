@@ -6,7 +6,6 @@ import { el, fill } from "../base/elements.js";
 import { visible } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
 import { PART_OF } from "../store/state.js";
-import { cardsPart } from "../parts/cards.js";
 import { changesPart } from "../parts/changes.js";
 import { aboutPart } from "../parts/export.js";
 import { headPart } from "../parts/head.js";
@@ -64,7 +63,7 @@ const HANDS = { paintBar, weightHandles };
  * @param {any} box  holds the page, and says in its data what is shown
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {{outcome: Part, writing: Part}} shared  with the first screen
+ * @param {{cards: Part, outcome: Part, writing: Part}} shared  with the first screen
  * @returns {Screen}
  */
 export function labScreen(box, ui, store, shared) {
@@ -132,6 +131,8 @@ export function labScreen(box, ui, store, shared) {
     if (parts.outcome.headline?.parentNode !== headline) headline.append(/** @type {Node} */ (parts.outcome.headline));
     const written = /** @type {Region} */ (regions.find(({ name }) => name === "writing")).node;
     if (parts.writing.node.parentNode !== written) written.append(parts.writing.node);
+    const result = /** @type {Region} */ (regions.find(({ name }) => name === "outcome")).node;
+    if (parts.outcome.node.parentNode !== result) result.prepend(parts.outcome.node);
     const { state, model, busy, error } = now;
     const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow && state.card === null;
     const unfolded = state.inside || asked;
@@ -156,12 +157,12 @@ export function labScreen(box, ui, store, shared) {
  * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {{outcome: Part, writing: Part}} shared
+ * @param {{cards: Part, outcome: Part, writing: Part}} shared
  * @returns {Parts}
  */
-function partsOf(ui, store, { outcome, writing }) {
+function partsOf(ui, store, { cards, outcome, writing }) {
   const parts = {
-    cards: cardsPart(ui, store),
+    cards,
     sentence: sentencePart(ui, store),
     writing,
     changes: changesPart(ui, store),

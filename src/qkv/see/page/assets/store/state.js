@@ -85,6 +85,16 @@ export function toHash(state, start) {
 }
 
 /**
+ * The address that a page opens on: its own, or the one that it was saved or made with.
+ * @param {any} data  the payload
+ * @returns {string}
+ */
+export function openingOf(data) {
+  if (location.hash.length > 1) return location.hash;
+  return /** @type {HTMLMetaElement | null} */ (document.querySelector('meta[name="qkv-state"]'))?.content || (data.state ?? "");
+}
+
+/**
  * Which model of two an address is of.
  * @param {string} [hash]
  */

@@ -7,7 +7,7 @@ import { editsOf } from "../engine/edits.js";
 import { placed, withSwaps, wordsOf } from "./places.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
-import { FOLDED, fromHash, namesNoHead, PLAIN, sideOf, stateOf, toHash } from "./state.js";
+import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHash } from "./state.js";
 
 /** @typedef {import("./state.js").PlayState} PlayState */
 /** @typedef {import("./rule.js").Ruled} Ruled */
@@ -73,7 +73,7 @@ export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
   /** @type {PlayState[]} */
   const past = []; // what undo gives back, the newest last
-  const address = location.hash.length > 1 ? location.hash : data.state ?? ""; // without one of its own, what it was made to open on
+  const address = openingOf(data);
   let state = fromHash(address, start) ?? start;
   /** @type {Shown | null} */
   let shown = null; // the last that was computed

@@ -1,0 +1,48 @@
+// Vectors as strips, a stripe for each number: red and blue are its sign.
+
+import { canvas2d, css, shade } from "../base/colours.js";
+import { el, fill } from "../base/elements.js";
+import { visible } from "../base/text.js";
+import "./strips.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+
+const TALL = 22; // of a strip, in pixels
+const MOST = 14; // strips
+
+/** @param {Ui} ui */
+export function strips(ui) {
+  const node = el("div", { class: "strips" });
+  /** @type {[string, Float32Array][]} */
+  let rows = [];
+
+  function draw() {
+    const high = Math.max(1e-9, ...rows.flatMap(([, vector]) => [...vector].map(Math.abs)));
+    fill(node, rows.map(([name, vector]) => {
+      const canvas = el("canvas", { "aria-hidden": "true" });
+      queueMicrotask(() => paint(canvas, vector, high));
+      return el("div", { class: "strip" }, el("bdi", {}, name), canvas);
+    }));
+  }
+
+  /** @param {any} canvas @param {Float32Array} vector @param {number} high */
+  function paint(canvas, vector, high) {
+    const wide = canvas.parentNode?.clientWidth - canvas.offsetLeft + canvas.parentNode?.offsetLeft;
+    if (!(wide > 0)) return;
+    const pen = canvas2d(canvas, wide, TALL);
+    const each = wide / vector.length;
+    vector.forEach((x, c) => {
+      pen.fillStyle = css(shade(ui, x / high));
+      pen.fillRect(c * each, 0, each + 0.5, TALL);
+    });
+  }
+  ui.redraw(draw);
+  return {
+    node,
+    /** @param {[string, Float32Array][]} next  names, and vectors (D) */
+    update(next) {
+      rows = next.slice(0, MOST).map(([name, vector]) => [visible(name), vector]);
+      draw();
+    },
+  };
+}

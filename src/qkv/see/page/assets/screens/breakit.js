@@ -1,0 +1,115 @@
+// Break it: heads are turned off, as few as possible, until the guess changes. What the page can do itself is found by taking
+// out one head after the other, each time the one that hurts the guess most.
+
+import { el, fill, word } from "../base/elements.js";
+import { plainName } from "../base/tokens.js";
+import { range } from "../base/values.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { isRemoved } from "../parts/map.js";
+import { stage } from "../parts/stage.js";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("./lab.js").Screen} Screen */
+
+const MOST = 6; // heads that the page takes out before it gives up
+
+/** @param {Ui} ui @param {LiveStore} store @returns {Screen} */
+export function breakScreen(ui, store) {
+  const picture = stage(ui);
+  const say = el("div", { class: "say", role: "status" });
+  const switches = el("div", { class: "switches", role: "group", "aria-label": "heads of the model" });
+  const clear = el("button", { type: "button", onclick: () => store.set({ edits: others() }) }, "All heads on");
+  const show = el("button", { type: "button", onclick: () => best && store.set({ edits: [...others(), ...best] }) }, "Show me");
+  const par = el("p", { class: "note" });
+  const node = el("div", { class: "game-on break", "data-part": "break" }, el("h1", { tabindex: -1 }, "Break it"), picture.node, say, switches, el("div", { class: "acts" }, clear, show), par);
+  /** @type {Now} */
+  let last;
+  /** @type {Edit[] | null} */
+  let best = null; // the fewest heads that the page knows of
+  let asked = ""; // what that is of
+  const gone = new AbortController();
+
+  /** @param {Edit} edit */
+  const isHead = ({ op, head }) => op === "ablate" && head !== undefined;
+  const others = () => store.state.edits.filter((edit) => !isHead(edit));
+
+  /** @param {number} layer @param {number} head */
+  function flip(layer, head) {
+    const { edits } = store.state;
+    const rest = edits.filter((edit) => !(isHead(edit) && edit.layer === layer && edit.head === head));
+    store.set({ edits: rest.length < edits.length ? rest : [...edits, { op: "ablate", layer, head }] });
+  }
+
+  /** @param {Float32Array} logits */
+  const firstOf = (logits) => likeliestOf(chancesOf(logits), 1)[0];
+
+  /** Looks for few heads, each time for the one without which the guess has the least probability. */
+  async function search() {
+    const { state, model } = last;
+    const [kept, at] = [others(), [/** @type {number} */ (state.place)]];
+    const key = JSON.stringify([state.text, kept]);
+    if (key === asked) return;
+    [asked, best] = [key, null];
+    fill(par, "The page is looking for its own answer …");
+    const engine = /** @type {Door} */ (store.engine);
+    const word_ = firstOf((await engine.run(state.text, kept, { at })).logits);
+    /** @type {Edit[]} */
+    const out = [];
+    while (out.length < MOST) {
+      /** @type {{edit: Edit, share: number, changes: boolean}[]} */
+      const found = [];
+      await engine.sweep(state.text, [...kept, ...out], (/** @type {any} */ { layer, head, logits }) => {
+        const chances = chancesOf(logits);
+        found.push({ edit: { op: "ablate", layer, head }, share: chances[word_], changes: likeliestOf(chances, 1)[0] !== word_ });
+      }, { at, signal: gone.signal });
+      if (asked !== key) return;
+      const fresh = found.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
+      const next = fresh.sort((a, b) => Number(b.changes) - Number(a.changes) || a.share - b.share)[0];
+      if (!next) break;
+      out.push(next.edit);
+      if (next.changes) {
+        best = out;
+        fill(par, out.length === 1 ? "One head is enough. The page has found one." : `The page needs ${out.length} heads. Can you do it with fewer?`);
+        show.disabled = false;
+        return;
+      }
+    }
+    fill(par, `The page has not found an answer with ${out.length} heads.`);
+    void model;
+  }
+
+  /** @param {Told} now */
+  async function update(now) {
+    if (!now.run) return;
+    last = /** @type {Now} */ (now);
+    const { run, state, model, original } = last;
+    picture.update(last);
+    if (!switches.children.length)
+      fill(switches, range(0, model.layers).reverse().map((layer) => el("div", {}, el("span", { "aria-hidden": "true" }, `layer ${layer}`),
+        range(0, model.heads).map((head) => el("button", { type: "button", "data-head": `${layer}.${head}`, "aria-label": `head ${layer}.${head} off`, onclick: () => flip(layer, head) }, `${layer}.${head}`)))));
+    for (const button of switches.querySelectorAll("button")) {
+      const [layer, head] = button.dataset.head.split(".").map(Number);
+      button.setAttribute("aria-pressed", String(isRemoved(state.edits, layer, head)));
+    }
+    show.disabled = !best;
+    clear.disabled = !state.edits.some(isHead);
+    if (!run.logits.length || state.place === null) {
+      fill(say, "Write a sentence with a gap first.");
+      return;
+    }
+    const [was, is] = [original, run].map(({ logits }) => firstOf(logits));
+    const off = state.edits.filter(isHead).length;
+    const heads = `${off} head${off === 1 ? "" : "s"} off`;
+    const name = (/** @type {number} */ id) => word(plainName(model.words[id]));
+    fill(say, !off ? ["The model says ", name(is), ". Press a head to turn it off."]
+      : is === was ? [`${heads}. It still says `, name(is), "."]
+      : [el("b", {}, "Broken! "), `${heads}: `, name(was), " has become ", name(is), "."]);
+    search().catch((reason) => gone.signal.aborted || reportError(reason));
+  }
+  return { node, update };
+}

@@ -1,0 +1,31 @@
+// Three things to play, and the way to each.
+
+import { el } from "../base/elements.js";
+import "./games.css";
+
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("../store/state.js").PlayState} PlayState */
+/** @typedef {import("./lab.js").Screen} Screen */
+
+/** @type {[PlayState["view"], string, string][]} */
+const GAMES = [
+  ["beat", "Beat the model", "Ten sentences with a gap. You guess, the model guesses. Who is right more often?"],
+  ["break", "Break it", "Turn off as few attention heads as you can until the guess changes."],
+  ["watch", "Watch *bank* change its mind", "One word in two sentences: it starts as one point and ends as two."],
+];
+
+/**
+ * The games that a page has: guessing takes a model that guesses.
+ * @param {any} data
+ */
+export function gamesOf(data) {
+  return GAMES.filter(([view]) => view !== "beat" || (data.guesses && !data.next));
+}
+
+/** @param {LiveStore} store @returns {Screen} */
+export function gamesScreen(store) {
+  const cards = gamesOf(store.data).map(([view, title, what]) =>
+    el("button", { type: "button", class: "game", onclick: () => store.set({ view }) }, el("b", {}, title.split("*").map((part, i) => (i % 2 ? el("em", {}, part) : part))), el("span", {}, what)));
+  const node = el("div", { class: "games" }, el("h1", { tabindex: -1 }, "Games"), el("div", { class: "all" }, cards));
+  return { node, update: async () => {} };
+}

@@ -1,0 +1,219 @@
+// How the model comes to its guess, in eight steps on the reader's own sentence: the text scrolls, one picture stays in view.
+// The pictures are parts of the lab; the questions of the lesson stand at the steps that they are about.
+
+import { el, fill, word } from "../base/elements.js";
+import { count, visible } from "../base/text.js";
+import { plainName } from "../base/tokens.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { chance } from "../store/chances.js";
+import { openCard } from "../parts/cards.js";
+import { mapPart } from "../parts/map.js";
+import { motionPart } from "../parts/motion.js";
+import { stage } from "../parts/stage.js";
+import { strips } from "../parts/strips.js";
+import "./story.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").Part} Part */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("./lab.js").Screen} Screen */
+
+/**
+ * A step: what it says (of a run, of the word whose vector is followed, of the guess), the moments of the motion that
+ * it plays, and the names of its questions.
+ * @typedef {object} Step
+ * @property {string} title
+ * @property {(now: Now, named: {here: any, best: any, share: string}) => any} say
+ * @property {"words" | "vectors" | "motion" | "map" | "layers" | "guess"} shows
+ * @property {[number, number]} [moments]
+ * @property {string[]} [asks]
+ */
+
+const EACH = 1450; // milliseconds of a step while the story plays: 8 take 11.6 s
+/** @type {Step[]} */
+const STEPS = [
+  {
+    title: "Words",
+    shows: "words",
+    say: ({ run, model }) => `The model cuts the sentence into ${run.tokens.length} tokens, and knows each by its number among ${count(model.vocabulary)}.`,
+  },
+  {
+    title: "Vectors",
+    shows: "vectors",
+    say: ({ model }, { here }) => ["Each token becomes a vector of ", String(model.dim), " numbers, one stripe each: its meaning and its position. For ", here, " it says only “some word stands here”."],
+  },
+  {
+    title: "A query meets the keys",
+    shows: "motion",
+    moments: [0, 3],
+    asks: ["back", "swap"],
+    say: (_, { here }) => ["What does ", here, " need to know? It asks with a query, and every token answers with a key. Query times key is a score."],
+  },
+  {
+    title: "Weights",
+    shows: "motion",
+    moments: [3, 4],
+    asks: ["weight", "temperature", "mask"],
+    say: () => "The softmax turns scores into attention weights, which add up to 100%. A high score takes most of it.",
+  },
+  {
+    title: "Mixed values",
+    shows: "motion",
+    moments: [4, 6],
+    asks: ["sum"],
+    say: (_, { here }) => ["Every token also has a value. ", here, " takes a mix of the values, as much of each as its weight."],
+  },
+  {
+    title: "Heads",
+    shows: "map",
+    asks: ["position", "heads", "remove", "equal"],
+    say: ({ model }) => `That was one head. The model has ${model.layers * model.heads}, and each looks for something else: the word before, the verb, the end.`,
+  },
+  {
+    title: "Layers",
+    shows: "layers",
+    asks: ["worth"],
+    say: ({ model }, { here }) => ["Layer after layer adds to the vector of ", here, `. After ${model.layers} of them it says what should stand there.`],
+  },
+  {
+    title: "The guess",
+    shows: "guess",
+    asks: ["hide"],
+    say: ({ model }, { best, share }) => [`The last vector is compared with all ${count(model.vocabulary)} words. Closest is `, best, `: ${share}.`],
+  },
+];
+
+/**
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @param {{outcome: Part}} parts
+ * @returns {Screen}
+ */
+export function storyScreen(ui, store, { outcome }) {
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const [sentence, motion, map, vectors, layers] = [stage(ui), motionPart(ui), mapPart(ui, store), strips(ui), strips(ui)];
+  const chips = el("ol", { class: "ids", "aria-label": "tokens and their numbers" });
+  const guess = el("div", {});
+  /** @type {Record<Step["shows"], HTMLElement>} */
+  const pictures = { words: chips, vectors: vectors.node, motion: motion.node, map: map.node, layers: layers.node, guess };
+  const picture = el("div", { class: "picture" });
+  const dots = STEPS.map(({ title }, k) => el("button", { type: "button", class: "dot", "aria-label": `Step ${k + 1}: ${title}`, onclick: () => goTo(k) }));
+  const play = el("button", { type: "button", class: "play-story", onclick: () => (playing ? halt() : run()) }, "▶ Play");
+  const figure = el("figure", {}, sentence.node, picture, el("div", { class: "dots", role: "group", "aria-label": "steps" }, play, dots));
+  const says = STEPS.map(() => el("p", {}));
+  const asked = STEPS.map(({ asks = [] }) => asks.map(cardNamed).filter((k) => k >= 0));
+  const texts = STEPS.map(({ title }, k) =>
+    el("section", { class: "step", "data-step": k }, el("h3", {}, `${k + 1}. ${title}`), says[k],
+      asked[k].length ? el("p", { class: "asks" }, asked[k].map((card, i) => el("button", { type: "button", onclick: () => openCard(store, card) }, `Question ${numberOf(k, i)}`))) : null));
+  const end = el("section", { class: "step end" }, el("h3", {}, "Now you"),
+    el("div", { class: "acts" },
+      el("button", { type: "button", onclick: () => store.set({ view: "front" }) }, "Hide another word"),
+      el("button", { type: "button", onclick: () => store.set({ view: "games" }) }, "Play a game"),
+      el("button", { type: "button", onclick: () => store.set({ view: "lab" }) }, "Open the lab")));
+  const node = el("div", { class: "story", "data-part": "story" },
+    el("h1", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
+  /** @type {[number, any]} */
+  let [at, playing] = [-1, null]; // the step that is shown; the clock of the next
+  /** @type {Now} */
+  let last;
+
+  const observer = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting) turnTo(Number(/** @type {HTMLElement} */ (target).dataset.step));
+  }, { rootMargin: "-62% 0px -37% 0px" });
+  for (const text of texts) observer.observe(text);
+
+  /** @param {string} name */
+  function cardNamed(name) {
+    return (store.data.cards ?? []).findIndex((/** @type {any} */ card) => card.name === name);
+  }
+
+  /** @param {number} step @param {number} i */
+  function numberOf(step, i) {
+    return asked.slice(0, step).flat().length + i + 1;
+  }
+
+  /** @param {number} k */
+  function goTo(k) {
+    texts[k].scrollIntoView({ block: "center", behavior: still.matches ? "auto" : "smooth" });
+    turnTo(k);
+  }
+
+  function run() {
+    const begin = at >= STEPS.length - 1 || at < 0 ? 0 : at;
+    fill(play, "❚❚ Pause");
+    goTo(begin);
+    const next = () => {
+      if (at + 1 >= STEPS.length || !node.isConnected) return halt();
+      goTo(at + 1);
+      playing = setTimeout(next, EACH);
+    };
+    playing = setTimeout(next, EACH);
+  }
+
+  function halt() {
+    clearTimeout(playing);
+    playing = null;
+    fill(play, "▶ Play");
+  }
+
+  /** @param {number} k */
+  function turnTo(k) {
+    if (k === at) return;
+    at = k;
+    texts.forEach((text, i) => text.classList.toggle("on", i === k));
+    dots.forEach((dot, i) => dot.setAttribute("aria-current", String(i === k)));
+    if (last) show();
+  }
+
+  /** The picture of the step. */
+  function show() {
+    const { shows, moments } = STEPS[at];
+    if (picture.firstChild !== pictures[shows]) fill(picture, pictures[shows]);
+    node.dataset.step = String(at);
+    const { run, state, model } = last;
+    const [T, place] = [run.tokens.length, state.place ?? 0];
+    const told = { ...last, state: Object.freeze({ ...state, inside: true, query: place }) };
+    /** @param {Float32Array} resid @param {number} t */
+    const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
+    sentence.update(last, !["motion", "map"].includes(shows));
+    if (shows === "words") fill(chips, run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
+    if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]));
+    if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, place)]));
+    if (shows === "motion") {
+      motion.update(told);
+      if (moments) motion.play(...moments);
+    }
+    if (shows === "map") map.update(told);
+    if (shows === "guess") {
+      outcome.update(told);
+      if (outcome.node.parentNode !== guess) guess.append(outcome.node);
+    }
+    texts.forEach((_, k) => {
+      const { here, best, share } = namedIn(last);
+      fill(says[k], STEPS[k].say(last, { here: here(), best: best(), share }));
+    });
+    if (!model.words?.length) return;
+  }
+
+  /** @param {Told} now */
+  async function update(now) {
+    if (!now.run) return;
+    last = /** @type {Now} */ (now);
+    if (at < 0) turnTo(0);
+    else show();
+  }
+  return { node, update };
+}
+
+/**
+ * The words that the steps are about.
+ * @param {Now} now
+ */
+function namedIn({ run, state, model }) {
+  const chances = chancesOf(run.logits);
+  const [id] = likeliestOf(chances, 1);
+  const own = run.tokens[state.place ?? 0];
+  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: chance(chances[id]) };
+}
