@@ -130,13 +130,12 @@ export function stage(ui, onword = null) {
     drawn = made;
     const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
     const swapped = new Set(editsOf(now.state.edits, "swap").map(({ token }) => token));
-    all.forEach(({ first, last, text: name, gap: missing, plain }, i) => {
+    all.forEach(({ first, last, gap: missing, plain }, i) => {
       const button = words.children[i];
       if (missing || plain) return;
       let off = true;
       for (let t = first; t < last; t++) off &&= hidden.has(t);
-      button.setAttribute("aria-pressed", String(off));
-      button.setAttribute("aria-label", off ? `${name}, hidden` : name);
+      if (onword) button.setAttribute("aria-pressed", String(off));
       button.classList.toggle("off", off);
       button.classList.toggle("changed", swapped.has(first));
     });

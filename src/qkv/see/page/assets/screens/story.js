@@ -93,7 +93,7 @@ const STEPS = [
  */
 export function storyScreen(ui, store, { outcome }) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const [sentence, motion, map, vectors, layers] = [stage(ui), motionPart(ui), mapPart(ui, store), strips(ui), strips(ui)];
+  const [sentence, motion, map, vectors, layers] = [stage(ui), motionPart(ui, "h3"), mapPart(ui, store), strips(ui), strips(ui)];
   const chips = el("ol", { class: "ids", "aria-label": "tokens and their numbers" });
   const guess = el("div", {});
   /** @type {Record<Step["shows"], HTMLElement>} */
@@ -105,9 +105,9 @@ export function storyScreen(ui, store, { outcome }) {
   const says = STEPS.map(() => el("p", {}));
   const asked = STEPS.map(({ asks = [] }) => asks.map(cardNamed).filter((k) => k >= 0));
   const texts = STEPS.map(({ title }, k) =>
-    el("section", { class: "step", "data-step": k }, el("h3", {}, `${k + 1}. ${title}`), says[k],
+    el("section", { class: "step", "data-step": k }, el("h2", {}, `${k + 1}. ${title}`), says[k],
       asked[k].length ? el("p", { class: "asks" }, asked[k].map((card, i) => el("button", { type: "button", onclick: () => openCard(store, card) }, `Question ${numberOf(k, i)}`))) : null));
-  const end = el("section", { class: "step end" }, el("h3", {}, "Now you"),
+  const end = el("section", { class: "step end" }, el("h2", {}, "Now you"),
     el("div", { class: "acts" },
       el("button", { type: "button", onclick: () => store.set({ view: "front" }) }, "Hide another word"),
       el("button", { type: "button", onclick: () => store.set({ view: "games" }) }, "Play a game"),
