@@ -2,6 +2,7 @@
 
 import json
 import re
+from decimal import Decimal
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -129,9 +130,7 @@ def rows(page: Page) -> list[Row]:
 
 
 def is_written(shown: str, value: float, digits: int = 3) -> bool:
-    """Whether a number is what a page may write for a value: rounded, or below its last digit."""
-    if shown.startswith("< "):
-        return value < 0.5 * float(shown[2:]) + 1e-7
+    """Whether a number is what a page may write for a value, rounded."""
     mark = shown.replace("\N{MINUS SIGN}", "-")
     if "e" in mark:
         return bool(np.isclose(float(mark), value, rtol=0.051, atol=1e-12))
@@ -140,7 +139,20 @@ def is_written(shown: str, value: float, digits: int = 3) -> bool:
     )
 
 
+def is_percent(shown: str, value: float) -> bool:
+    """Whether a page may write a share so: in per cent, with one digit where that is below 10."""
+    return any(shown == _percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
+
+
+def _percent(share: float) -> str:
+    part = Decimal(float(share)) * 100
+    if 0 < part < Decimal("0.1"):
+        return "under 0.1%"
+    one = part.quantize(Decimal("0.1"))
+    return f"{one if 0 < one < 10 else part.quantize(Decimal(1))}%"
+
+
 def skeleton(sentence: str) -> tuple[str, list[str]]:
-    """A sentence with its chances taken out, and these."""
-    number = r"< 0\.001|\d\.\d{3,}|\d\.\de\N{MINUS SIGN}\d+"
+    """A sentence with its probabilities taken out, and these."""
+    number = r"under 0\.1%|[\d.]+%"
     return re.sub(number, "#", sentence), re.findall(number, sentence)

@@ -12,7 +12,7 @@ import qkv
 from training.play_cards import right
 
 from .lesson import KEPT, by_the_formula
-from .outcome import is_written
+from .outcome import is_percent
 from .play import address, after, button, opened_at, part, ready, shown
 from .support import Visit
 from .test_play_page import check_layout
@@ -47,12 +47,11 @@ def check_told(card: dict[str, Any], text: str, said: str) -> None:
     """A text is what is said, with the numbers of the probes in their places."""
     measured = by_the_formula(card)
     parts = re.split(r"(\{\d+\})", text.replace("*", ""))
-    pattern = "".join(r"(< 0\.001|\d\.\d+)" if x[:1] == "{" else re.escape(x) for x in parts)
+    pattern = "".join(r"(under 0\.1%|[\d.]+%)" if x[:1] == "{" else re.escape(x) for x in parts)
     found = re.fullmatch(pattern, said)
     assert found, (text, said)
     for mark, shown_ in zip(re.findall(r"\{(\d+)\}", text), found.groups(), strict=True):
-        digits = 2 if card["probes"][int(mark)]["of"] == "weight" else 3
-        assert is_written(shown_, measured[int(mark)], digits), (mark, shown_)
+        assert is_percent(shown_, measured[int(mark)]), (mark, shown_)
 
 
 @pytest.mark.parametrize("guesses_right", [True, False])
@@ -94,8 +93,7 @@ def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> Non
         assert name == card["options"][k].replace("*", "")
         if card["right"]["of"] == "largest":
             probe = card["right"]["among"][k]
-            digits = 2 if card["probes"][probe]["of"] == "weight" else 3
-            assert is_written(figure, measured[probe], digits)
+            assert is_percent(figure, measured[probe])
         else:
             assert figure == ""
         assert label.get_attribute("aria-pressed") == str(k == guess).lower()

@@ -69,7 +69,7 @@ def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:
     said = own(page).locator(".head-words").inner_text()
     assert (
         said
-        == f"[MASK] looks at {trace.tokens[best]}: {weights[PLACE, best]:.2f} (layer 3, head 2)."
+        == f"[MASK] looks at {trace.tokens[best]}: {100 * weights[PLACE, best]:.0f}% (head 3.2)."
     )
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
     raw = vectors(trace, "q") @ vectors(trace, "k").T

@@ -12,8 +12,17 @@ from playwright.sync_api import Page
 from qkv.models import Model
 
 from .edited import Edit
-from .outcome import Expected, expected, follow, is_written, outcome_page, rows, skeleton
-from .support import Visit, said
+from .outcome import (
+    Expected,
+    expected,
+    follow,
+    is_percent,
+    is_written,
+    outcome_page,
+    rows,
+    skeleton,
+)
+from .support import Visit, read, said
 from .test_engine import EDITS, LISTS, TEXT
 
 PLACE = 7  # of [MASK]
@@ -48,15 +57,15 @@ def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
     """The table shows the likeliest words, their chances, and bars on one scale from 0."""
     shown = rows(page)
     assert len({row.word for row in shown}) == len(shown) == 8
-    high = float(page.locator(".outcome-scale span").last.inner_text())
-    assert page.locator(".outcome-scale span").first.inner_text() == "0"
+    high = read(page.locator(".outcome-scale span").last.inner_text())
+    assert page.locator(".outcome-scale span").first.inner_text() == "0%"
     largest = max(own.before.max(), own.now.max())
     assert largest <= high <= 2.5 * largest
     for row in shown:
         before, now = own.before[own.id(row.word)], own.now[own.id(row.word)]
-        assert is_written(row.now, now), row
+        assert is_percent(row.now, now), row
         assert (row.before is None) == (not edits)
-        assert row.before is None or is_written(row.before, before), row
+        assert row.before is None or is_percent(row.before, before), row
         lengths = [before, now] if edits else [now]
         np.testing.assert_allclose(row.bars, np.array(lengths) / high, atol=0.004)
     for one, other in itertools.pairwise(shown):
@@ -100,16 +109,16 @@ def check_headline(headline: str, cause: str, own: Expected) -> None:
     if by.max() < 5e-4 and all(f"{own.before[id]:.3f}" == f"{own.now[id]:.3f}" for id in first):
         most = own.words[int(by.argmax())]
         assert words.endswith(
-            f", nothing changes that shows: the chance that moves most, of {most}, moves by #."
+            f", nothing changes that shows: the probability that moves most, of {most}, moves by #."
         )
-        assert is_written(numbers[0], by.max(), 4)
+        assert is_percent(numbers[0], by.max())
     elif best == was:
         assert words == f"{cause} the model would still say {after} (#, # before)."
         values = own.now[best], own.before[best]
-        assert all(map(is_written, numbers, values))
+        assert all(map(is_percent, numbers, values))
     else:
         assert words == f"{cause} the model would say {after} (#), no longer {before} (# before)."
-        assert all(map(is_written, numbers, (own.now[best], own.before[was])))
+        assert all(map(is_percent, numbers, (own.now[best], own.before[was])))
 
 
 def check_inside(page: Page, own: Expected, place: int) -> None:
@@ -129,7 +138,7 @@ def check_inside(page: Page, own: Expected, place: int) -> None:
         name.split(".") for name in heads.evaluate_all("all => all.map((one) => one.dataset.head)")
     ]
     own_shares = [moved[int(layer), int(head)] for layer, head in names]
-    assert all(map(is_written, shares, own_shares))
+    assert all(map(is_percent, shares, own_shares))
     largest = np.sort(moved.ravel())[::-1]
     largest = largest[largest > 5e-4 + 1e-6][:5]
     assert len(largest) <= len(shares) <= 5
@@ -157,7 +166,7 @@ def test_each_story_is_told_with_the_librarys_numbers(
         (after,) = model.predict(text, top_k=1, hide=hide, ablate=ablate)
         assert f"say {after[0][0]} (" in headline
         assert f"no longer {before[0][0]} (" in headline
-        assert all(map(is_written, skeleton(headline)[1], (after[0][1], before[0][1])))
+        assert all(map(is_percent, skeleton(headline)[1], (after[0][1], before[0][1])))
         assert (after[0][0], before[0][0]) == (story["after"]["word"], story["before"]["word"])
 
 
@@ -184,7 +193,7 @@ def test_a_text_as_it_is(page: Page, exact: Model) -> None:
     words, numbers = skeleton(headline)
     one, two, three = (own.words[id] for id in best)
     assert words == f"In place of ?, the model would put {one} (#), {two} (#), {three} (#)."
-    assert all(map(is_written, numbers, own.now[best]))
+    assert all(map(is_percent, numbers, own.now[best]))
     assert page.locator(".outcome h3").inner_text() == "What the model puts in place of ?"
     assert page.locator(".outcome-heads").count() == 0
     assert said(page) == headline
@@ -223,7 +232,7 @@ def test_what_changes_nothing_says_so(page: Page, exact: Model) -> None:
     headline = follow(page, TEXT, edits, PLACE)  # in the last layer, of another token
     assert headline == (
         "With the weights of The in head 3.0 set by hand, "
-        "nothing changes: every chance is what it was."
+        "nothing changes: every probability is what it was."
     )
     for head, query, key in itertools.product(range(6), range(10), range(10)):
         edits = [{"op": "mask", "query": query, "key": key, "layer": 2, "head": head}]

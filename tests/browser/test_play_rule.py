@@ -5,6 +5,7 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.models import Model
+from qkv.see.analysis.selection import PAGE
 from qkv.see.views.head_panels import link_in_words
 from see.views.test_opening import FIRST, SECOND
 
@@ -46,8 +47,8 @@ def said(page: Page) -> tuple[str, str]:
 
 
 def by_python(text: str, model: Model) -> tuple[str, str]:
-    view = qkv.show(text, model=model)
-    line = link_in_words(view.shown, view.head).replace("[MASK]", "?")
+    view = qkv.play(text, model=model)
+    line = link_in_words(view.shown, view.head, PAGE).replace("[MASK]", "?")
     return f"Head {view.head.layer}.{view.head.head}", line
 
 

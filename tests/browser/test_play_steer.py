@@ -12,7 +12,7 @@ from qkv.models import Model
 
 from .edited import Edit, Result
 from .engine import agree, by_the_library, numbers, unpacked
-from .outcome import expected
+from .outcome import expected, is_percent
 from .play import address, after, button, changed, opened_at, part, ready, shown
 from .playing import laid_out, until
 from .support import Visit, press, read
@@ -430,7 +430,7 @@ def decoder_or_served(page: Page, model: Model) -> None:
     chances = np.exp(trace["logits"][0, -1] - trace["logits"][0, -1].max())
     chances /= chances.sum()
     row = part(page, "outcome").locator(".outcome-words tbody tr").first
-    assert read(row.locator(".outcome-now").inner_text()) == pytest.approx(chances.max(), abs=6e-4)
+    assert is_percent(row.locator(".outcome-now").inner_text(), chances.max())
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])

@@ -126,10 +126,10 @@ def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace)
     more = round(row[ON] + 0.1, 2)
     until(lambda: given(page)[0]["weights"][ON] == more)
     np.testing.assert_allclose(given(page)[0]["weights"], shared(row, ON, more), atol=4e-7)
-    assert slider(page, "on").get_attribute("aria-valuetext") == f"{more:.2f}"
+    assert slider(page, "on").get_attribute("aria-valuetext") == f"{100 * more:.0f}%"
     number = own(page).get_by_role("spinbutton", name="weight of on for [MASK]")
-    assert float(number.input_value()) == more
-    number.fill("0.25")
+    assert float(number.input_value()) == round(100 * more)
+    number.fill("25")
     number.press("Enter")
     until(lambda: given(page)[0]["weights"][ON] == 0.25)
     button(page, "less weight").click()
@@ -363,5 +363,5 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     press(page, "Home")
     until(lambda: table(page)[2, 0] == 0)
     after = table(page)[2]
-    np.testing.assert_allclose(after[1:3], before[1:3] / before[1:3].sum(), atol=0.002)
+    np.testing.assert_allclose(after[1:3], before[1:3] / before[1:3].sum(), atol=0.02)
     assert np.isnan(after[3:]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView
         assert share == pytest.approx(exact, rel=1e-12)
     (first, share), (second, less) = before[0], apart[word][2][0]
     assert view.sentence == (
-        f"At [MASK] most likely: {first}, {share:.2f}; {word} hidden: {second}, {less:.2f}."
+        f"At [MASK] most likely: {first}, {100 * share:.0f}%; {word} hidden: {second}, "
+        f"{100 * less:.0f}%."
     )
     for line in (view.sentence, f"{share:.3f}", f"{less:.3f}"):
         assert line in str(view)
@@ -87,14 +89,17 @@ def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
 
 
 def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
-    head = qkv.show(SMALL, model=small).head
-    assert view.head == head
-    assert head.reason in view.reasons[0]
+    head = qkv.show(SMALL, model=small).head  # whose words are those of a terminal
+    assert view.head == replace(head, reason=view.head.reason, headline=view.head.headline)
+    assert view.head.reason in view.reasons[0]
     data = data_of(view._document())[0]
     assert data["start"] == {
-        **{"text": SMALL, "edits": [], "place": 6, "query": 6, "said": head.headline},
+        **{"text": SMALL, "edits": [], "place": 6, "query": 6, "said": view.head.headline},
         **{"layer": head.layer, "head": head.head, "hide": view.opening.hidden},
     }
+    share = f"{100 * float(head.headline.split(' of the prob')[0][-4:]):.0f}%"
+    assert f"without head {head.layer}.{head.head} the guess changes most" in view.head.headline
+    assert f" and {share} of the probability goes to other words." in view.head.headline
     assert data["untrained"] is True
     assert {"the", "of"} < set(data["little"]["words"]) - {"cat"}
 
@@ -264,7 +269,7 @@ def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
     plain = play(SMALL, model=small)
     assert data_of(plain._document())[0]["start"]["edits"] == []
     [[(word, share), *_]] = small.predict(SMALL, 1, edit=expected)
-    said = f"; as the page opens: {word}, {share:.2f}."
+    said = f"; as the page opens: {word}, {100 * share:.0f}%."
     assert (view.opening, view.sentence) == (plain.opening, plain.sentence[:-1] + said)
     options = {"edit": expected[:1], "ablate": {(last, 1): expected[1]["with"]}}
     records = small.predict(SMALL, 3, edit=expected)

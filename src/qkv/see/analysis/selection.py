@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,29 @@ ASKED = "it was asked for"
 _LEAST = 0.05  # a smaller weight is no link to compare
 _WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
 
+
+class Notation(NamedTuple):
+    """How a sentence names a head, and how it writes shares and differences of shares."""
+
+    head: str
+    share: Callable[[float], str]
+    points: Callable[[float], str]
+
+
+def percent(share: float) -> str:
+    """A probability or a weight in per cent, as the live page writes it.
+
+    >>> [percent(share) for share in (0.138, 0.0731, 0.0004, 0.0)]
+    ['14%', '7.3%', 'under 0.1%', '0%']
+    """
+    part = 100 * share
+    if 0 < part < 0.1:
+        return "under 0.1%"
+    return f"{part:.1f}%" if 0 < part < 9.95 else f"{part:.0f}%"
+
+
+TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
+PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
 # Of a layer and a head that were asked for, or None, the head that matters most at a gap.
 Removing = Callable[[int | None, int | None], Removal | None]
@@ -100,6 +124,7 @@ def choose_head(
     keys: Sequence[int] | None = None,
     call: str = "show",
     removing: Removing | None = None,
+    written: Notation = TERMINAL,
 ) -> tuple[ChosenHead, list[Link]]:
     """The head to open on, by the rule of all views, and all links as `rank_heads` has them.
 
@@ -131,7 +156,7 @@ def choose_head(
     nothing = _none(layer, head, seen.untrained)
     removal = None if asked or removing is None else removing(layer, head)
     if removal is not None and removal.layer in seen.layers:
-        return _at_gap(seen, removal, nothing, head), links
+        return _at_gap(seen, removal, nothing, head, written), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
@@ -144,10 +169,15 @@ def choose_head(
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
         query, key = seen.queries.names[best.query], seen.keys.names[best.key]
-        below = "" if seen.untrained else f", less than {STANDS_OUT:.2f} above what is usual"
+        below = (
+            ""
+            if seen.untrained
+            else f", less than {written.points(STANDS_OUT)} above what is usual"
+        )
         headline = (
             f"{nothing}: the strongest {'of these links' if asked else 'content link'} is "
-            f"{query} → {key}, {best.weight:.2f} (layer {best.layer}, head {best.head}){below}."
+            f"{query} → {key}, {written.share(best.weight)} "
+            f"({written.head.format(best.layer, best.head)}){below}."
         )
     return ChosenHead(best.layer, best.head, best, reason, stands_out, headline), links
 
@@ -159,30 +189,32 @@ def _none(layer: int | None, head: int | None, untrained: bool) -> str:
     return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
 
 
-def _at_gap(seen: Heads, removal: Removal, nothing: str, head: int | None) -> ChosenHead:
+def _at_gap(
+    seen: Heads, removal: Removal, nothing: str, head: int | None, written: Notation
+) -> ChosenHead:
     """The head that was found by removal, and what the gap looks at in it."""
     [query] = seen.queries.rows_of([removal.place])
     row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
     key = int(row.argmax())
     usual = seen.usual(removal.layer, removal.head, query, key)
     link = Link(removal.layer, removal.head, query, key, float(row[key]), usual)
-    where = f"layer {removal.layer}, head {removal.head}"
+    where = written.head.format(removal.layer, removal.head)
     among = searched(seen, removal.layers[0] if len(removal.layers) == 1 else None, head)
     if 1 < len(removal.layers) < len(seen.layers):
         among = f"the heads of layers {span(removal.layers)}"
-    moved = f"{removal.moved:.2f} of the probability goes to other words"
+    moved = f"{written.share(removal.moved)} of the probability goes to other words"
     gap, looked = seen.queries.names[query], seen.keys.names[key]
     reason = f"without it the guess at {gap} changes most, of {among}: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
         place = beside.get(key - query, "") if usual[0] >= OF_PLACES else ""
         headline = (
-            f"Without {where} the guess changes most: {removal.word}, {removal.before:.2f} → "
-            f"{removal.after:.2f}. In that head {gap} looks most at {looked}{place}: "
-            f"{link.weight:.2f}."
+            f"Without {where} the guess changes most: {removal.word}, "
+            f"{written.share(removal.before)} → {written.share(removal.after)}. In that head {gap} "
+            f"looks most at {looked}{place}: {written.share(link.weight)}."
         )
         return ChosenHead(removal.layer, removal.head, link, reason, True, headline)
-    below = "" if seen.untrained else f", less than {STANDS_OUT:.2f}"
+    below = "" if seen.untrained else f", less than {written.share(STANDS_OUT)}"
     headline = f"{nothing}: without {where} the guess changes most, and {moved}{below}."
     return ChosenHead(removal.layer, removal.head, link, reason, False, headline)
 

@@ -16,7 +16,7 @@ from qkv.see.analysis.findings import Link, Movement
 from qkv.see.analysis.heads import Heads
 from qkv.see.analysis.largest import strongest
 from qkv.see.analysis.plane import fit_plane, named_points
-from qkv.see.analysis.selection import ChosenHead
+from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import (
@@ -145,14 +145,17 @@ def places_of_layers(layers: int) -> list[str]:
     return ["embeddings", *(f"after layer {layer}" for layer in range(layers))]
 
 
-def link_in_words(heads: Heads, head: ChosenHead) -> str:
+def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) -> str:
     """What is said of a head as a sentence: its headline, or its strongest link."""
     if head.headline:
         return head.headline
     if head.link is None:
-        return f"In {head.where} no content word looks at another one."
+        return (
+            f"In {written.head.format(head.layer, head.head)} no content word looks at another one."
+        )
     query, key = heads.queries.names[head.link.query], heads.keys.names[head.link.key]
-    return f"{query} looks at {key}: {head.link.weight:.2f} ({head.where})."
+    where = written.head.format(head.layer, head.head)
+    return f"{query} looks at {key}: {written.share(head.link.weight)} ({where})."
 
 
 def heading_of(trace: Trace, name: str = "") -> Heading:

@@ -20,7 +20,7 @@ from qkv.see.analysis.heads import heads_of
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.opening import COUNT, Opening, opening_of
 from qkv.see.analysis.removal import removal_of
-from qkv.see.analysis.selection import choose_head
+from qkv.see.analysis.selection import PAGE, choose_head, percent
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.about import about_model
@@ -116,7 +116,7 @@ class PlayView(OneText):
             "place": self.opening.place,
             "layer": self.head.layer,
             "head": self.head.head,
-            "said": link_in_words(self.shown, self.head),
+            "said": link_in_words(self.shown, self.head, PAGE),
             "query": self.shown.queries.place(first_query(self.shown, self.head)),
             "hide": self.opening.hidden,
             "view": "front",
@@ -161,7 +161,7 @@ class PlayView(OneText):
 
 def _first(guesses: Sequence[tuple[str, float]]) -> str:
     word, share = guesses[0]
-    return f"{word}, {share:.2f}"
+    return f"{word}, {percent(share)}"
 
 
 def _of_address(address: str) -> tuple[str | None, str]:
@@ -261,7 +261,8 @@ def play(
     heads = heads_of(trace)
     shown = by_word(heads)
     opening = opening_of(used, trace)
-    head, _ = choose_head(shown, call="play", removing=partial(removal_of, used, trace))
+    removing = partial(removal_of, used, trace)
+    head, _ = choose_head(shown, call="play", removing=removing, written=PAGE)
     return PlayView(
         used,
         text,

@@ -108,8 +108,9 @@ export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, 
  * @param {number} low
  * @param {number} high
  * @param {string} label
+ * @param {(x: number) => string} [say]  how a number is written
  */
-export function scaleBar(ui, low, high, label) {
+export function scaleBar(ui, low, high, label, say) {
   const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
   const stops = [...(low ? less.slice(1).reverse() : []), ...more];
   const digits = high - low >= 20 ? 0 : high - low >= 0.1 ? 2 : 4;
@@ -127,7 +128,7 @@ export function scaleBar(ui, low, high, label) {
       el(
         "span",
         { class: "scale-ends" },
-        [low, (low + high) / 2, high].map((x) => el("span", {}, number(x, x ? digits : 0))),
+        [low, (low + high) / 2, high].map((x) => el("span", {}, say ? say(x) : number(x, x ? digits : 0))),
       ),
     ),
   );

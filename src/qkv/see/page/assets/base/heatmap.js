@@ -23,7 +23,7 @@ export const MATRICES = new WeakMap(); // the options of each heat map, by its n
  * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
  * onnumber(c) or (null): a number of one of those vectors is pointed at;
- * cell: {min, max, height}; bar: its name | false; absent: what a grey cell is, where there is no such cell.
+ * cell: {min, max, height}; bar: its name | false; say: how its numbers are written; absent: what a grey cell is, where there is no such cell.
  * @param {Ui} ui
  * @param {any} options
  */
@@ -463,7 +463,7 @@ export function heatmap(ui, options) {
   /** In the colours of a theme, which may be new. */
   function paintAll() {
     picture = null;
-    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar) : null, o.absent ? el("p", { class: "note absent" }, el("i", {}), o.absent) : null);
+    fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar, o.say) : null, o.absent ? el("p", { class: "note absent" }, el("i", {}), o.absent) : null);
     draw();
   }
 

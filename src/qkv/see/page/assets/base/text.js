@@ -25,6 +25,24 @@ export function number(x, digits = 2) {
 }
 
 /**
+ * A probability, a weight of attention or any other share, in per cent.
+ * @param {number} x  from 0 to 1; a difference may be below 0
+ */
+export function percent(x) {
+  const size = 100 * Math.abs(x);
+  if (size > 0 && size < 0.1) return "under 0.1%";
+  return `${fixed(100 * x, size > 0 && size < 9.95 ? 1 : 0)}%`;
+}
+
+/**
+ * A weight that some arithmetic ends in: as it comes out, and in per cent.
+ * @param {number} x
+ */
+export function inBoth(x) {
+  return `${number(x, 5)} = ${percent(x)}`;
+}
+
+/**
  * A count with its thousands marked.
  * @param {number} n
  */

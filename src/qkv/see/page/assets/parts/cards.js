@@ -2,9 +2,9 @@
 // the card what it comes to. Whether a guess is right is measured by runs of the model that the page has.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed } from "../base/text.js";
+import { percent } from "../base/text.js";
 import { chancesOf } from "../engine/sampling.js";
-import { chance, movedChance } from "../store/chances.js";
+import { movedChance } from "../store/chances.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -85,19 +85,13 @@ function rightOf({ right }, values) {
 /**
  * A text of a card as nodes.
  * @param {string} text
- * @param {any} card
  * @param {any} values
  */
-function cardWords(text, card, values) {
+function cardWords(text, values) {
   return text.split(/(\*[^*]+\*|\{\d+\})/).map((part) => {
     if (part.startsWith("*")) return word(part.slice(1, -1));
-    return part.startsWith("{") ? el("b", {}, probeNumber(card, values, Number(part.slice(1, -1)))) : part;
+    return part.startsWith("{") ? el("b", {}, percent(values[Number(part.slice(1, -1))])) : part;
   });
-}
-
-/** @param {any} given @param {any} values @param {number} i */
-function probeNumber({ probes }, values, i) {
-  return probes[i].of === "weight" ? fixed(values[i], 2) : chance(values[i]);
 }
 
 /**
@@ -152,10 +146,10 @@ export function cardsPart(ui, store) {
   function draw() {
     const [card, values] = [cards[at], measured.get(at)];
     fill(title, `Card ${at + 1} of ${cards.length}`);
-    fill(read, cardWords(card.read, card, values));
-    fill(ask, cardWords(card.ask, card, values));
+    fill(read, cardWords(card.read, values));
+    fill(ask, cardWords(card.ask, values));
     fill(options, card.options.map((label, i) => el("button", { type: "button", onclick: () => guess(i) },
-      el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, card, values)), el("span", { class: "figure" }))));
+      el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
     end.hidden = at + 1 === cards.length; // there it is what Next does
     if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened it, not an address
@@ -175,9 +169,9 @@ export function cardsPart(ui, store) {
       button.setAttribute("aria-disabled", String(own !== null));
       button.classList.toggle("right", own !== null && i === best);
       fill(sign, own === null ? null : i === best ? "✓" : i === own ? "✗" : null);
-      fill(figure, own === null || card.right.of !== "largest" ? null : probeNumber(card, values, card.right.among[i]));
+      fill(figure, own === null || card.right.of !== "largest" ? null : percent(values[card.right.among[i]]));
     });
-    fill(told, own === null ? null : [el("b", {}, own === best ? "Right. " : "Not so. "), cardWords(card.told, card, values)]);
+    fill(told, own === null ? null : [el("b", {}, own === best ? "Right. " : "Not so. "), cardWords(card.told, values)]);
     fill(next, at + 1 === cards.length ? "Done" : "Next");
     next.classList.toggle("ready", own !== null);
   }

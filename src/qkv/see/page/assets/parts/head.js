@@ -6,7 +6,7 @@ import { canvas2d, css, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
 import { maskOf } from "../store/places.js";
 import { SIGHT } from "../store/state.js";
@@ -367,6 +367,7 @@ export function headPart(ui, store, hands = null) {
       extra: head.away ? { name: "out of sight", value: head.gone } : null,
       low: far ? -1 : 0,
       high: far ? 1 : high,
+      say: head.live ? percent : undefined,
       bar: far ? "weight now minus weight in the original" : `${kind}${at.stretch ? ", stretched" : ""}`,
       left: vectors ? stripOf("Q", vectors.q, head.rows) : null,
       top: vectors ? stripOf("K", vectors.k, head.columns) : null,
@@ -382,7 +383,10 @@ export function headPart(ui, store, hands = null) {
  */
 function weightsTold(head, at) {
   /** @param {number} r @param {number} c */
-  const cell = (r, c) => [head.hidden(r, c) ? "hidden" : fixed(/** @type {number} */ (head.at(r, c)), 3), head.changed(r, c)];
+  const cell = (r, c) => {
+    const value = /** @type {number} */ (head.at(r, c));
+    return [head.hidden(r, c) ? "hidden" : head.live ? percent(value) : fixed(value, 3), head.changed(r, c)];
+  };
   return {
     caption: `weights of layer ${at.l}, head ${at.h}: queries down, keys across`,
     columns: head.columns.map(({ name }) => visible(name)),

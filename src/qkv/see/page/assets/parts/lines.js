@@ -3,7 +3,7 @@
 import { LINES } from "../base/colours.js";
 import { roving } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
-import { count, number, visible } from "../base/text.js";
+import { count, visible } from "../base/text.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./sight.js").Head} Head */
@@ -204,7 +204,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
             values.length > 2
               ? ""
               : values
-                  .map((value) => (value >= 0.005 * high ? number(value) : value > 0 ? "·" : ""))
+                  .map((value) => (value >= 0.005 * high ? head.say(value) : value > 0 ? "·" : ""))
                   .join("  "),
           ),
           hidden ? el("span", { class: mine ? "unseen changed" : "unseen" }, el("span", { class: "sr" }, "hidden")) : null,

@@ -6,11 +6,11 @@
 import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { number, visible } from "../base/text.js";
+import { number, percent, visible } from "../base/text.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf } from "../engine/sampling.js";
-import { chance, movedChance, movedShare } from "../store/chances.js";
+import { movedChance, movedShare } from "../store/chances.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";
 
@@ -24,8 +24,8 @@ import "./map.css";
 
 /**
  * @typedef {[number, number, string]} Placed  layer and head, from 0 within what is held, and the head's figure
- * @typedef {{moved: number, word: string, from: number, to: number}} Effect  of removing a head: the chance that went to other
- *     words, the likeliest word, its chance before and after
+ * @typedef {{moved: number, word: string, from: number, to: number}} Effect  of removing a head: the probability that went to other
+ *     words, the likeliest word, its probability before and after
  * @typedef {{value: number | null, text: string, said: string}} Value  that a colouring gives a head
  * @typedef {{layer: number, head: number, name: string, called: string, said: string, figure_: string, thumb: HTMLElement,
  *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
@@ -262,12 +262,12 @@ export function mapPart(ui, store) {
     const removed = isRemoved(state.edits, cell.layer, cell.head);
     if (state.colouring === "change") {
       const far = movedShare(original.pattern[cell.layer][cell.head], run.pattern[cell.layer][cell.head]);
-      return { value: far, text: chance(far), said: `its weights differ by ${chance(far)}` };
+      return { value: far, text: percent(far), said: `its weights differ by ${percent(far)}` };
     }
     const effect = state.colouring === "effect" && !removed ? sweep?.of(cell.name) : null;
     if (!effect) return { value: null, text: "", said: "" };
     const { moved, word: first, from, to } = effect;
-    return { value: moved, text: chance(moved), said: `removing it moves ${chance(moved)} of the chance; ${visible(first)} ${chance(from)} → ${chance(to)}` };
+    return { value: moved, text: percent(moved), said: `removing it moves ${percent(moved)} of the probability; ${visible(first)} ${percent(from)} → ${percent(to)}` };
   }
 
   /** What a colouring shows, and in what measure. */
@@ -284,7 +284,7 @@ export function mapPart(ui, store) {
     if (state.place === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
-    return `Without this head, so much of the chance at ${visible(run.tokens[state.place])} would be with other words (total variation: half the sum of the differences; 0 nothing, 1 all).${wait}`;
+    return `Without this head, this much of the probability at ${visible(run.tokens[state.place])} would go to other words (total variation: half the sum of the differences).${wait}`;
   }
 
   function show() {
@@ -313,10 +313,10 @@ export function mapPart(ui, store) {
     fill(measure, explained());
     paint(values, high);
     reveal();
-    const names = { pattern: state.mode === "length" ? "contribution" : "weight", effect: "chance that moves", change: "difference of weights" };
+    const names = { pattern: state.mode === "length" ? "contribution" : "weight", effect: "probability that moves", change: "difference of weights" };
     const ends = state.colouring === "change" ? [-1, 1] : [0, high];
     const said = JSON.stringify([ends, state.colouring, model.name]);
-    if (said !== scale) fill(key, scaleBar(ui, ends[0], ends[1], names[state.colouring]));
+    if (said !== scale) fill(key, scaleBar(ui, ends[0], ends[1], names[state.colouring], live ? percent : undefined));
     scale = said;
   }
 

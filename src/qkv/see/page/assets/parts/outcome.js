@@ -2,11 +2,11 @@
 // that says so, and, further inside, what these changes do to a word's vectors and to the patterns of heads.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed, number, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { chance, cosineAt, movedShare, SEEN } from "../store/chances.js";
+import { cosineAt, movedShare } from "../store/chances.js";
 import { maskOf } from "../store/places.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
@@ -24,6 +24,7 @@ import "./outcome.css";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
+const SEEN = 3; // digits of a cosine
 export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
 /**
@@ -52,12 +53,12 @@ export function outcomeOf(before, after, words) {
   let most = 0;
   for (let id = 0; id < after.length; id++) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
   const by = Math.abs(after[most] - before[most]);
-  const shows = by >= 0.5 * 10 ** -SEEN || rows.some((row) => chance(row.before) !== chance(row.after));
+  const shows = by >= 0.5 * 10 ** -SEEN || rows.some((row) => percent(row.before) !== percent(row.after));
   return { rows, moved: { word: plainName(words[most]), by }, shows };
 }
 
 /**
- * The end of a scale from 0 that a chance fits: 1, 2 or 5 times a power of ten.
+ * The end of a scale from 0 that a probability fits: 1, 2 or 5 times a power of ten.
  * @param {number} x
  */
 function scaleEnd(x) {
@@ -91,20 +92,20 @@ function headlineOf(now, { rows, moved, shows }) {
   const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
   const [what, where] = wayOfSaying(now);
   if (!now.state.edits.length) {
-    const three = rows.slice(0, 3).flatMap(({ word, after }, i) => [i ? ", " : " ", { word }, ` (${chance(after)})`]);
+    const three = rows.slice(0, 3).flatMap(({ word, after }, i) => [i ? ", " : " ", { word }, ` (${percent(after)})`]);
     return sentenceOf([...where, ` the model would ${what}`, ...three, "."]);
   }
   const cause = causeOf(now);
   const at = isBlank(now) && masks(now).length === 1 ? [] : [", ", ...where.slice(0, -1), where.at(-1).replace(/,$/, "")];
-  if (!moved.by) return sentenceOf([...cause, ...at, ", nothing changes: every chance is what it was."]);
+  if (!moved.by) return sentenceOf([...cause, ...at, ", nothing changes: every probability is what it was."]);
   if (!shows)
-    return sentenceOf([...cause, ...at, ", nothing changes that shows: the chance that moves most, of ",
-      { word: moved.word }, `, moves by ${number(moved.by, SEEN + 1)}.`]);
+    return sentenceOf([...cause, ...at, ", nothing changes that shows: the probability that moves most, of ",
+      { word: moved.word }, `, moves by ${percent(moved.by)}.`]);
   const say = [...cause, ...at, at.length ? ", " : " ", "the model would "];
   if (best === was)
-    return sentenceOf([...say, `still ${what} `, { word: best.word }, ` (${chance(best.after)}, ${chance(best.before)} before).`]);
-  return sentenceOf([...say, `${what} `, { word: best.word }, ` (${chance(best.after)}), no longer `,
-    { word: was.word }, ` (${chance(was.before)} before).`]);
+    return sentenceOf([...say, `still ${what} `, { word: best.word }, ` (${percent(best.after)}, ${percent(best.before)} before).`]);
+  return sentenceOf([...say, `${what} `, { word: best.word }, ` (${percent(best.after)}), no longer `,
+    { word: was.word }, ` (${percent(was.before)} before).`]);
 }
 
 /**
@@ -309,8 +310,8 @@ export function outcomePart(ui, store) {
       el("div", {}, el("h4", {}, "How alike ", there, " stays to itself"), el("p", { class: "note" },
         "The cosine between its vectors in the original and now: behind the embeddings, then behind each layer."), room, alikeTable(alike)),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
-        "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0 to 1.",
-        "No head's pattern changed that it shows: of no row has 0.001 of the weight moved.")),
+        "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0% to 100%.",
+        "No head's pattern changed that it shows: of no row has 0.1% of the weight moved.")),
     );
     const paint = () => fill(room, alikeChart(room, alike));
     paint();
@@ -359,15 +360,15 @@ export function wordTable(rows, names) {
   return el("table", { class: "outcome-words" },
     el("thead", {}, el("tr", {},
       el("th", { scope: "col" }, "word"),
-      el("th", { scope: "col", class: "outcome-scale", "aria-label": `chance, from 0 to ${high}` }, [0, high / 2, high].map((x) => el("span", {}, String(x)))),
+      el("th", { scope: "col", class: "outcome-scale", "aria-label": `probability, from 0% to ${percent(high)}` }, [0, high / 2, high].map((x) => el("span", {}, percent(x)))),
       names ? el("th", { scope: "col" }, first) : null,
-      el("th", { scope: "col" }, names ? last : "chance"),
+      el("th", { scope: "col" }, names ? last : "probability"),
       marked ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or lost")) : null)),
     el("tbody", {}, rows.map(({ word: name, before, after, mark }) => el("tr", { "data-mark": mark },
       el("th", { scope: "row" }, el("bdi", {}, visible(name))),
       el("td", { class: "outcome-cell" }, el("div", { "aria-hidden": "true" }, names ? bar(before, first) : null, bar(after, last))),
-      names ? el("td", {}, chance(before)) : null,
-      el("td", { class: "outcome-now" }, chance(after)),
+      names ? el("td", {}, percent(before)) : null,
+      el("td", { class: "outcome-now" }, percent(after)),
       marked ? el("td", { class: "outcome-mark" }, mark) : null))));
 }
 
@@ -406,6 +407,6 @@ export function headList(store, heads, note, none) {
       { type: "button", "data-head": `${layer}.${head}`, onclick: () => store.set({ layer, head }, { undo: false }) },
       el("span", {}, `Head ${layer}.${head}`),
       el("span", { class: "outcome-room", "aria-hidden": "true" }, el("span", { style: { width: `${Math.min(100, 100 * moved)}%` } })),
-      el("span", { class: "outcome-moved" }, fixed(moved, SEEN)))))),
+      el("span", { class: "outcome-moved" }, percent(moved)))))),
   ];
 }

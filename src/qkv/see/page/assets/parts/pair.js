@@ -4,7 +4,7 @@
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, number, visible } from "../base/text.js";
+import { fixed, inBoth, number, percent, visible } from "../base/text.js";
 import { alongside } from "../store/alongside.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, rowsInView } from "./lines.js";
@@ -218,7 +218,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     const title = `${visible(now.rows.names[i])} → ${j in now.columns.names ? visible(now.columns.names[j]) : AWAY}`;
     if (which < 2 && here[which] === null) return `${title}: not in ${now.names[which]}`;
     if (which < 2) return cellNumbers(sides[which].head, sides[which].at, .../** @type {[number, number]} */ (cellAt(which, i, j)));
-    const fields = here.map((x, k) => [now.names[k], x === null ? "not there" : number(x || 0, 5)]);
+    const fields = here.map((x, k) => [now.names[k], x === null ? "not there" : sides[0].head.live ? inBoth(x || 0) : number(x || 0, 5)]);
     return { title, fields: [...fields, ["difference", here.includes(null) ? "–" : number(difference(i, j), 5)]] };
   }
 
@@ -262,7 +262,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     const kind = at.mode === "length" ? "contribution" : "weight";
     const away = heads.some((head) => head.away);
     const lacks = [0, 1].map((k) => [...rows.places, ...columns.places].some((both) => both[k] === null));
-    const axes = { rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
+    const say = heads[0].live ? percent : undefined;
+    const axes = { say, rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
     /** @param {(i: number, j: number) => number | null | undefined} value */
     const extra = (value) => (away ? { name: AWAY, value: (/** @type {number} */ i) => value(i, size) } : null);
     const own = [0, 1].map((k) => {
@@ -321,7 +322,7 @@ function pairTold(now, sides, rows) {
   const line = (both, j) => {
     const here = both.map((c, k) => (c === null ? null : (values[k].get(c) ?? 0)));
     const all = [...here, here.includes(null) ? null : here[1] - here[0]];
-    return [visible(now.columns.names[j]), ...all.map((x) => (x === null ? "–" : fixed(x, 3)))];
+    return [visible(now.columns.names[j]), ...all.map((x) => (x === null ? "–" : sides[0].head.live ? percent(x) : fixed(x, 3)))];
   };
   const names = rows.map((own) => (own.length ? visible(now.rows.names[own[0]]) : "nothing"));
   return {

@@ -117,8 +117,8 @@ function drawAlike({ state, run, second }, box, other, store) {
   fill(box, el("div", {}, el("h4", {}, "How alike ", name), el("p", { class: "note" },
     "The cosine between the vector in the first sentence and that in the second: behind the embeddings, then behind each layer."), room, alikeTable(alike, "cosine between both")),
     el("div", {}, el("h4", {}, "Where they look at different words"),
-      headList(store, apart(run, second, own, other), "The share of the row's weight that is with other tokens in the second sentence. Bars go from 0 to 1.",
-        "In no head: everywhere less than 0.005 of the weight is with other tokens.")));
+      headList(store, apart(run, second, own, other), "The share of the row's weight that is with other tokens in the second sentence. Bars go from 0% to 100%.",
+        "In no head: everywhere less than 0.5% of the weight is with other tokens.")));
   const paint = () => fill(room, alikeChart(room, alike));
   paint();
   return paint;

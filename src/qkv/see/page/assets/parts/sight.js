@@ -2,7 +2,7 @@
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";
-import { count, number, visible } from "../base/text.js";
+import { count, inBoth, number, percent, visible } from "../base/text.js";
 import { pick } from "../base/values.js";
 import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { SIGHT } from "../store/state.js";
@@ -54,6 +54,7 @@ function sight(source, state) {
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
   const long = state.mode === "length";
+  const live = Boolean(source.changed); // weights in per cent; recorded texts are told as in a terminal
   /**
    * All rows of a head: column -> value of what the page holds, and what it does not show.
    * @param {number} l
@@ -82,6 +83,8 @@ function sight(source, state) {
     source,
     rows,
     columns,
+    live,
+    say: /** @type {(x: number) => string} */ (live && !long ? percent : (x) => number(x)),
     /** @param {number} i */
     rowAt: (i) => rowAt[i],
     away: columnAt.includes(-1),
@@ -329,7 +332,7 @@ export function withDifference(said, head, original, r, c) {
   const [now, before] = [head, original].map((one) => one.values(r).get(c) ?? 0);
   const by = now - before;
   const [, weight] = said.fields.at(-1);
-  const fields = [["weight now", weight], ["in the original", number(before, 5)], ["difference", `${by > 0 ? "+" : ""}${number(by, 5)}`]];
+  const fields = [["weight now", weight], ["in the original", inBoth(before)], ["difference", `${by > 0 ? "+" : ""}${number(by, 5)}`]];
   return { ...said, fields: [...said.fields.slice(0, -1), ...fields] };
 }
 
@@ -360,10 +363,10 @@ function lookWords(head, r, where, long) {
     const itself = !source.text.keys && columns[c].first === rows[r].first;
     said.push(long ? ` takes most in ${where} from ` : " looks at ");
     said.push(itself ? "itself" : word(columns[c].name), itself ? "" : which(columns, c));
-    said.push(long ? `: a vector of length ${number(value)}` : `: ${number(value)} (${where})`);
+    said.push(long ? `: a vector of length ${number(value)}` : `: ${head.say(value)} (${where})`);
   }
   if (head.away)
-    said.push(`; ${gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : number(gone(r))} is out of sight`);
+    said.push(`; ${!head.live && gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : head.say(gone(r))} is out of sight`);
   return [...said, "."];
 }
 
@@ -376,7 +379,7 @@ function lookWords(head, r, where, long) {
 export function wordsOfRows(head, rows, at) {
   const { text } = head.source;
   if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
-  const where = `layer ${text.layers[at.l]}, head ${at.h}`;
+  const where = head.live ? `head ${text.layers[at.l]}.${at.h}` : `layer ${text.layers[at.l]}, head ${at.h}`;
   const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, where, at.mode === "length")]);
   return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
 }
@@ -398,6 +401,7 @@ export function cellNumbers(head, state, r, c) {
    * @param {number} x
    */
   const exact = (x) => {
+    if (head.live) return inBoth(x);
     if (!text.summary) return number(x, 5);
     const digits = state.merge ? 3 : 4;
     return number(x < 0.5 * 10 ** -digits ? 0 : x, digits);

@@ -2,11 +2,10 @@
 // words from the gap to what all heads together look at. A change moves what is there, so that the eye can follow.
 
 import { el, fill, svg } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { percent, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { chance } from "../store/chances.js";
 import { maskOf } from "../store/places.js";
 import "./stage.css";
 
@@ -67,7 +66,7 @@ export function stage(ui, onword = null) {
     const chances = chancesOf(run.logits);
     const [id] = likeliestOf(chances, 1);
     const name = visible(plainName(model.words[id]));
-    const said = chances[id] < 0.1 ? `not sure, ${chance(chances[id])}` : chance(chances[id]);
+    const said = chances[id] < 0.1 ? `not sure, ${percent(chances[id])}` : percent(chances[id]);
     fill(gap.share, said);
     gap.guess.parentNode.setAttribute("aria-label", `the model's guess: ${name}, ${said}`);
     if (gap.word === name) return;

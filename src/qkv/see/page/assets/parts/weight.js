@@ -3,7 +3,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { number, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/text.js";
 import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
 import "./weight.css";
@@ -80,13 +80,13 @@ function rescaled(row, key, weight, open) {
  */
 export function weightHandles(ui, store, list, { onkey, redraw }) {
   const box = el("div", { class: "weights", role: "group", "aria-label": "weights of the chosen query: left and right change one, up and down go to the next key" });
-  const input = el("input", { type: "number", min: 0, max: 1, step: FINEST, onchange: () => typed() });
+  const input = el("input", { type: "number", min: 0, max: 100, step: 1, onchange: () => typed() });
   /** @param {number} by @param {string} name @param {string} sign */
   const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);
   const [less, more] = [arrow(-FINEST, "less weight", "−"), arrow(FINEST, "more weight", "+")];
   const back = el("button", { type: "button", class: "give-back", onclick: () => giveBack() }, "Give the row back");
   const controls = el("span", { class: "weight-bar" },
-    el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, more),
+    el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, "%", more),
     el("span", { class: "dim" }, "or drag the end of a bar"), back);
   const hand = oneAtATime(store);
   /** @type {Chosen} */
@@ -160,7 +160,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   function typed() {
-    const weight = Number(input.value);
+    const weight = Number(input.value) / 100;
     if (input.value !== "" && Number.isFinite(weight)) put(chosen(), weight);
     else redraw();
   }
@@ -278,13 +278,13 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       const row = rowNow();
       for (const { place, node, grip } of sliders) {
         node.setAttribute("aria-valuenow", row[place].toFixed(3));
-        node.setAttribute("aria-valuetext", number(row[place]));
+        node.setAttribute("aria-valuetext", percent(row[place]));
         grip.style.left = `${100 * Math.min(1, row[place])}%`;
       }
       move.refresh();
       const open = !head.hidden(own, key);
       for (const control of [input, less, more]) control.disabled = !open;
-      if (ui.focused() !== input || !draft) input.value = row[chosen()].toFixed(2);
+      if (ui.focused() !== input || !draft) input.value = fixed(100 * row[chosen()], 0);
       input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
       back.hidden = !setRow(store.state.edits, at.l, at.h, queryPlace());
     },

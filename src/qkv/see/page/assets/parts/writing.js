@@ -3,10 +3,9 @@
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
-import { fixed, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { chance } from "../store/chances.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -71,7 +70,7 @@ export function writingPart(ui, store) {
     const all = temperature ? chancesOf(run.logits, temperature) : chancesOf(run.logits);
     const ids = likeliestOf(all, temperature ? AMONG : 1);
     const total = ids.reduce((sum, id) => sum + all[id], 0);
-    fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, chance(all[id] / total)))));
+    fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(all[id] / total)))));
   }
 
   /** Whether the text and the edits that were told are those that the reader asked for. */
@@ -149,10 +148,10 @@ export function writingPart(ui, store) {
     const most = Math.max(...at.likeliest.map(([, share]) => share));
     fill(
       about,
-      el("h3", {}, "In place of ", word(plainName(words[at.id])), `, ${chance(at.probability)}`),
+      el("h3", {}, "In place of ", word(plainName(words[at.id])), `, ${percent(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share / most) } },
-          el("bdi", {}, visible(plainName(words[id]))), el("b", {}, chance(share)))))),
+          el("bdi", {}, visible(plainName(words[id]))), el("b", {}, percent(share)))))),
       el("p", { class: "note" }, `The lines: what was looked at while this word was chosen, ${headName()}; a thicker line is a larger weight. Choose another word, and the text goes on from it.`),
     );
   }

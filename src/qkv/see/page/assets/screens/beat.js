@@ -2,10 +2,9 @@
 // runs of the page's own.
 
 import { el, fill, word } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { percent, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { chance } from "../store/chances.js";
 import { maskOf, wordsOf } from "../store/places.js";
 import { toTakeAway } from "../parts/save.js";
 
@@ -94,7 +93,7 @@ export function beatScreen(ui, store) {
       const [its] = await guessed(gapped);
       rounds.push({ you: right.includes(mine), it: right.includes(its.name.toLowerCase()) });
       put(gapped, el("em", { class: "tok" }, right[0]));
-      fill(say, verdict("You", mine, right.includes(mine)), verdict("The model", `${visible(its.name)}, ${chance(its.share)}`, right.includes(its.name.toLowerCase())));
+      fill(say, verdict("You", mine, right.includes(mine)), verdict("The model", `${visible(its.name)}, ${percent(its.share)}`, right.includes(its.name.toLowerCase())));
       more();
     };
     field.focus({ preventScroll: true });
@@ -128,7 +127,7 @@ export function beatScreen(ui, store) {
     rounds.push({ you: mine === best, it: false });
     tell();
     const [you, it] = [rounds.filter((one) => one.you).length, rounds.filter((one) => one.it).length];
-    fill(say, verdict("You", mine, mine === best), el("div", {}, "It says ", word(best), `, ${chance(share)}.`),
+    fill(say, verdict("You", mine, mine === best), el("div", {}, "It says ", word(best), `, ${percent(share)}.`),
       el("div", {}, el("b", {}, you > it ? `You win, ${you} to ${it}.` : you < it ? `The model wins, ${it} to ${you}.` : `A draw: ${you} each.`)));
     const marks = (/** @type {"you" | "it"} */ who) => rounds.map((one) => (one[who] ? "■" : "□")).join("");
     const result = `Beat the model: I had ${you} of ${rounds.length} right, the model ${it} of ${GAPS.length}.\nme    ${marks("you")}\nmodel ${marks("it").slice(0, GAPS.length)}`;

@@ -2,10 +2,9 @@
 // The pictures are parts of the lab; the questions of the lesson stand at the steps that they are about.
 
 import { el, fill, word } from "../base/elements.js";
-import { count, visible } from "../base/text.js";
+import { count, percent, visible } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { chance } from "../store/chances.js";
 import { openCard } from "../parts/cards.js";
 import { mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
@@ -215,5 +214,5 @@ function namedIn({ run, state, model }) {
   const chances = chancesOf(run.logits);
   const [id] = likeliestOf(chances, 1);
   const own = run.tokens[state.place ?? 0];
-  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: chance(chances[id]) };
+  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: percent(chances[id]) };
 }

@@ -1,16 +1,4 @@
-// What follows, in numbers: chances of words, how alike vectors are, how far weights moved.
-
-import { fixed } from "../base/text.js";
-
-export const SEEN = 3; // digits of a chance
-
-/**
- * A chance in digits.
- * @param {number} x
- */
-export function chance(x) {
-  return x > 0 && x < 0.5 * 10 ** -SEEN ? `< ${10 ** -SEEN}` : fixed(x, SEEN);
-}
+// What follows, in numbers: how alike vectors are, how far weights and probabilities moved.
 
 /**
  * How alike two vectors are: their cosine, of row t of two arrays (T, D).

@@ -1,6 +1,7 @@
 // Which head a text opens on: the rule of analysis/selection.py and analysis/removal.py, on the same numbers. At a gap it
 // is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
 
+import { percent } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { movedChance } from "./chances.js";
@@ -78,17 +79,17 @@ async function removalAt(engine, text, place, model, signal) {
 
 /** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} given @param {string} none @param {any} data */
 function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, after }, none, data) {
-  const [where, by] = [`layer ${layer}, head ${head}`, moved.toFixed(2)];
+  const [where, by] = [`head ${layer}.${head}`, percent(moved)];
   if (data.untrained) return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words.`;
   if (moved < STANDS_OUT)
-    return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words, less than ${STANDS_OUT.toFixed(2)}.`;
+    return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words, less than ${percent(STANDS_OUT)}.`;
   const query = spans.findIndex(({ first: from, last }) => from <= gap && gap < last);
   const at = mergedWeights(run.pattern[layer][head], run.tokens.length, spans);
   let key = 0;
   for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
   const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
   const place = usualOf(at, spans, query, key)[0] >= OF_PLACES ? beside : "";
-  return `Without ${where} the guess changes most: ${first}, ${before.toFixed(2)} → ${after.toFixed(2)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${at(query, key).toFixed(2)}.`;
+  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${percent(at(query, key))}.`;
 }
 
 // ---- by links
@@ -124,10 +125,10 @@ function linkByRule(run, spans, none, { untrained, little }) {
   const { layer, head, query, key, weight, above } = best;
   const [from, to] = [spans[query].name, spans[key].name];
   const place = { layer, head, query: spans[query].first };
-  const where = `(layer ${layer}, head ${head})`;
-  if (above >= STANDS_OUT && !untrained) return { ...place, said: `${from} looks at ${to}: ${weight.toFixed(2)} ${where}.` };
-  const below = untrained ? "" : `, less than ${STANDS_OUT.toFixed(2)} above what is usual`;
-  return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${weight.toFixed(2)} ${where}${below}.` };
+  const where = `(head ${layer}.${head})`;
+  if (above >= STANDS_OUT && !untrained) return { ...place, said: `${from} looks at ${to}: ${percent(weight)} ${where}.` };
+  const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above what is usual`;
+  return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${percent(weight)} ${where}${below}.` };
 }
 
 /**
