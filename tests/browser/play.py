@@ -63,6 +63,12 @@ def address(**state: Any) -> str:
     )
 
 
+def in_lab(html: str) -> str:
+    """A page of `qkv.play` as if it opened in its lab, and not on its first screen."""
+    assert '"view":"front"' in html
+    return html.replace('"view":"front"', '"view":"lab"')
+
+
 def opened_at(html: str, hash_: str) -> str:
     """A page as if it were opened at such an address, which also keeps the runs."""
     script = f"<script>history.replaceState(null, '', {json.dumps(hash_)})</script>"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from training.play_cards import right
 
 from .lesson import KEPT, by_the_formula
 from .outcome import is_percent
-from .play import address, after, button, opened_at, part, ready, shown
+from .play import address, after, button, in_lab, opened_at, part, ready, shown
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -22,10 +21,8 @@ OWN = "The moon shines in the [MASK]."
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("lesson") / "play.html"
-    qkv.play(OWN).to_html(path)
-    return path.read_text("utf-8")
+def html() -> str:
+    return in_lab(qkv.play(OWN)._document())
 
 
 def begin(page: Page) -> None:
@@ -141,7 +138,7 @@ def test_it_is_read_and_answered_with_the_keys_alone(quick: Visit, html: str) ->
 
 def test_a_changed_model_has_no_lesson(visit: Visit, model: qkv.Model) -> None:
     changed = {name: array * 1.001 for name, array in model.parameters.items()}
-    page = ready(visit(qkv.play(OWN, model=model.with_parameters(changed))._document()))
+    page = ready(visit(in_lab(qkv.play(OWN, model=model.with_parameters(changed))._document())))
     assert page.get_by_role("button", name="A lesson").count() == 0
 
 

@@ -54,14 +54,14 @@ def painted(page: Page | Frame) -> int:
 
 
 def hide(page: Page | Frame) -> None:
-    """One click on the button that hides a word, until what follows is painted."""
+    """A press of what is to be pressed first, which hides a word, until what follows is painted."""
     before = painted(page)
-    page.locator(".offer").click()
+    page.locator("[data-qkv-first]").click()
     until(page, f"() => document.documentElement.dataset.painted > {before}")
 
 
 def said(page: Page | Frame) -> str:
-    return page.locator(".headline").inner_text()
+    return page.locator("[data-part=headline]").inner_text()
 
 
 def test_it_is_one_file_that_computes_offline_and_asks_for_nothing(
@@ -73,7 +73,8 @@ def test_it_is_one_file_that_computes_offline_and_asks_for_nothing(
         assert opening.before[0][0] in said(page)
         hide(page)
         assert opening.after[0][0] in said(page)
-        page.locator("[data-part=sentence] textarea.text").fill("The sun rises in the [MASK].")
+        page.get_by_role("button", name="Your own sentence").click()
+        page.get_by_label("Your sentence").fill("The sun rises in the _.")
         (guesses,) = qkv.load("books").predict("The sun rises in the [MASK].", 1)
         end = time.monotonic() + 60
         while guesses[0][0] not in said(page):
@@ -92,7 +93,8 @@ def test_it_opens_with_changes_in_force(chromium: Browser, tmp_path: Path) -> No
     with offline(chromium, path.as_uri()) as (page, _, complaints):
         assert view.opened[0][0] in said(page)
         for word in ("sun", "rises"):
-            assert page.get_by_label(f"{word}, hidden").count() == 1
+            hidden = page.get_by_role("button", name=word, pressed=True)
+            assert hidden.count() == 1
         assert page.evaluate("location.hash") == ""
         assert complaints == []
 
@@ -125,7 +127,7 @@ def test_its_address_shows_the_same_again(chromium: Browser, written: Path) -> N
         assert (page.evaluate("location.href"), said(page)) == (address, shown)
     with offline(chromium, address) as (page, _, complaints):
         assert said(page) == shown
-        assert page.locator(".offer").get_attribute("aria-pressed") == "true"
+        assert page.locator("[data-qkv-first]").get_attribute("aria-pressed") == "true"
         assert complaints == []
 
 
@@ -140,10 +142,10 @@ def test_a_page_that_is_made_of_an_address_shows_the_same(
     qkv.play(state=address).to_html(path)
     with offline(chromium, path.as_uri()) as (page, _, complaints):
         assert said(page) == shown
-        assert page.locator(".offer").get_attribute("aria-pressed") == "true"
+        assert page.locator("[data-qkv-first]").get_attribute("aria-pressed") == "true"
         assert complaints == []
     with offline(chromium, f"{path.as_uri()}#text=Snow+is+%5BMASK%5D.") as (page, _, _):
-        assert page.locator("[data-part=sentence] textarea.text").input_value() == "Snow is [MASK]."
+        assert page.get_by_label("Your sentence").input_value() == "Snow is _."
 
 
 def test_a_notebook_frames_the_file(
@@ -170,6 +172,7 @@ def test_or_holds_it(visit: Visit) -> None:
     page.wait_for_timeout(600)  # the address is written when the reader pauses
     assert qkv.play().opening.after[0][0] in said(frame)
     assert "#" not in page.url
+    frame.get_by_role("button", name="Open the lab").click()
     frame.get_by_role("button", name="Share").click()
     told = "This page stands inside another, so its address opens nothing elsewhere."
     assert frame.locator(".take .note").inner_text() == told

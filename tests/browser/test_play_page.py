@@ -1,6 +1,5 @@
 """The live page as a reader has it: one click, undo, the address, typing, keys, widths."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ from playwright.sync_api import Page
 
 import qkv
 
-from .play import address, after, button, changed, chip, opened_at, part, ready, rest, shown
+from .play import address, after, button, changed, chip, in_lab, opened_at, part, ready, rest, shown
 from .playing import STATE, held, laid_out
 from .support import Visit, tight
 from .test_page import problems
@@ -83,10 +82,8 @@ ALIKE = """() => {
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("play") / "play.html"
-    qkv.play(TEXT).to_html(path)
-    return path.read_text("utf-8")
+def html() -> str:
+    return in_lab(qkv.play(TEXT)._document())
 
 
 def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit, html: str) -> None:

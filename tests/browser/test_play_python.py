@@ -9,7 +9,7 @@ import pytest
 import qkv
 
 from .engine import agree, ask, numbers
-from .play import address, after, button, opened_at, ready
+from .play import address, after, button, in_lab, opened_at, ready
 from .support import Visit
 
 TEXT = "She wore a crown on her [MASK]."
@@ -59,9 +59,7 @@ EDITS["several"] = [*EDITS["swap"], *EDITS["scale"], *EDITS["row"], *EDITS["abla
 def test_the_python_of_each_change_gives_the_numbers_of_the_page(
     visit: Visit, tmp_path: Path
 ) -> None:
-    qkv.play(TEXT).to_html(tmp_path / "play.html")
-    html = (tmp_path / "play.html").read_text("utf-8")
-    page = ready(visit(opened_at(html, "")))
+    page = ready(visit(opened_at(in_lab(qkv.play(TEXT)._document()), "")))
     plain = None
     for name, edits in EDITS.items():
         hash_ = address(text=TEXT, edits=edits, place=7, query=7, layer=3, head=2)

@@ -9,7 +9,7 @@ from qkv.see.analysis.selection import PAGE
 from qkv.see.views.head_panels import link_in_words
 from see.views.test_opening import FIRST, SECOND
 
-from .play import address, after, button, opened_at, part, ready
+from .play import address, after, button, in_lab, opened_at, part, ready
 from .playing import held, until
 from .support import Visit, pause
 
@@ -36,7 +36,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def html(model: Model) -> str:
-    return qkv.play(model=model)._document()
+    return in_lab(qkv.play(model=model)._document())
 
 
 def said(page: Page) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """A second sentence beside the reader's own: one axis of tokens, both heads, and the difference."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from qkv.models import Model
 from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_percent, is_written
-from .play import address, after, button, opened_at, part, ready, shown
+from .play import address, after, button, in_lab, opened_at, part, ready, shown
 from .playing import laid_out, until
 from .support import Visit, press, read, readout
 from .test_play_page import check_layout
@@ -32,10 +31,8 @@ NAMES = [  # of both, by hand
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("second") / "play.html"
-    qkv.play(FIRST).to_html(path)
-    return path.read_text("utf-8")
+def html() -> str:
+    return in_lab(qkv.play(FIRST)._document())
 
 
 def opened(visit: Visit, html: str, **state: Any) -> Page:

@@ -13,7 +13,7 @@ from qkv.models import Model
 from .edited import Edit, Result
 from .engine import agree, by_the_library, numbers, unpacked
 from .outcome import expected, is_percent
-from .play import address, after, button, changed, opened_at, part, ready, shown
+from .play import address, after, button, changed, in_lab, opened_at, part, ready, shown
 from .playing import laid_out, until
 from .support import Visit, press, read
 from .test_families import small
@@ -40,10 +40,8 @@ LAST = """() => {
 
 
 @pytest.fixture(scope="module")
-def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("steer") / "play.html"
-    qkv.play(TEXT).to_html(path)
-    return path.read_text("utf-8")
+def html() -> str:
+    return in_lab(qkv.play(TEXT)._document())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from models.small_models import write_small
 from qkv.models import Model
 
 from .engine import RUN, agree, ask, numbers, page_of, unpacked
-from .play import opened_at, ready
+from .play import in_lab, opened_at, ready
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -26,7 +26,7 @@ def writer() -> Model:
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return qkv.play()._document()
+    return in_lab(qkv.play()._document())
 
 
 def turn(page: Page, name: str) -> Page:

@@ -14,7 +14,7 @@ from models.small_models import write_small
 from qkv.models import Model
 
 from .outcome import is_percent
-from .play import opened_at, ready
+from .play import in_lab, opened_at, ready
 from .support import Visit, read
 from .test_play_page import check_layout
 
@@ -38,7 +38,7 @@ def writer(folder: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def html(folder: Path) -> str:
-    return qkv.play(TEXT, model=str(folder))._document()
+    return in_lab(qkv.play(TEXT, model=str(folder))._document())
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_gpt2_folder_is_one_file_that_works_offline(visit: Visit, tmp_path: Pa
     text = " the été ☃ the"
     folder = tmp_path / "gpt2"
     model = decoders.writer(folder, "a b", text)
-    page = ready(visit(qkv.play("a b", model=str(folder))._document()))
+    page = ready(visit(in_lab(qkv.play("a b", model=str(folder))._document())))
     ids = written(page)
     assert ids == model.generate("a b", max_new_tokens=40).ids
     assert ids[-1] == decoders.EOS

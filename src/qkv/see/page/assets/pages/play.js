@@ -113,7 +113,8 @@ function pageOf(box, room, data, ui) {
   /** @type {Partial<Record<PlayState["view"], Screen>>} */
   const screens = {}; // those that were open
   const ways = wayBar(store);
-  room.append(ways.node);
+  const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
+  room.append(ways.node, whole);
   inFrame(store);
   ui.theme(store.state.theme);
   const undo = (/** @type {any} */ event) => {
@@ -133,12 +134,14 @@ function pageOf(box, room, data, ui) {
     if (screen.node.parentNode !== room) {
       const before = room.contains(ui.focused()); // who came by a button goes on at the top of the screen
       for (const { node } of Object.values(screens)) if (node !== screen.node) node.remove();
-      room.append(screen.node);
+      whole.before(screen.node);
       box.dataset.view = view;
-      if (before) /** @type {HTMLElement | null} */ (screen.node.querySelector("h1, h2"))?.focus({ preventScroll: true });
+      if (before) /** @type {HTMLElement | null} */ (screen.node.querySelector("h2"))?.focus({ preventScroll: true });
       window.scrollTo({ top: Math.min(window.scrollY, box.getBoundingClientRect().top + window.scrollY) });
     }
     ways.update(view);
+    whole.hidden = state.only === null;
+    whole.href = store.address({ only: null });
     if (view !== "lab") parts.cards.update(now); // it keeps what the reader had before the lesson
     return screen.update(now);
   }

@@ -277,13 +277,12 @@ function drawMoment(pen, row, colours, at, wide) {
  * run follows a change; where motion is not wanted, its end stands there at once. `play(from, to)` goes from a moment to
  * another without rests.
  * @param {Ui} ui
- * @param {string} heading  the element of its title
  * @returns {Part & {play: (from: number, to: number) => void}}
  */
-export function motionPart(ui, heading = "h4") {
+export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const last = MOMENTS.length;
-  const title = el(heading, { class: "motion-title" });
+  const title = el("h4", {});
   const said = el("p", { class: "motion-said" });
   const canvas = el("canvas", { "aria-hidden": "true" });
   const list = el("ul", { class: "motion-rows", role: "list", "aria-label": "the row, key by key" });

@@ -16,7 +16,7 @@ import "./share.css";
 /** @param {Ui} ui @param {LiveStore} store */
 export function sharePart(ui, store) {
   const [before, after] = [stage(ui), stage(ui)];
-  const [first, second] = [before, after].map(({ node }) => el("div", { class: "side" }, el("h2", {}), node));
+  const [first, second] = [before, after].map(({ node }) => el("div", { class: "side" }, el("h3", {}), node));
   const card = el("div", { class: "postcard" }, first, second);
   const done = el("span", { class: "dim", role: "status" });
   const paper = toTakeAway(ui);

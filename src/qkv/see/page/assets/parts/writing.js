@@ -33,7 +33,7 @@ export function writingPart(ui, store) {
   const length = choice(ui, "Tokens", LENGTHS.map((count) => [count, String(count)]), LENGTHS[1], () => {});
   const [lines, prompt, fresh] = [svg("svg", { class: "lines", "aria-hidden": "true" }), el("span", { class: "prompt" }), el("span", { class: "fresh" })];
   const text = el("p", { class: "written" }, lines, prompt, fresh);
-  const drawn = el("ol", { class: "drawn", "aria-label": "what may come next, by the temperature" });
+  const drawn = el("ol", { class: "drawn", "aria-label": "What may come next" });
   const [about, trouble] = [el("div", { class: "instead" }), el("p", { class: "refused", role: "alert", hidden: true })];
   const node = el(
     "div",

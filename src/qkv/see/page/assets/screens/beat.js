@@ -37,7 +37,7 @@ export function beatScreen(ui, store) {
   const [text, say] = [el("form", { class: "big" }), el("div", { class: "say", role: "status" })];
   const acts = el("div", { class: "acts" });
   const paper = toTakeAway(ui);
-  const node = el("div", { class: "game-on beat", "data-part": "beat" }, el("h1", { tabindex: -1 }, "Beat the model"), score, text, say, acts, paper.node);
+  const node = el("div", { class: "game-on beat", "data-part": "beat" }, el("h2", { tabindex: -1 }, "Beat the model"), score, text, say, acts, paper.node);
   /** @type {{you: boolean, it: boolean}[]} */
   let rounds = [];
   let begun = false;

@@ -26,7 +26,7 @@ export function breakScreen(ui, store) {
   const clear = el("button", { type: "button", onclick: () => store.set({ edits: others() }) }, "All heads on");
   const show = el("button", { type: "button", onclick: () => best && store.set({ edits: [...others(), ...best] }) }, "Show me");
   const par = el("p", { class: "note" });
-  const node = el("div", { class: "game-on break", "data-part": "break" }, el("h1", { tabindex: -1 }, "Break it"), picture.node, say, switches, el("div", { class: "acts" }, clear, show), par);
+  const node = el("div", { class: "game-on break", "data-part": "break" }, el("h2", { tabindex: -1 }, "Break it"), picture.node, say, switches, el("div", { class: "acts" }, clear, show), par);
   /** @type {Now} */
   let last;
   /** @type {Edit[] | null} */

@@ -43,7 +43,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const send = el("button", { type: "button", "aria-expanded": "false", onclick: () => send.setAttribute("aria-expanded", String(share.toggle())) }, "Share");
   const tap = el("span", { class: "tap", "aria-hidden": "true" }, "tap to hide");
   const node = el("div", { class: "front", "data-part": "front" },
-    el("h1", {}, next ? TITLES.next : TITLES.guess),
+    el("h2", {}, next ? TITLES.next : TITLES.guess),
     picture.node,
     says,
     typed,

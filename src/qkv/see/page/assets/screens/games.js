@@ -26,6 +26,6 @@ export function gamesOf(data) {
 export function gamesScreen(store) {
   const cards = gamesOf(store.data).map(([view, title, what]) =>
     el("button", { type: "button", class: "game", onclick: () => store.set({ view }) }, el("b", {}, title.split("*").map((part, i) => (i % 2 ? el("em", {}, part) : part))), el("span", {}, what)));
-  const node = el("div", { class: "games" }, el("h1", { tabindex: -1 }, "Games"), el("div", { class: "all" }, cards));
+  const node = el("div", { class: "games" }, el("h2", { tabindex: -1 }, "Games"), el("div", { class: "all" }, cards));
   return { node, update: async () => {} };
 }

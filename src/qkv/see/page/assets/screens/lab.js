@@ -81,7 +81,6 @@ export function labScreen(box, ui, store, shared) {
   const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
   const tabs = tabsOf(store, regions);
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
-  const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   /** @type {Told[]} */
   let [last, told] = []; // what was heard, and the same as the parts are told it
@@ -97,7 +96,6 @@ export function labScreen(box, ui, store, shared) {
     tabs.node,
     el("div", { class: "regions" }, above, saying, below),
     trouble,
-    whole,
     ...notes,
   );
   let narrow = false;
@@ -121,8 +119,6 @@ export function labScreen(box, ui, store, shared) {
     for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
     saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
     inside.hidden = only !== null;
-    whole.hidden = only === null;
-    whole.href = store.address({ only: null });
   }
 
   /** @param {Told} now */

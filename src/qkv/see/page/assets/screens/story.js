@@ -92,7 +92,7 @@ const STEPS = [
  */
 export function storyScreen(ui, store, { outcome }) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const [sentence, motion, map, vectors, layers] = [stage(ui), motionPart(ui, "h3"), mapPart(ui, store), strips(ui), strips(ui)];
+  const [sentence, motion, map, vectors, layers] = [stage(ui), motionPart(ui), mapPart(ui, store), strips(ui), strips(ui)];
   const chips = el("ol", { class: "ids", "aria-label": "tokens and their numbers" });
   const guess = el("div", {});
   /** @type {Record<Step["shows"], HTMLElement>} */
@@ -104,15 +104,15 @@ export function storyScreen(ui, store, { outcome }) {
   const says = STEPS.map(() => el("p", {}));
   const asked = STEPS.map(({ asks = [] }) => asks.map(cardNamed).filter((k) => k >= 0));
   const texts = STEPS.map(({ title }, k) =>
-    el("section", { class: "step", "data-step": k }, el("h2", {}, `${k + 1}. ${title}`), says[k],
+    el("section", { class: "step", "data-step": k }, el("h3", {}, `${k + 1}. ${title}`), says[k],
       asked[k].length ? el("p", { class: "asks" }, asked[k].map((card, i) => el("button", { type: "button", onclick: () => openCard(store, card) }, `Question ${numberOf(k, i)}`))) : null));
-  const end = el("section", { class: "step end" }, el("h2", {}, "Now you"),
+  const end = el("section", { class: "step end" }, el("h3", {}, "Now you"),
     el("div", { class: "acts" },
       el("button", { type: "button", onclick: () => store.set({ view: "front" }) }, "Hide another word"),
       el("button", { type: "button", onclick: () => store.set({ view: "games" }) }, "Play a game"),
       el("button", { type: "button", onclick: () => store.set({ view: "lab" }) }, "Open the lab")));
   const node = el("div", { class: "story", "data-part": "story" },
-    el("h1", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
+    el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
   /** @type {[number, any]} */
   let [at, playing] = [-1, null]; // the step that is shown; the clock of the next
   /** @type {Now} */

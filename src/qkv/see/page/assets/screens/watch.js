@@ -18,7 +18,7 @@ const SOON = 300; // milliseconds from the last key until it is computed
 export function watchScreen(ui, store) {
   let later = 0;
   const fields = SENTENCES.map((value, i) => el("input", { type: "text", value, "aria-label": `sentence ${"AB"[i]}`, spellcheck: "false", autocomplete: "off", oninput: () => [clearTimeout(later), (later = setTimeout(() => compute(), SOON))] }));
-  const title = el("h1", { tabindex: -1 }, "Watch ", el("em", {}, "bank"), " change its mind");
+  const title = el("h2", { tabindex: -1 }, "Watch ", el("em", {}, "bank"), " change its mind");
   const slider = el("input", { type: "range", min: 0, step: 1, value: 0, id: ui.id("layer"), oninput: () => draw() });
   const at = el("output", { for: slider.id });
   const play = el("button", { type: "button", onclick: () => run() }, "▶ Play");
@@ -38,6 +38,7 @@ export function watchScreen(ui, store) {
   let paths = null;
   let playing = 0;
   let asked = 0;
+  let moves = false; // once it was drawn
 
   async function compute() {
     const mine = (asked += 1);
@@ -75,10 +76,12 @@ export function watchScreen(ui, store) {
       const [x, y] = place(points[layer]);
       const { trail, dot, name } = marks[i];
       trail.setAttribute("d", `M${points.slice(0, layer + 1).map(place).join("L")}`);
+      picture.classList.toggle("moves", moves);
       dot.style.setProperty("cx", `${x}px`);
       dot.style.setProperty("cy", `${y}px`);
       name.style.setProperty("transform", `translate(${x}px, ${y + (i ? 14 : -14)}px)`);
     });
+    moves = true;
     const alike = paths.alike[layer];
     fill(at, layer ? `after ${layer - 1}` : "before the first");
     fill(say, layer ? [`After layer ${layer - 1} the two vectors of `, word(paths.name), ` have the cosine ${fixed(alike, 2)}.`]

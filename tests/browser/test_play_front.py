@@ -1,0 +1,240 @@
+"""The first screen of the live page: one idea, one press, and what a reader takes away."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import qkv
+from qkv.models import Model
+from qkv.see.page.play import OPENING
+
+from .opening import Scheme
+from .outcome import is_percent
+from .play import after, changed, opened_at, ready
+from .support import Visit
+from .test_play_page import check_layout
+
+TEXT = "She drank a glass of [MASK]."
+# What a reader can operate that is in sight; words of the sentence do not count.
+CONTROLS = """() => {
+  const all = [];
+  const look = (node) => {
+    for (const one of node.querySelectorAll("*")) {
+      if (one.shadowRoot) look(one.shadowRoot);
+      if (one.matches(`a[href], button, input, select, textarea, summary, [tabindex="0"]`))
+        all.push(one);
+    }
+  };
+  look(document);
+  const seen = (node) => {
+    const box = node.getBoundingClientRect();
+    return node.checkVisibility() && box.width && box.top < innerHeight;
+  };
+  const controls = all.filter((node) => seen(node) && !node.closest(".words"));
+  return controls.map((node) => node.textContent);
+}"""
+# The widths of the lines that are seen, by the token that they lead to.
+LINES = """(stage) => {
+  const words = [...stage.querySelectorAll(".words > *")];
+  const box = stage.querySelector(".big").getBoundingClientRect();
+  const lines = [...stage.querySelectorAll(".arcs path")];
+  return lines.filter((path) => +path.style.strokeOpacity > 0.2).map((path) => {
+    const { x, y } = path.getPointAtLength(path.getTotalLength());
+    const away = (word) => {
+      const { left, right, top } = word.getBoundingClientRect();
+      return Math.hypot((left + right) / 2 - box.left - x, top - box.top - y);
+    };
+    const near = words.toSorted((a, b) => away(a) - away(b))[0];
+    return [near.dataset.token, +path.style.strokeWidth];
+  });
+}"""
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return qkv.play()._document()
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return ready(visit(html))
+
+
+def stage(page: Page) -> Locator:
+    return page.locator(".front > [data-part=stage]")
+
+
+def guess(page: Page) -> str:
+    return stage(page).locator(".guess .now, .guess .arriving").last.inner_text()
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def in_sight(page: Page, node: Locator) -> None:
+    box, size = node.bounding_box(), page.viewport_size
+    assert box is not None
+    assert size is not None
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= size["height"]
+
+
+@pytest.mark.parametrize("width", [390, 736, 1280, 1440, 1920])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_shows_one_idea(
+    visit: Visit, html: str, width: int, scheme: Scheme
+) -> None:
+    page = ready(visit(html, width=width, height=800, scheme=scheme))
+    title = page.locator(".front h2").first
+    expect(title).to_have_text("Hide a word. Watch the model change its mind.")
+    for node in (title, stage(page).locator(".big"), page.locator(".says")):
+        in_sight(page, node)
+    assert len(stage(page).evaluate(LINES)) >= 3
+    assert len(page.evaluate(CONTROLS)) <= 9
+    first = page.locator("[data-qkv-first]")
+    assert first.count() == 1
+    expect(first.locator("bdi")).to_have_text("glass")
+    in_sight(page, first)
+    check_layout(page)
+
+
+def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> None:
+    def expected(**edits: object) -> tuple[str, float, dict[str, float]]:
+        trace = exact.trace(TEXT, logits=True, **edits)
+        place = trace.tokens.index("[MASK]")
+        row = np.mean([trace["pattern", k][0] for k in range(exact.num_layers)], (0, 1))[place]
+        ((word, share),) = exact.predict(TEXT, 1, **edits)[0]
+        words = {str(t): row[t] for t, token in enumerate(trace.tokens) if token.isalpha()}
+        return word, share, words
+
+    for edits in ({}, {"hide": ["glass"]}, {}):
+        word, share, row = expected(**edits)
+        assert guess(page) == word
+        assert is_percent(stage(page).locator("small").inner_text().split()[-1], share)
+        assert word in page.locator("[data-part=headline]").inner_text()
+        widths = dict(stage(page).evaluate(LINES))
+        assert widths.keys() <= row.keys()
+        for token, width in widths.items():
+            assert width == pytest.approx(1.5 + 26 * row[token], abs=1e-4)
+        assert all(row[token] < 0.02 for token in row.keys() - widths.keys())
+        first = page.locator("[data-qkv-first]")
+        assert first.get_attribute("aria-pressed") == str(bool(edits)).lower()
+        after(page, first.click)
+    assert changed(page) == [{"op": "hide", "token": 4}]
+
+
+def test_nothing_moves_where_motion_is_reduced(page: Page) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    before = guess(page)
+    moving = "() => document.querySelector('.qkv-view').shadowRoot.getAnimations().length"
+    page.locator("[data-qkv-first]").click()
+    page.wait_for_function("() => document.documentElement.dataset.qkv === 'ready'")
+    ready(page)
+    assert page.evaluate(moving) == 0
+    assert guess(page) != before
+
+
+def test_the_keyboard_presses_it_too(page: Page) -> None:
+    before = guess(page)
+    page.locator("[data-qkv-first]").focus()
+    after(page, lambda: page.keyboard.press("Enter"))
+    assert guess(page) != before
+
+
+def test_a_readers_own_sentence(page: Page, exact: Model) -> None:
+    button(page, "Your own sentence").click()
+    field = page.get_by_label("Your sentence")
+    after(page, lambda: field.fill("The sun rises in the _."))
+    assert guess(page) == exact.predict("The sun rises in the [MASK].", 1)[0][0][0]
+    expect(field).to_have_value("The sun rises in the _.")
+    after(page, lambda: field.fill("No gap here."))
+    expect(page.locator(".front .unread")).to_contain_text("No word is missing here")
+    after(page, lambda: field.fill(""))
+    assert page.locator(".front .trouble").is_hidden()
+
+
+def test_an_address_of_the_lab_opens_the_lab(visit: Visit, html: str) -> None:
+    for hash_ in ("#inside=true", '#view="lab"', "#second=%22A+bank.%22"):
+        page = ready(visit(opened_at(html, hash_)))
+        assert page.locator(".lab").is_visible()
+        assert page.locator(".front").count() == 0
+
+
+def test_the_screens_are_in_the_address(page: Page) -> None:
+    button(page, "Open the lab").click()
+    page.wait_for_function("() => location.hash.includes('lab')")
+    page.locator(".ways").get_by_role("button", name="Games").click()
+    page.wait_for_function("() => location.hash.includes('games')")
+    page.locator(".ways").get_by_role("button", name="Start").click()
+    page.wait_for_function("() => location.hash === ''")
+    assert guess(page) == "wine"
+
+
+def test_the_decoder_goes_on_from_what_a_reader_wrote(page: Page) -> None:
+    button(page, "Write a text").click()
+    ready(page)
+    expect(stage(page).locator(".words")).to_contain_text(OPENING)
+    expect(page.locator("[data-qkv-first]")).to_have_text("Write on")
+    assert len(page.evaluate(CONTROLS)) <= 9
+    button(page, "Guess a word").click()
+    ready(page)
+    button(page, "Your own sentence").click()
+    after(
+        page, lambda: page.get_by_label("Your sentence").fill("The old man looked at the _ again.")
+    )
+    button(page, "Write a text").click()
+    ready(page)
+    expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
+    page.locator("[data-qkv-first]").click()
+    page.locator("[data-writing=done]").wait_for()
+    assert page.locator(".piece").count() > 3
+    button(page, "Guess a word").click()
+    ready(page)
+    button(page, "Write a text").click()  # as it was left: nothing else was written since
+    ready(page)
+    expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
+
+
+def test_the_bars_of_a_temperature_are_its_softmax(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "#model=decoder")))
+    logits = qkv.load("books-decoder", dtype=np.float64).trace(OPENING, logits=True)["logits"][
+        0, -1
+    ]
+    for temperature in (0.3, 0.8, 2.0):
+        page.get_by_label("Temperature").fill(str(temperature))
+        largest = np.sort(logits)[::-1][:40]
+        shares = np.exp((largest - largest[0]) / temperature)
+        shares /= shares.sum()
+        shown = page.locator(".drawn b").all_inner_texts()
+        assert len(shown) == 5
+        assert all(is_percent(one, share) for one, share in zip(shown, shares, strict=False))
+    page.get_by_label("Temperature").fill("0")
+    assert page.locator(".drawn b").all_inner_texts() == ["100%"]
+
+
+def test_a_picture_and_the_page_itself_are_taken_away(
+    visit: Visit, html: str, tmp_path: Path
+) -> None:
+    page = ready(visit(html))
+    after(page, page.locator("[data-qkv-first]").click)
+    now = guess(page)
+    button(page, "Share").click()
+    card = page.locator(".postcard")
+    expect(card.locator("[data-part=stage]")).to_have_count(2)
+    assert card.locator(".guess").all_inner_texts() == ["wine", now]
+    with page.expect_download() as saved:
+        button(page, "Save the picture").click()
+    png = Path(saved.value.path()).read_bytes()
+    assert png[:4] == b"\x89PNG"
+    with page.expect_download() as saved:
+        button(page, "Save this page with your changes").click()
+    copy = Path(saved.value.path()).read_text("utf-8")
+    other = ready(visit(copy))
+    assert guess(other) == now
+    assert re.search(r"glass", other.locator("[aria-pressed=true].w").inner_text())
+    after(other, other.locator("[data-qkv-first]").click)
+    assert guess(other) == "wine"

@@ -1,0 +1,114 @@
+"""The story behind the guess: eight steps on the reader's sentence, with the library's numbers."""
+
+import numpy as np
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+import qkv
+from qkv.models import Model
+
+from .outcome import is_percent
+from .play import after, opened_at, ready
+from .support import Visit
+from .test_page import problems
+
+TEXT = "She drank a glass of [MASK]."
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return qkv.play()._document()
+
+
+@pytest.fixture
+def page(visit: Visit, html: str) -> Page:
+    return ready(visit(opened_at(html, '#view="story"')))
+
+
+def dots(page: Page) -> Locator:
+    return page.locator(".story .dot")
+
+
+def at(page: Page, step: int) -> Locator:
+    """Takes the story to a step, and gives its picture."""
+    dots(page).nth(step).click()
+    expect(page.locator(".story")).to_have_attribute("data-step", str(step))
+    return page.locator(".story .picture")
+
+
+def test_each_step_shows_the_numbers_of_the_library(page: Page, exact: Model) -> None:
+    trace = exact.trace(TEXT, logits=True)
+    tokens = exact.tokenize(TEXT)
+    picture = at(page, 0)
+    assert picture.locator("small").all_inner_texts() == [str(id) for id in tokens.ids]
+    expect(at(page, 1).locator(".strip canvas")).to_have_count(len(trace.tokens))
+    for step in (2, 3, 4):
+        expect(at(page, step).locator("[data-part=motion]")).to_be_visible()
+    heads = exact.num_layers * exact.num_heads
+    expect(at(page, 5).locator(".cell")).to_have_count(heads)
+    expect(at(page, 6).locator(".strip")).to_have_count(exact.num_layers + 1)
+    ((word, share),) = exact.predict(TEXT, 1)[0]
+    first = at(page, 7).locator("tbody tr").first
+    expect(first.locator("th")).to_have_text(word)
+    assert is_percent(first.locator(".outcome-now").inner_text(), share)
+    said = page.locator(".story .step").nth(7).inner_text()
+    assert word in said
+    assert f"{len(exact.embedding.table):,} words" in said
+
+
+def test_the_moments_of_a_query_are_three_steps(page: Page) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    slider = page.locator(".story .motion-at")
+    for step, moment in ((2, 30), (3, 40), (4, 60)):
+        at(page, step)
+        expect(slider).to_have_value(str(moment))
+
+
+def test_it_plays_all_steps_and_scrolling_turns_to_them(page: Page) -> None:
+    page.get_by_role("button", name="▶ Play", exact=True).click()
+    expect(page.locator(".story")).to_have_attribute("data-step", "7", timeout=60_000)
+    expect(page.locator(".play-story")).to_have_text("▶ Play", timeout=10_000)
+    page.locator(".story .step").nth(3).evaluate("(step) => step.scrollIntoView({block: 'center'})")
+    expect(page.locator(".story")).to_have_attribute("data-step", "3")
+    box = page.locator(".story figure").bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 450  # the picture stays in view
+
+
+def test_twelve_questions_stand_at_their_steps(page: Page) -> None:
+    questions = page.locator(".story .asks button")
+    assert questions.all_inner_texts() == [f"Question {k + 1}" for k in range(12)]
+    after(page, questions.nth(2).click)
+    expect(page.locator(".cards h2")).to_have_text("Card 1 of 12")
+    after(page, page.get_by_role("button", name="End", exact=True).click)
+    expect(page.locator(".story .big")).to_contain_text("drank")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_and_the_picture_hides_no_text(
+    visit: Visit, html: str, width: int
+) -> None:
+    page = ready(visit(opened_at(html, '#view="story"'), width=width, height=800))
+    page.emulate_media(reduced_motion="reduce")
+    for step in range(STEPS):
+        at(page, step)
+        assert problems(page) == []
+        figure, text = (
+            page.locator(selector).first.bounding_box()
+            for selector in (".story figure", ".story .step.on p")
+        )
+        assert figure is not None
+        assert text is not None
+        beside = text["x"] + text["width"] <= figure["x"] + 1
+        assert beside or text["y"] >= figure["y"] + figure["height"] - 1
+
+
+def test_the_decoder_has_a_story_too(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, '#model=decoder&view="story"')))
+    for step in range(STEPS):
+        at(page, step)
+    model = qkv.load("books-decoder", dtype=np.float64)
+    logits = model.trace("She opened the door and", logits=True)["logits"][0, -1]
+    word = model.tokenizer.token(int(logits.argmax())).lstrip("Ġ▁")
+    expect(page.locator(".story .step.on p").first).to_contain_text(word)
