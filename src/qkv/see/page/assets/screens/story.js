@@ -97,7 +97,7 @@ export function storyScreen(ui, store, { outcome }) {
   const guess = el("div", {});
   /** @type {Record<Step["shows"], HTMLElement>} */
   const pictures = { words: chips, vectors: vectors.node, motion: motion.node, map: map.node, layers: layers.node, guess };
-  const picture = el("div", { class: "picture" });
+  const picture = el("div", { class: "picture", tabindex: 0, role: "group", "aria-label": "the picture of this step" });
   const dots = STEPS.map(({ title }, k) => el("button", { type: "button", class: "dot", "aria-label": `Step ${k + 1}: ${title}`, onclick: () => goTo(k) }));
   const play = el("button", { type: "button", class: "play-story", onclick: () => (playing ? halt() : run()) }, "▶ Play");
   const figure = el("figure", {}, sentence.node, picture, el("div", { class: "dots", role: "group", "aria-label": "steps" }, play, dots));
