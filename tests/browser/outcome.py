@@ -141,10 +141,11 @@ def is_written(shown: str, value: float, digits: int = 3) -> bool:
 
 def is_percent(shown: str, value: float) -> bool:
     """Whether a page may write a share so: in per cent, with one digit where that is below 10."""
-    return any(shown == _percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
+    return any(shown == percent(max(0, value + by)) for by in (-2e-6, 0, 2e-6))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share in per cent, by hand."""
     part = Decimal(float(share)) * 100
     if 0 < part < Decimal("0.1"):
         return "under 0.1%"

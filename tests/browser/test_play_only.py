@@ -115,7 +115,7 @@ def test_the_headline_and_the_map_say_what_a_head_is_good_for(
     assert seen(page) == ["sentence", "map"]
     assert part(page, "headline").is_visible()
     [[(word, _)]] = qkv.load().predict(TEXT, top_k=1)
-    assert f"would put {word}" in part(page, "headline").inner_text()
+    assert f"uess: {word}, " in part(page, "headline").inner_text()
     for gone in (".acts", ".role"):
         for found in page.locator(gone).all():
             assert not found.is_visible(), gone

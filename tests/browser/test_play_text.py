@@ -1,5 +1,6 @@
 """What the live page says of the text: gaps, swapped words, what the model does not read."""
 
+import re
 from typing import Any
 
 import pytest
@@ -45,14 +46,14 @@ def notes(page: Page) -> list[str]:
 def test_a_gap_may_be_typed_in_every_way(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text=FOX))))
     said, words = headline(page), chips(page)
-    assert said.startswith("In place of ?, the model would put ")
+    assert re.match("Best guess: |Not sure: its best guess is ", said)
     assert words == ["[CLS]", "The", "fox", "is", "a", "small", "?", ".", "[SEP]"]
     for gap in ("[mask]", "_", "___", "?"):
         text = FOX.replace("[MASK]", gap)
         after(page, lambda text=text: page.get_by_label("Your sentence").fill(text))
         assert (headline(page), chips(page), field(page)) == (said, words, text)
     after(page, lambda: page.get_by_label("Your sentence").fill("Are you there ?"))
-    assert headline(page).startswith("At there, the model would say ")
+    assert " at there: " in headline(page)
 
 
 def test_a_word_may_be_swapped_for_a_gap(quick: Visit, html: str) -> None:
@@ -76,7 +77,7 @@ def test_text_chip_and_button_agree_after_a_swap(quick: Visit, html: str) -> Non
     assert "With horse in place of fox" in headline(page)
     after(page, page.locator(".offer").click)
     assert page.locator(".offer").inner_text() == "Show horse again"
-    assert headline(page).startswith("Without horse and with horse in place of fox")
+    assert headline(page).startswith("With these changes it says ")
     labels = listed(page)
     assert labels[:2] == ["fox → horse", "horse hidden"]
 
@@ -131,7 +132,7 @@ def test_the_temperature_is_that_of_attention(quick: Visit, html: str, model: Mo
     usual = (model.dim // model.num_heads) ** -0.5
     hash_ = address(text=FOX, edits=[{"op": "scale", "value": usual / 8}])
     page = ready(quick(opened_at(html, hash_)))
-    assert headline(page).startswith("At attention temperature 8.00 the model would ")
+    assert re.match("At attention temperature 8.00 it |Not sure at attention temp", headline(page))
     assert listed(page) == ["attention temperature 8.00"]
     after(page, button(page, "Look inside").click)
     assert part(page, "changes").locator("label", has_text="temperature").inner_text() == (
@@ -166,7 +167,7 @@ def test_many_masks_of_an_address_are_each_there_once(quick: Visit, html: str) -
     ]
     assert masks(changed(page)) == every
     assert [one.split(" ")[0] for one in listed(page)[:4]] == ["72"] * 4
-    assert headline(page).startswith("With 288 links hidden")
+    assert "ith 288 links hidden" in headline(page)
     after(page, part(page, "changes").locator("li button").first.click)
     assert masks(changed(page)) == every[72:]
 

@@ -25,11 +25,13 @@ import "./outcome.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 const SEEN = 3; // digits of a cosine
+const SURE = 0.0995; // a best guess with less is shown with less than 10%, and the model is not sure
+const LONGEST_SAID = 14; // words of the headline
 export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
 
 /**
  * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "lost"}} WordRow
- * @typedef {{rows: WordRow[], moved: {word: string, by: number}, shows: boolean}} Outcome
+ * @typedef {{rows: WordRow[], moved: number, shows: boolean}} Outcome
  */
 
 // ---- what follows, in numbers
@@ -50,20 +52,9 @@ export function outcomeOf(before, after, words) {
   /** @type {(id: number) => WordRow["mark"]} */
   const mark = (id) => (lost.includes(id) ? "lost" : head.includes(id) && !first.includes(id) ? "new" : "");
   const rows = ids.map((id) => ({ id, word: plainName(words[id]), before: before[id], after: after[id], mark: mark(id) }));
-  let most = 0;
-  for (let id = 0; id < after.length; id++) if (Math.abs(after[id] - before[id]) > Math.abs(after[most] - before[most])) most = id;
-  const by = Math.abs(after[most] - before[most]);
-  const shows = by >= 0.5 * 10 ** -SEEN || rows.some((row) => percent(row.before) !== percent(row.after));
-  return { rows, moved: { word: plainName(words[most]), by }, shows };
-}
-
-/**
- * The end of a scale from 0 that a probability fits: 1, 2 or 5 times a power of ten.
- * @param {number} x
- */
-function scaleEnd(x) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(x, 1e-6)));
-  return Number((/** @type {number} */ ([1, 2, 5, 10].find((times) => times * power >= x)) * power).toPrecision(1));
+  const moved = after.reduce((most, now, id) => Math.max(most, Math.abs(now - before[id])), 0);
+  const shows = moved >= 0.0005 || rows.some((row) => percent(row.before) !== percent(row.after));
+  return { rows, moved, shows };
 }
 
 /**
@@ -83,29 +74,37 @@ function changedHeads(original, run) {
 // ---- what follows, in words
 
 /**
- * A sentence that says what would stand at the place, and what the changes did to it.
+ * A sentence that says what the model guesses at the place, and what the changes did to it.
  * @param {Looked} now
  * @param {Outcome} outcome
  * @returns {Said[]}
  */
 function headlineOf(now, { rows, moved, shows }) {
   const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
-  const [what, where] = wayOfSaying(now);
-  if (!now.state.edits.length) {
-    const three = rows.slice(0, 3).flatMap(({ word, after }, i) => [i ? ", " : " ", { word }, ` (${percent(after)})`]);
-    return sentenceOf([...where, ` the model would ${what}`, ...three, "."]);
-  }
-  const cause = causeOf(now);
-  const at = isBlank(now) && masks(now).length === 1 ? [] : [", ", ...where.slice(0, -1), where.at(-1).replace(/,$/, "")];
-  if (!moved.by) return sentenceOf([...cause, ...at, ", nothing changes: every probability is what it was."]);
-  if (!shows)
-    return sentenceOf([...cause, ...at, ", nothing changes that shows: the probability that moves most, of ",
-      { word: moved.word }, `, moves by ${percent(moved.by)}.`]);
-  const say = [...cause, ...at, at.length ? ", " : " ", "the model would "];
-  if (best === was)
-    return sentenceOf([...say, `still ${what} `, { word: best.word }, ` (${percent(best.after)}, ${percent(best.before)} before).`]);
-  return sentenceOf([...say, `${what} `, { word: best.word }, ` (${percent(best.after)}), no longer `,
-    { word: was.word }, ` (${percent(was.before)} before).`]);
+  const [sure, chance] = [best.after >= SURE, percent(best.after)];
+  if (!now.state.edits.length)
+    return [sure ? "Best guess" : "Not sure", ...whereOf(now), `: ${sure ? "" : "its best guess is "}`, { word: best.word }, `, ${chance}.`];
+  const before = percent(was.before);
+  if (!moved) return inShort(now, (cause) => [...cause, " every probability stays the same"]);
+  if (!shows) return inShort(now, (cause) => [...cause, " no probability moves by as much as 0.1%"]);
+  const says = best === was
+    ? [" it still says ", { word: best.word }, chance === before ? ` (${chance})` : ` (${chance}, ${before} before)`]
+    : [" it says ", { word: best.word }, ` (${chance}) instead of `, { word: was.word }, ` (${before})`];
+  return inShort(now, (cause) => (sure ? [...cause, ...says] : ["not sure ", ...cause, ":", ...says]));
+}
+
+/**
+ * A sentence on what the changes did: it names them where there is room for that.
+ * @param {Looked} now
+ * @param {(cause: Said[]) => Said[]} told
+ * @returns {Said[]}
+ */
+function inShort(now, told) {
+  const [own, short] = [causeOf(now), [now.state.edits.length > 1 ? "with these changes" : "with this change"]];
+  const ways = [[...told(own), ...whereOf(now)], [...told(short), ...whereOf(now)], told(short)];
+  /** @param {Said[]} parts */
+  const fits = (parts) => plainOf(parts).split(" ").length <= LONGEST_SAID;
+  return sentenceOf([...(ways.find(fits) ?? ways[2]), "."]);
 }
 
 /**
@@ -114,22 +113,22 @@ function headlineOf(now, { rows, moved, shows }) {
  */
 function wordlessHeadline(now) {
   const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
-  if (!edits.length) return ["This model gives vectors and no words: change something, and see how alike ", there, " stays to itself."];
+  if (!edits.length) return ["This model guesses no words: change something to see how far ", there, " moves."];
   const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), place, now.run.tokens.length);
-  return sentenceOf([...causeOf(now), ", the last vector of ", there, ` has the cosine ${fixed(alike, SEEN)} with what it was.`]);
+  return inShort(now, (cause) => [...cause, " the last vector keeps a cosine of ", fixed(alike, SEEN)]);
 }
 
 /**
- * What the model does at the place, and where that is: [verb, words that a sentence may begin with].
+ * Where the guess is, where that is not plain: at the one gap of a text, or behind the last word.
  * @param {Looked} now
- * @returns {[string, any[]]}
+ * @returns {Said[]}
  */
-function wayOfSaying(now) {
+function whereOf(now) {
   const there = { word: nameAt(now, now.state.place) };
-  if (now.model.next) return ["go on with", ["after ", there, ","]];
-  if (!isBlank(now)) return ["say", ["at ", there, ","]];
-  const [all, own] = [masks(now), now.state.place];
-  return [now.state.edits.length ? "say" : "put", [all.length > 1 ? `in place of ? number ${all.indexOf(own) + 1},` : "in place of ?,"]];
+  if (now.model.next) return [" after ", there];
+  if (!isBlank(now)) return [" at ", there];
+  const all = masks(now);
+  return all.length > 1 ? [` at ? number ${all.indexOf(now.state.place) + 1}`] : [];
 }
 
 /**
@@ -168,13 +167,13 @@ function causeOf(now) {
     if (edit.with === maskOf(now.model)) clauses.push(["with ", old, " masked"]);
     else clauses.push(["with ", { word: plainName(edit.with) }, " in place of ", old]);
   }
-  if (of("causal").length) clauses.push(["with nothing seen of what follows a word"]);
+  if (of("causal").length) clauses.push(["with later words hidden"]);
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
   if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
-  if (of("row").length) clauses.push(rowsOf(now, of("row")));
+  if (of("row").length) clauses.push(rowsOf(of("row")));
   for (const edit of now.state.edits.filter(({ at }) => at !== undefined))
     clauses.push(["with ", ...activationWords(edit, now, (token) => ({ word: nameAt(now, token) }))]);
-  if (clauses.length > 2) return ["with all these changes"];
+  if (clauses.length > 2) return ["with these changes"];
   return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
 }
 
@@ -192,13 +191,12 @@ function linksOf(now, edits) {
 
 /**
  * Rows of weights that somebody set, in words.
- * @param {Looked} now
  * @param {ByOp["row"][]} edits
  */
-function rowsOf(now, edits) {
-  const [{ query, layer, head }] = edits;
-  if (edits.length > 1) return [`with ${edits.length} rows of weights set by hand`];
-  return ["with the weights of ", { word: nameAt(now, query) }, ` in head ${layer}.${head} set by hand`];
+function rowsOf(edits) {
+  const [{ layer, head }] = edits;
+  if (edits.length > 1) return [`with ${edits.length} rows of your weights`];
+  return [`with your weights in head ${layer}.${head}`];
 }
 
 /**
@@ -347,20 +345,19 @@ export function barLegend(names, more = "") {
 }
 
 /**
- * Words as a table whose bars share one scale from 0: two for each word, by their names, or the last alone.
+ * Words as a table whose bars go from 0 to 100%: two for each word, by their names, or the last alone.
  * @param {WordRow[]} rows
  * @param {[string, string] | null} names
  */
 export function wordTable(rows, names) {
-  const high = scaleEnd(Math.max(...rows.flatMap(({ before, after }) => [before, after])));
   /** @param {number} x @param {string} kind */
-  const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${(100 * x) / high}%` } });
+  const bar = (x, kind) => el("span", { class: `outcome-bar ${kind}`, style: { width: `${100 * x}%` } });
   const [first, last] = names ?? ["", "now"];
   const marked = rows.some(({ mark }) => mark) || first === "before";
   return el("table", { class: "outcome-words" },
     el("thead", {}, el("tr", {},
       el("th", { scope: "col" }, "word"),
-      el("th", { scope: "col", class: "outcome-scale", "aria-label": `probability, from 0% to ${percent(high)}` }, [0, high / 2, high].map((x) => el("span", {}, percent(x)))),
+      el("th", { scope: "col", class: "outcome-scale", "aria-label": "probability, from 0% to 100%" }, [0, 1].map((x) => el("span", {}, percent(x)))),
       names ? el("th", { scope: "col" }, first) : null,
       el("th", { scope: "col" }, names ? last : "probability"),
       marked ? el("th", { scope: "col" }, el("span", { class: "sr" }, "new or lost")) : null)),

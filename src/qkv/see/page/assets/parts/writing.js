@@ -145,12 +145,11 @@ export function writingPart(ui, store) {
     const at = chosen === null ? null : tokens[chosen];
     if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Choose a new word: what it looked at, and what might have stood in its place.") : null);
     const { words } = told.model;
-    const most = Math.max(...at.likeliest.map(([, share]) => share));
     fill(
       about,
       el("h3", {}, "In place of ", word(plainName(words[at.id])), `, ${percent(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
-        el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share / most) } },
+        el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share) } },
           el("bdi", {}, visible(plainName(words[id]))), el("b", {}, percent(share)))))),
       el("p", { class: "note" }, `The lines: what was looked at while this word was chosen, ${headName()}; a thicker line is a larger weight. Choose another word, and the text goes on from it.`),
     );
