@@ -114,8 +114,8 @@ def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     assert len(heights) == 4
     assert heights == sorted(heights, reverse=True)
     said = {head: cell(page, *head).get_attribute("aria-label") for head in HEADS}
-    assert said[1, 1] == "layer 1, head 1, usually previous (0.97)"
-    assert said[3, 2] == "layer 3, head 2, usually article to noun (0.40)"
+    assert said[1, 1] == "head 1.1, usually previous (0.97)"
+    assert said[3, 2] == "head 3.2, usually article to noun (0.40)"
     assert all(
         text.endswith(", mixed") for head, text in said.items() if head not in ((1, 1), (3, 2))
     )
@@ -126,7 +126,7 @@ def test_heads_that_were_not_measured_have_no_role(quick: Visit, html: str) -> N
     known = '"roles":{"1.1":["previous",0.97],"3.2":["article to noun",0.4049]}'
     assert known in html
     page = opened(quick, html.replace(known, '"roles":{}'))
-    assert cell(page, 1, 1).get_attribute("aria-label") == "layer 1, head 1"
+    assert cell(page, 1, 1).get_attribute("aria-label") == "head 1.1"
     assert "mixed" not in page.locator("[data-part=map]").inner_text()
     assert page.locator(".chosen").inner_text() == "Head 3.2."
 

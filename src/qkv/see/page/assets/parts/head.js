@@ -346,7 +346,7 @@ export function headPart(ui, store, hands = null) {
       fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
     if (paint) paint.node.hidden = !state.inside;
     table.node.hidden = !state.inside || head.sparse;
-    if (!table.node.hidden) table.set(() => weightsTold(head, at));
+    if (!table.node.hidden) table.set(() => weightsTold(head));
     return drawn;
   }
 
@@ -356,10 +356,10 @@ export function headPart(ui, store, hands = null) {
    */
   function aboutOf(far) {
     const { head, at, high, vectors } = shown;
-    const { layers, name } = head.source.text;
+    const { name } = head.source.text;
     const kind = at.mode === "length" ? "contribution" : "weight";
     return {
-      label: `${kind}s of layer ${layers[at.l]}, head ${at.h}${name ? `, ${visible(name)}` : ""}`,
+      label: `${kind}s of ${head.where}${name ? `, ${visible(name)}` : ""}`,
       rows: head.rows.map((row) => row.name),
       columns: head.columns.map((column) => column.name),
       value: far ? differenceFrom(far, head) : paint?.weight ?? ((/** @type {number} */ r, /** @type {number} */ c) => head.at(r, c)),
@@ -379,16 +379,15 @@ export function headPart(ui, store, hands = null) {
 /**
  * All weights of a head, as a table has them.
  * @param {Head} head
- * @param {At} at
  */
-function weightsTold(head, at) {
+function weightsTold(head) {
   /** @param {number} r @param {number} c */
   const cell = (r, c) => {
     const value = /** @type {number} */ (head.at(r, c));
     return [head.hidden(r, c) ? "hidden" : head.live ? percent(value) : fixed(value, 3), head.changed(r, c)];
   };
   return {
-    caption: `weights of layer ${at.l}, head ${at.h}: queries down, keys across`,
+    caption: `weights of ${head.where}: queries down, keys across`,
     columns: head.columns.map(({ name }) => visible(name)),
     rows: head.rows.map(({ name }, r) => [visible(name), ...head.columns.map((_, c) => cell(r, c))]),
   };

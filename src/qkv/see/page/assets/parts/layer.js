@@ -76,7 +76,7 @@ export function stepsPart(ui, store) {
       if (alone) flow = streamOf(flow);
     };
     const draw = () => {
-      fill(title, `Layer ${state.layer}${alone ? ", part by part" : ` as data flows through it, and head ${state.head} in it`}`);
+      fill(title, `Layer ${state.layer}${alone ? ", part by part" : ` as data flows through it, and head ${state.layer}.${state.head}`}`);
       down.disabled = !state.layer;
       up.disabled = state.layer === run.pattern.length - 1;
       const opens = first ? { name: alone ? flow.steps.findLast(({ op }) => op.kind === "sum")?.name : "scores" } : {};

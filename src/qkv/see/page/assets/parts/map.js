@@ -227,8 +227,7 @@ export function mapPart(ui, store) {
       thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
     const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
       el("span", { class: "power-word" }));
-    const number_ = text.layers[layer];
-    return { layer, head, name, called: `layer ${number_}, head ${head}`, said, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
+    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
   /** Brings the chosen head into the window on the map, where there is one. */

@@ -129,6 +129,7 @@ export function arrange(seen, { l, h }) {
   });
   return {
     ...seen,
+    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // as in a terminal
     sparse: Boolean(text.summary),
     /** @param {number} r */
     known: (r) => made[r].known, // [[column, value], ...], largest first
@@ -379,8 +380,7 @@ function lookWords(head, r, where, long) {
 export function wordsOfRows(head, rows, at) {
   const { text } = head.source;
   if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
-  const where = head.live ? `head ${text.layers[at.l]}.${at.h}` : `layer ${text.layers[at.l]}, head ${at.h}`;
-  const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, where, at.mode === "length")]);
+  const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, head.where, at.mode === "length")]);
   return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
 }
 
