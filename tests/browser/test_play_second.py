@@ -9,6 +9,7 @@ from playwright.sync_api import Page
 
 import qkv
 from qkv.models import Model
+from qkv.see.draw.colours import THEMES
 
 from .edited import Edit, Result
 from .engine import by_the_library, shares
@@ -250,3 +251,21 @@ def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) 
     laid_out(page)
     part(page, "second").locator(".both-maps").wait_for()
     check_layout(page)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_first_is_green_and_the_second_violet_wherever_they_are_told_apart(
+    quick: Visit, html: str, theme: str
+) -> None:
+    page = opened(quick, html, theme=theme)
+    _, _, green, violet, *_ = THEMES[theme].lines
+    own = part(page, "second")
+    for k, colour in enumerate((green, violet)):
+        rgb = f"rgb({', '.join(map(str, bytes.fromhex(colour[1:])))})"
+        link = own.locator(".side").nth(k).locator(".link").last
+        assert link.evaluate("one => getComputedStyle(one).stroke") == rgb
+        bars = own.locator(".outcome-words .outcome-cell div").first.locator(".outcome-bar")
+        assert bars.nth(k).evaluate("one => getComputedStyle(one).backgroundColor") == rgb
+        for titles in (own.locator(".side h4"), own.locator(".both-maps h4")):
+            edge = titles.nth(k).evaluate("one => getComputedStyle(one).borderLeftColor")
+            assert edge == rgb

@@ -154,6 +154,15 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
     assert own(page).get_by_text("Both have 10 tokens. They differ at 1 (she / he), 4").is_visible()
     differ = own(page).locator(".cut .differs").all_inner_texts()
     assert differ == ["she", "crown", "her", "he", "hat", "his"]
+    edges = (
+        own(page)
+        .locator(".cut .differs")
+        .evaluate_all(
+            "all => all.map((one) => getComputedStyle(one).boxShadow.match(/rgb\\(.*?\\)/)[0])"
+        )
+    )
+    assert len(set(edges[:3])) == len(set(edges[3:])) == 1  # of each sentence its own hue
+    assert edges[0] != edges[3]
     after(page, button(page, "Patch").click)
     edit = {"op": "patch", "at": "resid_pre", "layer": LAYER, "token": FIRST, "from": OTHER}
     is_the_librarys(page, exact, [edit])
