@@ -114,8 +114,8 @@ def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     assert len(heights) == 4
     assert heights == sorted(heights, reverse=True)
     said = {head: cell(page, *head).get_attribute("aria-label") for head in HEADS}
-    assert said[1, 1] == "head 1.1, usually previous (0.97)"
-    assert said[3, 2] == "head 3.2, usually article to noun (0.40)"
+    assert said[1, 1] == "head 1.1, usually looks at the word before"
+    assert said[3, 2] == "head 3.2, a, an, the usually look at the noun"
     assert all(
         text.endswith(", mixed") for head, text in said.items() if head not in ((1, 1), (3, 2))
     )

@@ -102,8 +102,11 @@ def test_a_role_is_called_what_the_head_usually_does(quick: Visit, html: str) ->
     page = ready(quick(opened_at(html, address(inside=True, layer=1, head=1))))
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     roles = page.locator("[data-part=map] .role").all_text_contents()
-    assert all(role == "mixed" or role.startswith("usually ") for role in roles)
-    assert "usually previous (0.99)" in (part(page, "head").last.locator("h3").inner_text())
+    assert all(role == "mixed" or " usually look" in f" {role}" for role in roles)
+    assert "the gap usually looks at my, his, her" in roles  # hidden noun to possessive
+    title = part(page, "head").last.locator("h3")
+    assert title.inner_text() == "Head 1.1 \N{MIDDLE DOT} usually looks at the word before"
+    assert title.locator("span").get_attribute("title") == "previous, mean weight 99%"
 
 
 def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str) -> None:

@@ -11,7 +11,7 @@ import { inTurn } from "../base/turns.js";
 import { maskOf } from "../store/places.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, LISTED, ROW, rowsInView } from "./lines.js";
-import { isRemoved, usually } from "./map.js";
+import { isRemoved, measured, usually } from "./map.js";
 import { arrange, cellNumbers, differenceFrom, endOfScale, seenIn, withDifference, wordsOfRows } from "./sight.js";
 import "./head.css";
 
@@ -304,7 +304,7 @@ export function headPart(ui, store, hands = null) {
     if (holds) return visible(shown.head.source.text.name || "");
     const role = store.data?.roles?.[name];
     const removed = isRemoved(state.edits, state.layer, state.head) ? el("span", { class: "changed" }, " · removed: it adds nothing") : null;
-    return [`Head ${name}`, el("span", { class: "dim" }, role ? ` · ${usually(role)}` : ""), removed];
+    return [`Head ${name}`, el("span", { class: "dim", title: role ? measured(role) : null }, role ? ` · ${usually(role[0])}` : ""), removed];
   }
 
   /**

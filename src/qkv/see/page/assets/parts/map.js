@@ -27,7 +27,7 @@ import "./map.css";
  * @typedef {{moved: number, word: string, from: number, to: number}} Effect  of removing a head: the probability that went to other
  *     words, the likeliest word, its probability before and after
  * @typedef {{value: number | null, text: string, said: string}} Value  that a colouring gives a head
- * @typedef {{layer: number, head: number, name: string, called: string, said: string, figure_: string, thumb: HTMLElement,
+ * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, thumb: HTMLElement,
  *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
  */
 
@@ -67,12 +67,28 @@ function headsInOrder({ layers, heads, measures }, order) {
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
 
+/** @type {Record<string, string>} */
+const PLACES = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
+/** @type {Record<string, string>} */
+const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
+
 /**
- * The role of a head in words: what it does on average, over many sentences.
+ * The role of a head in a reader's words: what it looks at on average, over many sentences.
+ * @param {string} role  as roles.json has it: "previous", "noun to article", "hidden verb to object"
+ */
+export function usually(role) {
+  if (PLACES[role]) return `usually looks at the ${PLACES[role]}`;
+  const [from, to] = role.replace("hidden ", "").split(" to ").map((name) => LITTLE[name] ?? `the ${name}`);
+  const gap = role.startsWith("hidden ");
+  return `${gap ? "the gap" : from} usually look${gap || from.startsWith("the ") ? "s" : ""} at ${to}`;
+}
+
+/**
+ * The same in the terms of those who measured it.
  * @param {[string, number]} role
  */
-export function usually([role, value]) {
-  return `usually ${role} (${number(value)})`;
+export function measured([role, value]) {
+  return `${role}, mean weight ${percent(value)}`;
 }
 
 // ---- a head taken out, and put back
@@ -221,13 +237,14 @@ export function mapPart(ui, store) {
     const thumb = el("span", { class: "thumb" });
     const figure = el("b", { class: "figure" }, figure_);
     const [role, value] = roles[name] ?? [usual, null];
-    const said = figure_ || (value === null ? role : usually([role, value]));
+    const said = figure_ || (value === null ? role : usually(role));
+    const term = value === null ? "" : measured([role, value]);
     const asked = store.data?.start?.heads?.includes(head);
-    const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, said].filter(Boolean).join(": ") },
+    const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name, title: [`head ${name}`, term || said].filter(Boolean).join(": ") },
       thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role ? el("span", { class: value === null ? "role dim" : "role" }, said) : null, figure));
     const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
       el("span", { class: "power-word" }));
-    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
+    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, term, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
   /** Brings the chosen head into the window on the map, where there is one. */
@@ -304,7 +321,7 @@ export function mapPart(ui, store) {
       fill(cell.figure, text);
       cell.figure.hidden = !text;
       if (now_ && !grid.contains(ui.focused())) move.at = i;
-      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), cell.said || said ? ": " : "", [cell.said, said].filter(Boolean).join("; "), removed ? " (removed)." : ".");
+      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), cell.said || said ? ": " : "", [cell.term ? `${cell.said} (${cell.term})` : cell.said, said].filter(Boolean).join("; "), removed ? " (removed)." : ".");
     });
     move.refresh();
     tabStop();
