@@ -24,14 +24,16 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Goal, Row, Way, at_most
+from qkv.see.page.play import TEXT
 
 ONCE = True  # a browser has threads of its own
 LENGTHS = {16: (0.1, 2.0), 64: (0.3, 4.0)}  # tokens: seconds for a key, and for a sweep
-MOTION = 2.0  # seconds for a motion of 1.5
+PRESS = 0.6  # seconds from a press on the first screen until nothing moves any more
+MOTION = 12.0  # seconds for a motion of 10.8
 NEW, TOKEN = 40, 0.04  # tokens that are written, and seconds for each
 TASK = 0.05  # seconds of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.00051  # what a chance of three digits may be off by
+SEEN = 0.0051  # what a probability may be off by that is shown as per cent
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
@@ -48,7 +50,18 @@ KEY = """([field, text]) => new Promise((resolve, reject) => {
   field.dispatchEvent(new InputEvent("input", { bubbles: true, composed: true }));
 })"""
 WORDS = """(rows) => rows.map((row) =>
-  [row.querySelector("th").textContent, Number(row.querySelector(".outcome-now").textContent)])"""
+  [row.querySelector("th").textContent, row.querySelector(".outcome-now").textContent])"""
+PRESSED = """() => new Promise((resolve, reject) => {
+  setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
+  const view = document.querySelector(".qkv-view").shadowRoot;
+  const ends = (one) => one.effect.getTiming().iterations === 1;
+  const moving = () => view.getAnimations().filter(ends);
+  new MutationObserver((_, watcher) => {
+    watcher.disconnect();
+    Promise.all(moving().map((one) => one.finished.catch(() => {}))).then(() => resolve(null));
+  }).observe(document.documentElement, { attributeFilter: ["data-painted"] });
+  view.querySelector("[data-qkv-first]").click();
+})"""
 SWEEP = """async ([text, place]) => {
   const found = [];
   await qkv.sweep(text, [], ({ layer, head, logits }) => {
@@ -89,6 +102,8 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
         browser = browser or launched(stack)
         page = browser and opened(stack, browser)
         words = first_words(model)
+        yield pressed(page, model)
+        to_lab(page)
         for tokens, (key, sweep) in LENGTHS.items():
             texts = Texts(model, max(8, tokens // shrink), words)
             fold(page)
@@ -125,6 +140,11 @@ def first_words(model: qkv.Model) -> Iterator[str]:
     return iter([word for word in known if word.isascii() and word.isalpha()][1000:])
 
 
+def share(said: str) -> float:
+    """What per cent on the page are as a share; "under 0.1%" as none."""
+    return 0.0 if said.startswith("under") else float(said.rstrip("%")) / 100
+
+
 def launched(stack: ExitStack) -> Any:
     """A browser; None where there is none."""
     ways = map(shutil.which, ("chromium-headless-shell", "chromium"))
@@ -149,6 +169,33 @@ def opened(stack: ExitStack, browser: Any) -> Any:
     page.wait_for_selector("html[data-qkv=ready]")
     page.evaluate(TASKS)
     return page
+
+
+def to_lab(page: Any) -> None:
+    """The page at its lab."""
+    if page is not None:
+        page.get_by_role("button", name="Open the lab").click()
+        page.locator("[data-part=sentence] textarea.text").wait_for()
+
+
+def pressed(page: Any, model: qkv.Model) -> Row:
+    """A press on the word that is to be pressed first: it is hidden, or seen again."""
+    name, goal = "a press on the first screen to rest", at_most(PRESS)
+    if page is None:
+        return Row(name, {"qkv": None}, (goal,))
+    forget(page)
+
+    def error(_: None) -> float:
+        hidden = page.locator("[data-qkv-first]").get_attribute("aria-pressed") == "true"
+        edits = {"hide": [page.locator("[data-qkv-first] bdi").inner_text()]} if hidden else {}
+        ((word, share_),) = model.predict(TEXT.format(model.mask), 1, **edits)[0]
+        gap = page.locator(".front > [data-part=stage] .gap")
+        shown = gap.locator("b").last.inner_text(), gap.locator("small").inner_text().split()[-1]
+        return abs(share_ - share(shown[1])) + float(shown[0] != word)
+
+    return Row(
+        name, {"qkv": Way(lambda: page.evaluate(PRESSED), error, SEEN)}, (goal, longest(page))
+    )
 
 
 def fold(page: Any) -> None:
@@ -193,7 +240,7 @@ def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
         (expected,) = texts.model.predict(asked[0], len(shown))
         assert len(texts.model.tokenize(asked[0])) == texts.tokens
         known = dict(expected)
-        return max(abs(known.get(word, 0.0) - chance) for word, chance in shown)
+        return max(abs(known.get(word, 0.0) - share(said)) for word, said in shown)
 
     return Row(name, {"qkv": Way(call, error, SEEN)}, (at_most(most), longest(page)))
 
@@ -246,7 +293,7 @@ def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
         most = np.sort(weights)[::-1]
         own = min(len(most), len(shown) - (len(shown) < len(most)))
         expected = [*most[:own], most[own:].sum()][: len(shown)]
-        found = [*sorted(map(float, shown[:own]), reverse=True), *map(float, shown[own:])]
+        found = [*sorted(map(share, shown[:own]), reverse=True), *map(share, shown[own:])]
         return float(np.abs(np.subtract(found, expected)).max())
 
     return Row(name, {"qkv": Way(call, error, SEEN)}, (at_most(MOTION), longest(page)))

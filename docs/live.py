@@ -159,7 +159,7 @@ def in_notebook(text: str, options: dict[str, str], body: str) -> str:
     """What a notebook says in place of the frame: how to open the same."""
     state = state_of(text, options)
     words = ["?" if token == "[MASK]" else token for token in model().tokenizer(text).tokens]
-    todo = ["press *Look inside*"]
+    todo = ["press *Open the lab*", "press *Look inside*"]
     if "head" in state:
         todo.append(f"choose head {state.get('layer', 0)}.{state['head']}")
     if "query" in state:

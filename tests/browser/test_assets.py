@@ -12,7 +12,7 @@ from .bundling import bundles
 ASSETS = bundles.ASSETS
 MODULES = sorted(path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*.js"))
 FORBIDDEN = [
-    *(r"\binnerHTML\b", r"\bouterHTML\b", r"insertAdjacentHTML", r"document\.write", r"\beval\b"),
+    *(r"\binnerHTML\b", r"\bouterHTML\s*=", r"insertAdjacentHTML", r"document\.write", r"\beval\b"),
     *(r"new Function", r"\bfetch\(", r"XMLHttpRequest", r"WebSocket", r"sendBeacon", r"\bimport\("),
     *(
         r"https?://(?!www\.w3\.org/2000/svg)",

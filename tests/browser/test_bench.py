@@ -18,7 +18,7 @@ def test_every_row_gives_the_truth(chromium: Browser) -> None:
             judged = goal.judged({"ways": {"qkv": {"seconds": 2.0}}})
             assert judged["value"] == 2.0 or 0 <= judged["value"] < 2.0
             assert judged["most"] is not None
-    assert len(names) == len(set(names)) == 7
+    assert len(names) == len(set(names)) == 8
 
 
 def test_what_is_wrong_is_seen(chromium: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +29,8 @@ def test_what_is_wrong_is_seen(chromium: Browser, monkeypatch: pytest.MonkeyPatc
         play, "SWEEP", play.SWEEP.replace("qkv.sweep(text", "qkv.sweep(`a ${text}`")
     )
     monkeypatch.setattr(play, "PLAYED", play.PLAYED.replace("${other} query", "next query"))
+    other = play.PRESSED.replace("[data-qkv-first]", "[data-token='2']")
+    monkeypatch.setattr(play, "PRESSED", other)
     monkeypatch.setattr(play, "WRITE", play.WRITE.replace("text, { max }", "text, { max: 9 }"))
     for row in play.rows(8, chromium):
         way = row.ways["qkv"]
@@ -40,5 +42,5 @@ def test_without_a_browser_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("QKV_CHROMIUM", raising=False)
     monkeypatch.setattr(play.shutil, "which", lambda _: None)
     found: list[Row] = list(play.rows())
-    assert [row.ways for row in found] == [{"qkv": None}] * 7
+    assert [row.ways for row in found] == [{"qkv": None}] * 8
     assert all(goal.judged({"ways": {}})["value"] is None for row in found for goal in row.goals)

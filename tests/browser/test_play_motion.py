@@ -98,7 +98,7 @@ def test_every_moment_is_the_trace(page: Page, trace: Trace) -> None:
     assert slider(page).input_value() == str(END)
     like(drawn(page)[-1], z[PLACE] / np.abs(v).max(), 3)
     assert figures(page)[0] == "weight"
-    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], [*weights, 1], atol=0.00051)
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], [*weights, 1], atol=0.0051)
     to(page, 10)
     assert figures(page) == [""] * 12
     like(drawn(page)[:-1], np.stack([q[PLACE] / np.abs(q).max(), *(k / np.abs(k).max())]), 3)
@@ -147,7 +147,7 @@ def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
     assert moments == sorted(moments)
     assert names(page)[0] == trace.tokens[3]
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
-    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.00051)
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.0051)
     page.evaluate("moments.length = 0")
     pause(page, 600)
     assert set(page.evaluate("moments")) == {END}
@@ -196,7 +196,7 @@ def test_where_motion_is_not_wanted_its_end_stands_at_once(
     assert set(page.evaluate("moments")) == {END}
     assert not motion(page).get_by_role("button").is_visible()
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
-    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.00051)
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.0051)
     to(page, 30)
     assert figures(page)[0] == "score"
 
@@ -216,7 +216,7 @@ CASES: dict[str, tuple[list[Edit], str, str]] = {
     "temperature": ([{"op": "scale", "value": 0.3}], f"{TIMES} 0.300", ""),
     "given": (
         [{"op": "row", "layer": 3, "head": 2, "query": 7, "weights": [0.5, 0.5, *[0] * 8]}],
-        "0.500",
+        "50%",
         "You gave this row its weights",
     ),
     "removed": ([{"op": "ablate", "layer": 3, "head": 2}], "removed", "This head is removed"),
@@ -230,7 +230,7 @@ def test_what_the_reader_changed_is_said(quick: Visit, html: str, exact: Model, 
     found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
     weights = found.pattern[LAYER][NUMBER][PLACE]
     shown = [0.0 if x == "hidden" else read(x) for x in figures(page)[1:-1]]
-    np.testing.assert_allclose(shown, weights, atol=0.00051)
+    np.testing.assert_allclose(shown, weights, atol=0.0051)
     seen = []
     for at in (34, 36, END):
         to(page, at)
@@ -251,7 +251,7 @@ def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: 
     best = sorted(np.argsort(-weights)[:11])
     assert names(page)[1:-1] == [*(trace.tokens[i] for i in best), f"{size - 11} others"]
     expected = [*weights[best], weights.sum() - weights[best].sum(), 1]
-    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], expected, atol=0.00051)
+    np.testing.assert_allclose([read(x) for x in figures(page)[1:]], expected, atol=0.0051)
     v, z = vectors(trace, "v"), vectors(trace, "z")
     like(drawn(page)[-1], z[place] / np.abs(v).max(), 3)
     to(page, 45)

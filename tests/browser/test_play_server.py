@@ -81,7 +81,7 @@ def open_served(chromium: Browser) -> Iterator[Open]:
                     asked.url.startswith((address, "data:")) or complaints.append(asked.url)
                 ),
             )
-            page.goto(f"{address}/")
+            page.goto(f'{address}/#view="lab"')
             page.evaluate("qkv.model")
             return page
 

@@ -29,8 +29,11 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
         plain: whether scores are products of queries and keys, and nothing else, in every layer.
     """
     about = about_of(model, scales, plain)
+    known = known_of(model)
     start = _start(model, about["mask"])
-    payload = payload_of("play", model.name, [], model=model.name, start=start, **known_of(model))
+    if known["guesses"] or known["next"]:
+        start["view"] = "front"
+    payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
     call = (
         'page.openServer(JSON.parse(document.getElementById("qkv-served").textContent), '
         'document.getElementById("qkv-key"));'

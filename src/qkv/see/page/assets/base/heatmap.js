@@ -23,7 +23,8 @@ export const MATRICES = new WeakMap(); // the options of each heat map, by its n
  * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
  * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
  * onnumber(c) or (null): a number of one of those vectors is pointed at;
- * cell: {min, max, height}; bar: its name | false; say: how its numbers are written; absent: what a grey cell is, where there is no such cell.
+ * cell: {min, max, height}; bar: its name | false; say: how its numbers are written; absent: what a grey cell is, where
+ * there is no such cell.
  * @param {Ui} ui
  * @param {any} options
  */

@@ -3,7 +3,7 @@
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, fixed, number, visible } from "../base/text.js";
+import { count, number, percent, visible } from "../base/text.js";
 import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { vectorsOf } from "./head.js";
 import { isRemoved } from "./map.js";
@@ -416,7 +416,7 @@ export function motionPart(ui) {
     if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
     if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
-    if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${fixed(total, 2)}.`, its(`${number(best.score)} → ${fixed(best.weight, 3)}`)];
+    if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${percent(total)}.`, its(`${number(best.score)} → ${percent(best.weight)}`)];
     if (moment === 4) return "Each key hands over its value, which shrinks to the key's weight.";
     if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
     return ["The values, as high as their weights, are laid on each other and blend: what this head gives to ", word(name), "."];
@@ -434,13 +434,13 @@ export function motionPart(ui) {
     const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled] };
     /** @param {Rising} one @returns {[string, boolean]} */
     const figure = ({ others, raw, score, weight, own }) => {
-      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [fixed(weight, 3), given];
+      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [percent(weight), given];
       if (!due || others) return ["", false];
       if (due === "raw") return [number(raw), false];
       return score === -Infinity ? ["hidden", own] : [number(score), rescaled];
     };
     /** @type {[string, boolean]} */
-    const foot = !weighed ? ["", false] : removed && due === "end" ? ["removed", true] : [fixed(total, 3), false];
+    const foot = !weighed ? ["", false] : removed && due === "end" ? ["removed", true] : [percent(total), false];
     /** @type {[string, boolean][]} */
     const all = [heads[due] ?? ["weight", given], ...rows.map(figure), foot];
     list.querySelectorAll(".motion-figure").forEach((/** @type {HTMLElement} */ cell, /** @type {number} */ i) => {

@@ -75,8 +75,8 @@ export function stage(ui, onword = null) {
     if (!old) fill(gap.guess, next);
     else {
       old.className = "leaving";
-      old.addEventListener("animationend", () => old.remove());
-      setTimeout(() => old.remove(), 600); // where nothing moves, nothing ends
+      const leaves = old.getAnimations().map((/** @type {Animation} */ { finished }) => finished);
+      Promise.all(leaves).finally(() => old.remove()); // at once where nothing moves
       for (const other of gap.guess.querySelectorAll(".leaving")) if (other !== old) other.remove();
       gap.guess.append(next);
     }
@@ -141,7 +141,8 @@ export function stage(ui, onword = null) {
     guessNow(now);
     const T = now.run.tokens.length;
     const { place } = now.state;
-    from = all.findIndex(({ first, last, gap: missing }) => missing || (place !== null && first <= place && place < last && !all.at(-1)?.gap));
+    const hasGap = all.some(({ gap: missing }) => missing);
+    from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : place !== null && first <= place && place < last));
     const row = bare || place === null ? null : meanRow(now, place, T);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
     fill(legend, row ? `A thicker line: the ${gap ? "gap" : "word"} looks there more, over all ${now.model.layers * now.model.heads} heads.` : null);

@@ -114,7 +114,8 @@ export function beatScreen(ui, store) {
   async function askHidden() {
     const [before, now] = await Promise.all([guessed(HIDDEN.text), guessed(HIDDEN.text, HIDDEN.word)]);
     const best = now[0].name;
-    const names = [...new Set([before[0].name, best, ...now.slice(1).map(({ name }) => name), ...before.map(({ name }) => name)])].slice(0, OFFERED).sort();
+    const likely = [before[0], ...now, ...before].map(({ name }) => name);
+    const names = [...new Set(likely)].slice(0, OFFERED).sort();
     text.onsubmit = (/** @type {Event} */ event) => event.preventDefault();
     const [front, back] = HIDDEN.text.replace(HIDDEN.word, "\0").split("\0");
     fill(text, front, el("s", { class: "hidden-word" }, HIDDEN.word), back.replace("_", "?"));

@@ -68,7 +68,7 @@ export function watchScreen(ui, store) {
     names[0].setAttribute("transform", `translate(${wide / 2} ${tall - 6})`);
     names[1].setAttribute("transform", `translate(14 ${tall / 2}) rotate(-90)`);
     const all = paths.at.flat();
-    const [low, high] = [0, 1].map((axis) => [Math.min(...all.map((p) => p[axis])), Math.max(...all.map((p) => p[axis]))]).reduce((ends, [a, b]) => [[...ends[0], a], [...ends[1], b]], /** @type {number[][]} */ ([[], []]));
+    const [low, high] = [Math.min, Math.max].map((end) => [0, 1].map((axis) => end(...all.map((p) => p[axis]))));
     const unit = Math.min((wide - 2 * MARGIN) / (high[0] - low[0] || 1), (tall - 2 * MARGIN) / (high[1] - low[1] || 1));
     /** @param {[number, number]} p */
     const place = (p) => [wide / 2 + (p[0] - (low[0] + high[0]) / 2) * unit, tall / 2 - (p[1] - (low[1] + high[1]) / 2) * unit];
