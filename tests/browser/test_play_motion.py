@@ -115,7 +115,7 @@ def test_every_moment_is_the_trace(page: Page, trace: Trace) -> None:
     assert figures(page)[0] == "÷ √32"
     np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], scaled, atol=0.0052)
     assert said(page).endswith(
-        f"sum to 1.00. For {name}: {scaled[best]:.2f} → {weights[best]:.3f}."
+        f"sum to 100%. For {name}: {scaled[best]:.2f} → {weights[best]:.0%}."
     )
     to(page, 45)
     like(drawn(page)[1:-1], v / np.abs(v).max(), 3)
