@@ -15,7 +15,7 @@ from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_percent, is_written
 from .play import address, after, button, in_lab, opened_at, part, ready, shown
-from .playing import laid_out, until
+from .playing import laid_out, picture, until
 from .support import Visit, press, read, readout
 from .test_play_page import check_layout
 
@@ -269,3 +269,12 @@ def test_the_first_is_green_and_the_second_violet_wherever_they_are_told_apart(
         for titles in (own.locator(".side h4"), own.locator(".both-maps h4")):
             edge = titles.nth(k).evaluate("one => getComputedStyle(one).borderLeftColor")
             assert edge == rgb
+
+
+def test_what_the_reader_hid_is_orange_in_the_pictures_of_both(quick: Visit, html: str) -> None:
+    hid = {"op": "hide", "token": 3}  # "a", which both have
+    page = opened(quick, html, edits=[hid])
+    for k in (0, 1):
+        canvas = part(page, "second").locator(".both-maps canvas").nth(k)
+        red, _, blue = (picture(canvas)[..., at].astype(int) for at in (0, 1, 2))
+        assert (red > blue + 60).sum() > 50

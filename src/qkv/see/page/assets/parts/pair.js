@@ -270,7 +270,12 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
       /** @param {number} i @param {number} j */
       const value = (i, j) => weightAt(k, i, j);
       const entries = heads[k].sparse ? (/** @type {number} */ i) => knownOf(k, i) : null;
-      return { ...axes, absent: lacks[k] && `no such token in ${names[k]}`, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
+      /** @param {number} i @param {number} j */
+      const changed = (i, j) => {
+        const [r, c] = cellAt(k, i, j);
+        return typeof r === "number" && typeof c === "number" && heads[k].changed(r, c);
+      };
+      return { ...axes, ...(heads[k].live ? { changed } : {}), absent: lacks[k] && `no such token in ${names[k]}`, label: `${kind}s in ${names[k]}`, value, entries, extra: extra(value), bar: `${kind}${at.stretch ? ", stretched" : ""}` };
     });
     const entries = heads.some(({ sparse }) => sparse) ? differencesOf : null;
     const words = [`${kind}s in ${names[1]} minus those in ${names[0]}`, `${names[1]} minus ${names[0]}`];
