@@ -55,9 +55,9 @@ def _sum(given: Examples) -> Card:
         "look at it.",
         "ask": "What becomes of its share?",
         "options": [
-            "It is lost: less than 1 is left",
-            "The others take it over: still 1",
-            "All get more: over 1",
+            "It is lost: less than 100% is left",
+            "The others take it over: still 100%",
+            "All get more: over 100%",
         ],
         "probes": [
             _probe(head, one.place, one.words[word]),
@@ -272,7 +272,7 @@ def _worth(given: Examples) -> Card | None:
         "options": [f"*{word}*" for word in words],
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},
-        "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the chance "
+        "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the probability "
         f"goes to other words), without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
         "A weight says where was looked, not what it was worth: to know that, take it away.",
         "before": _state(one, head, tab="result"),
