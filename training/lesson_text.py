@@ -248,8 +248,9 @@ def _equal(given: Examples) -> Card | None:
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},
         "told": f"Without head {_name(less)}, {_first(one, _removed(less))} ({at[less]} of the "
-        f"chance goes to other words), without head {_name(more)}, {_first(one, _removed(more))} "
-        f"({at[more]}). Equal weights, unequal effects: a weight does not say what was read there.",
+        f"probability goes to other words), without head {_name(more)}, "
+        f"{_first(one, _removed(more))} ({at[more]}). Equal weights, unequal effects: "
+        "a weight does not say what was read there.",
         "before": _state(one, heads[0]),
         "after": _state(one, more, edits=_removed(more), tab="result"),
     }
