@@ -5,22 +5,66 @@
 Needs what `make browser` needs.
 """
 
+import io
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
 
 import qkv
 
 HERE = Path(__file__).parent
+RESTS, STEPS, STEP = 1800, range(0, 401, 50), 50  # of the moving picture, in milliseconds
+# Holds what moves once after a press, and takes it to a moment.
+HELD = """(at) => {
+  const all = document.querySelector(".qkv-view").shadowRoot.getAnimations();
+  const moving = all.filter((one) => one.effect.getTiming().iterations === 1);
+  for (const one of moving) { one.pause(); one.currentTime = Math.min(at, 399); }
+  return moving.length;
+}"""
+
+
+def press_in_motion(page: Page) -> None:
+    """The first screen as a word is hidden and seen again, as play.gif."""
+    frames, lasts = [], []
+
+    def take(milliseconds: int) -> None:
+        frames.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+        lasts.append(milliseconds)
+
+    for _ in range(2):
+        take(RESTS)
+        page.evaluate(
+            """() => {
+              const view = document.querySelector(".qkv-view").shadowRoot;
+              view.querySelector("[data-qkv-first]").click();
+            }"""
+        )
+        while not page.evaluate(HELD, 0):
+            page.wait_for_timeout(5)
+        for at in STEPS:
+            page.evaluate(HELD, at)
+            take(STEP)
+        page.evaluate(
+            """() => document.querySelector(".qkv-view").shadowRoot.getAnimations()
+              .filter((one) => one.effect.getTiming().iterations === 1)
+              .forEach((one) => one.finish())"""
+        )
+    path = HERE / "play.gif"
+    small = [frame.resize((960, frame.height * 960 // frame.width)) for frame in frames]
+    colours = small[len(small) // 2].quantize(64)
+    first, *others = [frame.quantize(palette=colours) for frame in small]
+    first.save(path, save_all=True, append_images=others, duration=lasts, loop=0, optimize=True)
+    print(path.name, f"{path.stat().st_size:,} bytes")
 
 
 def main() -> None:
     model = qkv.load()
     views = {  # what to show, how much of it, and what to press first
-        "play": (qkv.play(model=model), 680, None),
+        "play": (qkv.play(), 560, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
     }
     named = os.environ.get("QKV_CHROMIUM")
@@ -44,6 +88,8 @@ def main() -> None:
             path = HERE / f"{name}.png"
             page.screenshot(path=path)
             print(path.name, f"{path.stat().st_size:,} bytes")
+            if name == "play":
+                press_in_motion(page)
         browser.close()
 
 
