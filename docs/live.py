@@ -170,7 +170,7 @@ def in_notebook(text: str, options: dict[str, str], body: str) -> str:
         todo.append(f"colour the map by *{COLOURINGS[state['colouring']]}*")
     for edit in state.get("edits", []):
         if edit["op"] == "causal":
-            todo.append("let *Each token* see *what came before*")
+            todo.append("set *Each token* to *sees earlier tokens only*")
         elif edit["op"] == "hide":
             todo.append(f"hide *{words[edit['token']]}*")
         else:

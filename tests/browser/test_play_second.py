@@ -210,7 +210,7 @@ def test_a_second_sentence_is_begun_shared_and_taken_away(visit: Visit, html: st
     laid_out(again)
     assert shown(again).replace("Undo", "") == held.replace("Undo", "")
     assert again.get_by_label("A second sentence beside it").input_value() == SECOND
-    after(page, button(page, "Take it away").click)
+    after(page, button(page, "Remove it").click)
     assert shown(page) == plain
     after(page, button(page, "Undo").click)
     assert field.input_value() == SECOND

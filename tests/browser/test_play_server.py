@@ -135,7 +135,7 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
     page = open_served("--model", tmp_path)
     assert re.match("(Best guess|Not sure) after ", painted(page))
     assert "[MASK]" not in page.locator(".view").inner_text()
-    assert page.get_by_text("sees all that the model lets it").count() == 1
+    assert page.get_by_text("sees all that the model allows").count() == 1
     text = "the cat"
     ids = model.tokenize(text).ids.tolist()
     row = {**EDITS[5], "weights": [0.2] * len(ids), "query": 3}
@@ -235,7 +235,7 @@ def test_a_mask_of_another_name(open_served: Open, tmp_path: Path) -> None:
     tokenizer.write_text(tokenizer.read_text("utf-8").replace("[MASK]", "<mask>"), "utf-8")
     page = open_served("--model", tmp_path)
     assert re.match("Best guess: |Not sure: its best guess is ", painted(page))
-    assert "<mask> or _ is a word for the model to guess." in page.locator(".view").inner_text()
+    assert "<mask> or _ marks a word for the model to guess." in page.locator(".view").inner_text()
     chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
     page.get_by_label("Your sentence").fill("the cat sat on the <mask>")
     chips.get_by_text("?").wait_for()
@@ -332,7 +332,7 @@ def test_it_writes_on(open_served: Open, tmp_path: Path) -> None:
     assert new["ids"] == model.generate("a b", max_new_tokens=12, edit=edits).ids
     patch = [{"op": "patch", "at": "z", "layer": 0, "from": "b a"}]
     said = page.evaluate(f"{ask_edited}.catch(({{message}}) => message)", [options, patch])
-    assert said == 'generate: a server does not write on with "patch" in force: take it back first'
+    assert said == 'generate: the server cannot generate with "patch" in force: undo it first'
     page.get_by_label("Your sentence").fill("a b")
     part = page.locator("[data-part=writing]")
     part.locator("input[type=range]").fill("0")

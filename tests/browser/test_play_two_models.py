@@ -90,7 +90,7 @@ def test_run_is_the_encoders_and_generate_the_decoders(
     said = page.evaluate("qkv.run('a', [], {model: 'other'}).catch(({message}) => message)")
     assert said == 'qkv: model is "other": this page has encoder, decoder'
     said = page.evaluate("qkv.generate('a', {model: 'encoder'}).catch(({message}) => message)")
-    assert said == "generate: books names missing words and writes none: ask it to run"
+    assert said == "generate: books is an encoder and cannot generate: call qkv.run"
 
 
 def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
@@ -103,7 +103,7 @@ def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
     text = "the cat " * 150
     said = page.evaluate("text => qkv.run(text).catch(({message}) => message)", text)
     assert said == (
-        "run: the text has 302 tokens, and patterns of all layers are given up to 256: name some "
+        "run: the text has 302 tokens, and patterns of all layers are returned up to 256: name some "
         "in layers"
     )
     found = page.evaluate(RUN, [text, [], {"layers": [1], "at": [301]}])

@@ -150,7 +150,7 @@ def test_it_can_be_stopped_and_made_the_text(page: Page) -> None:
     assert ids_of(page) == []
     written(page)
     text = part(page).locator(".written").inner_text()
-    button(page, "Make it the text").click()
+    button(page, "Use as the sentence").click()
     expect(page.get_by_label("Your sentence")).to_have_value(re.compile(f"^{TEXT}.+"))
     expect(part(page)).to_have_attribute("data-writing", "none")
     assert len(text) > len(TEXT)

@@ -167,7 +167,7 @@ class CompareView(HeadShown):
         values = self.similarity.tolist()
         least = float(np.nan_to_num(self.similarity).min())
         return Lines(
-            title=f"How alike {self.word} is in A and in B",
+            title=f"How similar {self.word} is in A and in B",
             explained="cosine",
             lines=[Line(list(enumerate(values)))],
             names=places_of_layers(len(values) - 1),

@@ -83,7 +83,7 @@ function* run(question) {
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const T = tokens.length;
   if (T > MOST_PATTERNS && !question.layers)
-    throw new RangeError(`run: the text has ${T} tokens, and patterns of all layers are given up to ${MOST_PATTERNS}: name some in layers`);
+    throw new RangeError(`run: the text has ${T} tokens, and patterns of all layers are returned up to ${MOST_PATTERNS}: name some in layers`);
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
   const resid = steps.map(handedOn); // (T, D), layers + 1 times
@@ -125,7 +125,7 @@ function* sweep(question) {
  */
 function* generate(question) {
   const { read, own } = asked(question);
-  if (!model.sizes.next) throw new TypeError(`generate: ${model.name} names missing words and writes none: ask it to run`);
+  if (!model.sizes.next) throw new TypeError(`generate: ${model.name} is an encoder and cannot generate: call qkv.run`);
   if (!read.length) throw new RangeError("generate: the text is empty: there is no token to go on from");
   const choice = choiceOf(question.options);
   const ids = read.map(({ id }) => id);

@@ -139,7 +139,7 @@ function changes(compare, text) {
 }
 
 /**
- * How alike the shared word is layer by layer, and what it looks at most on each side.
+ * How similar the shared word is layer by layer, and what it looks at most on each side.
  * @param {Required<Compared>} compare
  * @param {any} data
  * @param {(layer: number, head: number) => void} open
@@ -166,7 +166,7 @@ function shared(compare, data, open) {
   return [
     compare.similarity.length
       ? panel(
-          ["How alike ", name, " is in both, by layer (cosine)"],
+          ["How similar ", name, " is in both, by layer (cosine)"],
           layerChart(compare.similarity, data.texts[0].layers, "cosine"),
         )
       : null,

@@ -44,11 +44,11 @@ export function changesPart(ui, store) {
     };
     fill(
       list,
-      all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "take back" }, "×")))),
-      all.length > 1 ? el("li", {}, el("button", { type: "button", class: "all", onclick: () => store.set({ edits: [] }) }, "Take all back")) : null,
+      all.map(({ said, gone }) => el("li", {}, el("button", { type: "button", onclick: back(gone) }, said, el("span", { class: "cross", "aria-label": "undo" }, "×")))),
+      all.length > 1 ? el("li", {}, el("button", { type: "button", class: "all", onclick: () => store.set({ edits: [] }) }, "Undo all")) : null,
     );
     const offer = run && offerOf(store.data, now);
-    fill(why, offer?.on ? offer.why : all.length ? null : "Nothing is changed yet: what you change will stand here, to be taken back.");
+    fill(why, offer?.on ? offer.why : all.length ? null : "No changes yet. Your changes appear here; click one to undo it.");
     if (!run) return;
     masks.update(/** @type {Now} */ (now));
     heat.update(/** @type {Now} */ (now));
@@ -143,7 +143,7 @@ function maskMenu(ui, store) {
   let size = 0;
   /** @param {number} reach */
   const sees = (reach) => (reach === 1 ? "sees 1 token to each side" : `sees ${reach} tokens to each side`);
-  const options = [["none", store.data.next ? "sees all that the model lets it" : "sees all"], ["causal", "sees what came before"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
+  const options = [["none", store.data.next ? "sees all that the model allows" : "sees all"], ["causal", "sees earlier tokens only"], ...WINDOWS.map((reach) => [String(reach), sees(reach)])];
   const menu = choice(ui, "Each token", options, "none", (value) => {
     const others = editsNow(store).filter((edit) => !everywhere(edit));
     const put = value === "none" ? [] : value === "causal" ? [{ op: "causal" }] : windowMasks(size, Number(value));
@@ -156,7 +156,7 @@ function maskMenu(ui, store) {
     const painted = edits.some(({ op, layer }) => op === "mask" && layer === undefined);
     const value = edits.some(({ op }) => op === "causal") ? "causal" : reach !== null ? String(reach) : painted ? "painted" : "none";
     const known = options.some(([name]) => name === value);
-    menu.put(known ? options : [...options, [value, reach === null ? "sees what you left" : sees(reach)]]);
+    menu.put(known ? options : [...options, [value, reach === null ? "sees what you left visible" : sees(reach)]]);
     menu.set(value);
   };
   return { node: menu.node, update };

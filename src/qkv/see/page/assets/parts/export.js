@@ -58,7 +58,7 @@ function wordNumbers({ run, original, model }) {
 }
 
 /**
- * How alike the word stays to itself, layer by layer.
+ * How similar the word stays to the original, layer by layer.
  * @param {Now} now
  * @returns {Table}
  */

@@ -235,7 +235,7 @@ export function headPart(ui, store, hands = null) {
     strip(values, places.length, (k, c) => (places[k] === undefined ? 0 : vectors.v.at(places[k], c) / vectors.v.high));
     strip(result, 1, (_, c) => vectors.z.at(tokenOf(active()[0]), c) / vectors.z.high);
     operand.style.setProperty("--header", `${list.node.querySelector(".from").offsetHeight}px`);
-    operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, what the weights make of them`);
+    operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, their weighted sum`);
   }
 
   /**
@@ -343,7 +343,7 @@ export function headPart(ui, store, hands = null) {
     const drawn = refresh({ ...aboutOf(far), ...layout() }, was !== as);
     around.hidden = !vectors;
     if (vectors)
-      fill(around, `Each row of cells is a query, each column a key. Q, left of the rows, and K, above the columns, are ${vectors.d} numbers of each token; how well they fit is the score. V is what a key hands over, below it what the weights make of it (blue above 0, red below).`);
+      fill(around, `Each row is a query, each column a key. Q (left of the rows) and K (above the columns) are ${vectors.d} numbers per token; their dot product is the score. V is what each key contributes; below it is the weighted sum (blue above 0, red below).`);
     if (paint) paint.node.hidden = !state.inside;
     table.node.hidden = !state.inside || head.sparse;
     if (!table.node.hidden) table.set(() => weightsTold(head));

@@ -290,13 +290,13 @@ export function mapPart(ui, store) {
   function explained() {
     const { state, run } = now;
     const opens = !state.only || state.only.includes("head") ? ["Choose one to open it."] : [];
-    const switches = live ? ["Its switch takes it out."] : [];
+    const switches = live ? ["Its switch turns it off."] : [];
     if (state.colouring === "pattern")
-      return ["Each square is a head: down the tokens that look, across those that are looked at.", ...opens, ...switches].join(" ");
+      return ["Each square is a head: rows are queries, columns are keys.", ...opens, ...switches].join(" ");
     if (state.colouring === "change")
       return state.edits.length
-        ? "Weights now minus weights in the original, blue for more and red for less. The number is the share of a row's weight that went elsewhere, on average (half the sum of the differences)."
-        : "Nothing is changed yet, so nothing differs.";
+        ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (half the sum of the absolute differences)."
+        : "No changes yet, so nothing differs.";
     if (state.place === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";

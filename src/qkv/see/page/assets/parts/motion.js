@@ -417,9 +417,9 @@ export function motionPart(ui) {
     if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
     if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${percent(total)}.`, its(`${number(best.score)} → ${percent(best.weight)}`)];
-    if (moment === 4) return "Each key hands over its value, which shrinks to the key's weight.";
+    if (moment === 4) return "Each key contributes its value, scaled by its weight.";
     if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
-    return ["The values, as high as their weights, are laid on each other and blend: what this head gives to ", word(name), "."];
+    return ["The scaled values add up to what this head gives to ", word(name), "."];
   }
 
   /**

@@ -108,7 +108,7 @@ function inShort(now, told) {
 }
 
 /**
- * The sentence of a model that gives no logits: how alike the last vector of the word stays to itself.
+ * The sentence of a model that gives no logits: how alike the last vector of the word stays to the original.
  * @param {Looked} now
  */
 function wordlessHeadline(now) {
@@ -274,7 +274,7 @@ export function outcomePart(ui, store) {
     headline.toggleAttribute("data-old", !known);
     if (run && state.place === null) {
       headline.removeAttribute("data-old");
-      fill(headline, "There is no word here to look at: write a sentence.");
+      fill(headline, "There is no word to look at yet: write a sentence.");
       for (const part of [bars, more]) fill(part);
       drawn = "";
     }
@@ -297,7 +297,7 @@ export function outcomePart(ui, store) {
    */
   function whatMoved(now, box) {
     if (!now.state.edits.length) {
-      box.append(el("p", { class: "note" }, "Hide a word or remove a head: here stands how far that reaches, layer by layer and head by head."));
+      box.append(el("p", { class: "note" }, "Hide a word or remove a head to see how far the change reaches, layer by layer and head by head."));
       return null;
     }
     const there = word(nameAt(now, now.state.place));
@@ -305,11 +305,11 @@ export function outcomePart(ui, store) {
     const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.place, T));
     const room = el("div", { class: "outcome-chart" });
     box.append(
-      el("div", {}, el("h4", {}, "How alike ", there, " stays to itself"), el("p", { class: "note" },
-        "The cosine between its vectors in the original and now: behind the embeddings, then behind each layer."), room, alikeTable(alike)),
+      el("div", {}, el("h4", {}, "How similar ", there, " stays to the original"), el("p", { class: "note" },
+        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), room, alikeTable(alike)),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
-        "The share of its weight that is no longer where it was: of each row, and the mean of all rows. Bars go from 0% to 100%.",
-        "No head's pattern changed that it shows: of no row has 0.1% of the weight moved.")),
+        "The share of attention weight that has moved, averaged over all rows. Bars go from 0% to 100%.",
+        "No head changed visibly: in each, less than 0.1% of the weight has moved.")),
     );
     const paint = () => fill(room, alikeChart(room, alike));
     paint();
@@ -332,7 +332,7 @@ function wordBars(now, { rows }) {
   return [
     el("h3", {}, title),
     wordTable(rows, edited ? ["before", "now"] : null),
-    edited ? barLegend(["before", "now"], ` · new, lost: among the ${FIRST} likeliest only now, only before`) : null,
+    edited ? barLegend(["before", "now"], ` · new, lost: among the ${FIRST} likeliest only now, or only before`) : null,
   ];
 }
 
@@ -370,7 +370,7 @@ export function wordTable(rows, names) {
 }
 
 /**
- * How alike a word stays, as a line; the axis goes from the lowest to 1.
+ * How similar a word stays, as a line; the axis goes from the lowest to 1.
  * @param {HTMLElement} room
  * @param {number[]} alike
  */

@@ -121,7 +121,7 @@ export function saveMenu(ui, around, about) {
       const called = `${fileName(name, there().text)}.${kind}`;
       const free = letsFilesOut();
       handOver(called, blob ?? new Blob([text], { type: kind === "svg" ? "image/svg+xml" : "text/csv" }));
-      fill(done, free ? `Saved: ${called}` : `The frame around this page may forbid to save ${called}.${text ? " Here it is to copy." : " Open the page in a window of its own for that."}`);
+      fill(done, free ? `Saved: ${called}` : `The frame around this page may not allow saving ${called}.${text ? " Copy it from here." : " Open the page in its own window instead."}`);
       if (!free && text) {
         paper ??= toTakeAway(ui);
         box.append(paper.node);
@@ -196,7 +196,7 @@ export function toTakeAway(ui) {
       await navigator.clipboard.writeText(text.value);
       fill(done, "Copied.");
     } catch {
-      fill(done, "Marked: copy it with the keys of your system.");
+      fill(done, "Selected: press Ctrl+C or ⌘C to copy it.");
     }
   }
 

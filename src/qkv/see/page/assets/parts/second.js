@@ -30,8 +30,8 @@ const FEWEST = 0.005; // a smaller difference of a row of weights is none
 export function secondPart(ui, store) {
   const id = ui.id("second");
   const field = el("textarea", { id, class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
-  const begin = el("button", { type: "button", onclick: () => store.set({ second: last.sentence }) }, "Begin with mine");
-  const away = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: null }) }, "Take it away");
+  const begin = el("button", { type: "button", onclick: () => store.set({ second: last.sentence }) }, "Start from mine");
+  const away = el("button", { type: "button", class: "in-whole", onclick: () => store.set({ second: null }) }, "Remove it");
   const [fit, unread] = [el("p", { class: "note" }), el("div", { class: "unread" })];
   const pair = pairPart(ui, { onpick: picked });
   const [alike, words] = [el("div", {}), el("div", {})];
@@ -85,7 +85,7 @@ export function secondPart(ui, store) {
     if (made === drawn) return;
     drawn = made;
     const lost = state.edits.length - second.edits.length;
-    fill(fit, lost ? `What you changed holds for both, but for ${lost} of ${state.edits.length}: the second sentence has its own words.` : "What you changed holds for both.");
+    fill(fit, lost ? `Your changes apply to both sentences, except ${lost} of ${state.edits.length}: the second sentence has other words.` : "Your changes apply to both sentences.");
     const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.place ?? 0, second.run.tokens.length - 1);
     pair.set({
       state,
@@ -102,7 +102,7 @@ export function secondPart(ui, store) {
 }
 
 /**
- * How alike the chosen tokens are, and the heads in which they look at different words; gives what draws the chart.
+ * How similar the chosen tokens are, and the heads in which they look at different words; gives what draws the chart.
  * @param {Two} now
  * @param {HTMLElement} box
  * @param {number} other
@@ -114,11 +114,11 @@ function drawAlike({ state, run, second }, box, other, store) {
   const [a, b] = [run.tokens[own], second.run.tokens[other]];
   const name = a === b ? [word(a), " is in both"] : [word(a), " and ", word(b), " are"];
   const room = el("div", { class: "outcome-chart" });
-  fill(box, el("div", {}, el("h4", {}, "How alike ", name), el("p", { class: "note" },
-    "The cosine between the vector in the first sentence and that in the second: behind the embeddings, then behind each layer."), room, alikeTable(alike, "cosine between both")),
+  fill(box, el("div", {}, el("h4", {}, "How similar ", name), el("p", { class: "note" },
+    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), room, alikeTable(alike, "cosine between both")),
     el("div", {}, el("h4", {}, "Where they look at different words"),
-      headList(store, apart(run, second, own, other), "The share of the row's weight that is with other tokens in the second sentence. Bars go from 0% to 100%.",
-        "In no head: everywhere less than 0.5% of the weight is with other tokens.")));
+      headList(store, apart(run, second, own, other), "The share of the row's weight that goes to other tokens in the second sentence. Bars go from 0% to 100%.",
+        "In no head: in each, less than 0.5% of the weight goes to other tokens.")));
   const paint = () => fill(room, alikeChart(room, alike));
   paint();
   return paint;

@@ -27,7 +27,7 @@ export function writingPart(ui, store) {
   const write = el("button", { type: "button", class: "on", "data-qkv-first": true, onclick: () => begin() }, "Write on");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
   const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
-  const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Make it the text");
+  const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Use as the sentence");
   const heat = el("input", { type: "range", min: 0, max: HOTTEST, step: 0.1, value: USUAL, id: ui.id("heat"), oninput: () => sayHeat() });
   const degree = el("output", { for: heat.id });
   const length = choice(ui, "Tokens", LENGTHS.map((count) => [count, String(count)]), LENGTHS[1], () => {});
@@ -143,7 +143,7 @@ export function writingPart(ui, store) {
   /** What else the model might have written at the token that is looked at. */
   function instead() {
     const at = chosen === null ? null : tokens[chosen];
-    if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Choose a new word: what it looked at, and what might have stood in its place.") : null);
+    if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what it looked at and which words could have come instead.") : null);
     const { words } = told.model;
     fill(
       about,
@@ -151,7 +151,7 @@ export function writingPart(ui, store) {
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share) } },
           el("bdi", {}, visible(plainName(words[id]))), el("b", {}, percent(share)))))),
-      el("p", { class: "note" }, `The lines: what was looked at while this word was chosen, ${headName()}; a thicker line is a larger weight. Choose another word, and the text goes on from it.`),
+      el("p", { class: "note" }, `Lines show what the model looked at when it chose this word, ${headName()}. A thicker line is a larger weight. Choose another word to continue from it.`),
     );
   }
 

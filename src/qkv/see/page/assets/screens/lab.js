@@ -86,7 +86,7 @@ export function labScreen(box, ui, store, shared) {
   let [last, told] = []; // what was heard, and the same as the parts are told it
   const turn = inTurn();
 
-  const title = el("h2", { class: "title" }, `Write a sentence, change something, see what follows.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ is a word for the model to guess.`}`);
+  const title = el("h2", { class: "title" }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
   const saying = el("div", { class: "saying" }, headline, inside);
   const node = el(
     "div",

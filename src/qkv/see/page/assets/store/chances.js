@@ -1,7 +1,7 @@
 // What follows, in numbers: how alike vectors are, how far weights and probabilities moved.
 
 /**
- * How alike two vectors are: their cosine, of row t of two arrays (T, D).
+ * How similar two vectors are: their cosine, of row t of two arrays (T, D).
  * @param {Float32Array} one
  * @param {Float32Array} other
  * @param {number} t
