@@ -189,8 +189,9 @@ Click *river*.
 ````"""
     assert notebooks.for_notebook(view) == (
         '> **Live.** Run `qkv.play("the bank of the river")` in a cell of its own, then press '
-        "*Open the lab*, press *Look inside*, choose head 1.2, click *bank*, press *Beside another sentence* and write "
-        "*the bank gave a loan*, set *Each token* to *sees earlier tokens only*, hide *river*, move "
+        "*Open the lab*, press *Look inside*, choose head 1.2, click *bank*, press *Beside another "
+        "sentence* and write *the bank gave a loan*, set *Each token* to *sees earlier tokens "
+        "only*, hide *river*, move "
         "*Attention temperature* to 0.18, press *Beside the original*.\n"
         ">\n"
         "> Click *river*."

@@ -32,7 +32,7 @@ import "./sentence.css";
  */
 
 /**
- * What the reader may change first, as the orange button says it.
+ * What the reader may change first, as the first button says it.
  * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
  */
 
@@ -312,7 +312,7 @@ function chosenWord(store) {
 // ---- what to try
 
 /**
- * What the orange button does: the change of this text's story, else to hide the chosen word, else the one that the
+ * What the first button does: the change of this text's story, else to hide the chosen word, else the one that the
  * chosen head looks at most.
  * @param {any} data
  * @param {Now} now
