@@ -109,7 +109,7 @@ def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str,
 
 def read(text: str) -> float:
     """A number as the page writes it; of one that is in per cent, too, the number itself."""
-    if text == "under 0.1%":
+    if text in ("under 0.1%", "<0.1%"):
         return 0.0005
     if text.endswith("%") and " = " not in text:
         return read(text[:-1]) / 100

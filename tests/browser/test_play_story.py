@@ -93,6 +93,8 @@ def test_axe_finds_nothing_and_the_picture_hides_no_text(
     page.emulate_media(reduced_motion="reduce")
     for step in range(STEPS):
         at(page, step)
+        page.wait_for_timeout(100)  # a scroll would turn to another step
+        expect(page.locator(".story")).to_have_attribute("data-step", str(step))
         assert problems(page) == []
         figure, text = (
             page.locator(selector).first.bounding_box()
@@ -102,6 +104,7 @@ def test_axe_finds_nothing_and_the_picture_hides_no_text(
         assert text is not None
         beside = text["x"] + text["width"] <= figure["x"] + 1
         assert beside or text["y"] >= figure["y"] + figure["height"] - 1
+        assert text["y"] + text["height"] <= 800
 
 
 def test_the_decoder_has_a_story_too(visit: Visit, html: str) -> None:

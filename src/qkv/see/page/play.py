@@ -5,7 +5,8 @@
 #   "start": {"text": str, "edits": [records], "place": of the token whose word is looked at,
 #             "layer": number, "head": number, "said": of this head by the rule (all three left out
 #             where the page is to choose), "query": place of a token | null,
-#             "hide": [places of the word that the first button hides]},
+#             "hide": [places of the word that is to be hidden first],
+#             "view": the screen that opens: "front" | "lab", also where it is left out},
 #   "state": what stands behind the # of an address that the page opens on, or "",
 #   "stories": [STORY, ...],     those of the model's card
 #   "roles": {"layer.head": [role, the measure that it has it by]},

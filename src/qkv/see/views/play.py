@@ -207,10 +207,12 @@ def play(
     about four thirds of its numbers in float16; a warning says if that is over 64 MB. A notebook
     writes it to a file beside itself (`qkv-play-....html`) and frames that one.
 
-    It opens on one place of the text: the first mask token, or else the last content word; for a
-    decoder the last token, behind which the next word comes. A button says "Hide" of the word that
-    matters most there: the content word without which the probabilities at this place differ most,
-    of those without which another word is the likeliest if there are any. The head is the one that
+    It opens on one sentence with the guess in its gap, where a press on a word hides it; a story,
+    games and a lab with everything at once are behind buttons. The guess is that at one place: the
+    first mask token, or else the last content word; for a decoder the last token, behind which the
+    next word comes. The word to hide first is the one that matters most there: the content word
+    without which the probabilities at this place differ most, of those without which another word
+    is the likeliest if there are any. The head is the one that
     the rule of `show` chooses. Another text that is typed opens on a head of its own by the same
     rule, until a head is chosen by hand.
 

@@ -434,7 +434,7 @@ export function motionPart(ui) {
     const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled] };
     /** @param {Rising} one @returns {[string, boolean]} */
     const figure = ({ others, raw, score, weight, own }) => {
-      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [percent(weight), given];
+      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [percent(weight).replace("under ", "<"), given];
       if (!due || others) return ["", false];
       if (due === "raw") return [number(raw), false];
       return score === -Infinity ? ["hidden", own] : [number(score), rescaled];

@@ -76,7 +76,7 @@ export function stage(ui, onword = null) {
     else {
       old.className = "leaving";
       const leaves = old.getAnimations().map((/** @type {Animation} */ { finished }) => finished);
-      Promise.all(leaves).finally(() => old.remove()); // at once where nothing moves
+      Promise.allSettled(leaves).then(() => old.remove()); // at once where nothing moves
       for (const other of gap.guess.querySelectorAll(".leaving")) if (other !== old) other.remove();
       gap.guess.append(next);
     }

@@ -32,7 +32,6 @@ export function breakScreen(ui, store) {
   /** @type {Edit[] | null} */
   let best = null; // the fewest heads that the page knows of
   let asked = ""; // what that is of
-  const gone = new AbortController();
 
   /** @param {Edit} edit */
   const isHead = ({ op, head }) => op === "ablate" && head !== undefined;
@@ -50,7 +49,7 @@ export function breakScreen(ui, store) {
 
   /** Looks for few heads, each time for the one without which the guess has the least probability. */
   async function search() {
-    const { state, model } = last;
+    const { state } = last;
     const [kept, at] = [others(), [/** @type {number} */ (state.place)]];
     const key = JSON.stringify([state.text, kept]);
     if (key === asked) return;
@@ -66,7 +65,7 @@ export function breakScreen(ui, store) {
       await engine.sweep(state.text, [...kept, ...out], (/** @type {any} */ { layer, head, logits }) => {
         const chances = chancesOf(logits);
         found.push({ edit: { op: "ablate", layer, head }, share: chances[word_], changes: likeliestOf(chances, 1)[0] !== word_ });
-      }, { at, signal: gone.signal });
+      }, { at });
       if (asked !== key) return;
       const fresh = found.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
       const next = fresh.sort((a, b) => Number(b.changes) - Number(a.changes) || a.share - b.share)[0];
@@ -80,7 +79,6 @@ export function breakScreen(ui, store) {
       }
     }
     fill(par, `The page has not found an answer with ${out.length} heads.`);
-    void model;
   }
 
   /** @param {Told} now */
@@ -109,7 +107,7 @@ export function breakScreen(ui, store) {
     fill(say, !off ? ["The model says ", name(is), ". Press a head to turn it off."]
       : is === was ? [`${heads}. It still says `, name(is), "."]
       : [el("b", {}, "Broken! "), `${heads}: `, name(was), " has become ", name(is), "."]);
-    search().catch((reason) => gone.signal.aborted || reportError(reason));
+    search().catch(reportError);
   }
   return { node, update };
 }

@@ -62,7 +62,7 @@ const STEPS = [
     shows: "motion",
     moments: [4, 6],
     asks: ["sum"],
-    say: (_, { here }) => ["Every token also has a value. ", here, " takes a mix of the values, as much of each as its weight."],
+    say: (_, { here }) => ["Every token also has a value. Their mix, as much of each as its weight, goes to ", here, "."],
   },
   {
     title: "Heads",
@@ -171,7 +171,7 @@ export function storyScreen(ui, store, { outcome }) {
     const { shows, moments } = STEPS[at];
     if (picture.firstChild !== pictures[shows]) fill(picture, pictures[shows]);
     node.dataset.step = String(at);
-    const { run, state, model } = last;
+    const { run, state } = last;
     const [T, place] = [run.tokens.length, state.place ?? 0];
     const told = { ...last, state: Object.freeze({ ...state, inside: true, query: place }) };
     /** @param {Float32Array} resid @param {number} t */
@@ -189,11 +189,8 @@ export function storyScreen(ui, store, { outcome }) {
       outcome.update(told);
       if (outcome.node.parentNode !== guess) guess.append(outcome.node);
     }
-    texts.forEach((_, k) => {
-      const { here, best, share } = namedIn(last);
-      fill(says[k], STEPS[k].say(last, { here: here(), best: best(), share }));
-    });
-    if (!model.words?.length) return;
+    const { here, best, share } = namedIn(last);
+    says.forEach((node, k) => fill(node, STEPS[k].say(last, { here: here(), best: best(), share })));
   }
 
   /** @param {Told} now */
