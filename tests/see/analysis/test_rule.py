@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,10 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
 def test_show_walk_and_play_open_on_one_head(text: str, model: qkv.Model) -> None:
     shown = qkv.show(text, model=model)
     walked = qkv.walk(text, model=model)
-    assert shown.head == walked.head == play(text, model=model).head
+    assert shown.head == walked.head
+    # the page says its numbers as per cent
+    of_page = play(text, model=model).head
+    assert replace(of_page, reason="", headline="") == replace(shown.head, reason="", headline="")
     assert (walked.walk.layer, walked.walk.head) == head_of(shown)
     assert shown.head.headline in walked.title
     found = walked.to_dict()

@@ -286,7 +286,7 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
         return  # test_figures.py has seen the figures of the others
     figure = view.figure()
     if kind == "replay":
-        (header,) = figure.subfigs[0].texts
+        (header,) = figure.subfigs[-1].texts
         assert said in header.get_text().replace("\n", " ")
     else:
         assert "weight, stretched" in [axes.get_ylabel() for axes in figure.axes] or not stretch

@@ -4,16 +4,18 @@ import io
 import itertools
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgba
+from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 
 from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
@@ -206,6 +208,43 @@ def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     assert figure.get_suptitle() == view.sentence
     assert grid.get_title() == "Weights of layer 0, head 1"
     assert [text.get_text() for text in lines.texts] == 2 * view.tokens  # both ends of the links
+
+
+def luminance(color: Any) -> float:
+    """Relative luminance, WCAG 2.1."""
+    channels = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(color)]
+    return float(np.dot(channels, (0.2126, 0.7152, 0.0722)))
+
+
+@pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#12161c")])
+@pytest.mark.parametrize("kind", ["show", "compare", "walk", "shift"])
+def test_a_title_then_pictures_then_notes_on_the_ground_of_the_theme(
+    lesson: Model, kind: str, theme: str, paper: str
+) -> None:
+    both = [lesson.trace(text) for text in (CAT, "the cat saw the dog")]
+    options: dict[str, Any] = {"theme": theme}
+    view = {
+        "show": lambda: show(both[0], **options),
+        "compare": lambda: compare(*both, **options),
+        "walk": lambda: walk(both[0], **options),
+        "shift": lambda: plot_shift(both, **options),
+    }[kind]()
+    figure = view.figure()
+    figure.draw_without_rendering()
+    assert to_hex(figure.get_facecolor()) == paper
+    boxes = [axes.get_window_extent() for axes in figure.axes if axes.axison]
+    header = figure._suptitle.get_window_extent()
+    assert header.x0 < 60
+    assert header.y0 >= max(box.y1 for box in boxes) - 1
+    notes = [text for part in figure.subfigs for text in part.texts]
+    assert all(text.get_window_extent().y1 <= min(box.y0 for box in boxes) for text in notes)
+    assert all(text.get_window_extent().y0 >= 0 for text in notes)
+    ground = luminance(paper)
+    cells = {text for axes in figure.axes if axes.images for text in axes.texts}
+    for text in figure.findobj(Text):
+        if text.get_text() and text.get_visible() and text not in cells:
+            ends = sorted((luminance(text.get_color()), ground))
+            assert (ends[1] + 0.05) / (ends[0] + 0.05) >= 4.5, text.get_text()
 
 
 def hatched(axes: Axes) -> set[tuple[int, int]]:

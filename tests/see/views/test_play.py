@@ -96,6 +96,7 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
     assert data["start"] == {
         **{"text": SMALL, "edits": [], "place": 6, "query": 6, "said": view.head.headline},
         **{"layer": head.layer, "head": head.head, "hide": view.opening.hidden},
+        "view": "front",
     }
     share = f"{100 * float(head.headline.split(' of the prob')[0][-4:]):.0f}%"
     assert f"without head {head.layer}.{head.head} the guess changes most" in view.head.headline

@@ -435,7 +435,7 @@ def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> 
     view.to_png(tmp_path / "view.png")
     assert (tmp_path / "view.png").read_bytes()[1:4] == b"PNG"
     assert (
-        len(replay(made_run(COPIES)).figure().subfigs[2].axes) == 2
+        len(replay(made_run(COPIES)).figure().subfigs[1].axes) == 2
     )  # nothing was logged: room is left
 
 

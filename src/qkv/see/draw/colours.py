@@ -52,6 +52,53 @@ INK, DIM, LINE, FAINT, BEFORE, AFTER = (
 )  # fmt: skip
 
 
+class Tone(NamedTuple):
+    """What a figure is drawn in on one ground.
+
+    Attributes:
+        theme: its name among `THEMES`.
+        paper: the ground.
+        ink: words.
+        dim: notes.
+        line: lines and frames.
+        faint: what stands back.
+        grid: lines behind a chart.
+        before: vectors before attention.
+        after: vectors after it.
+    """
+
+    theme: str
+    paper: str
+    ink: str
+    dim: str
+    line: str
+    faint: str
+    grid: str
+    before: str
+    after: str
+
+    def of(self, color: str) -> str:
+        """A colour of a panel, which is one on white, on this ground.
+
+        >>> TONES["dark"].of(INK), TONES["dark"].of("#123456"), TONES["light"].of(INK)
+        ('#eef1f5', '#123456', '#1a1a1a')
+        """
+        light = TONES["light"]
+        known = dict(zip(light[1:], self[1:], strict=True))
+        return (
+            known | dict(zip(THEMES["light"].lines, THEMES[self.theme].lines, strict=True))
+        ).get(color, color)
+
+
+TONES = {
+    "light": Tone("light", "#ffffff", INK, DIM, LINE, FAINT, "#e6e6e6", BEFORE, AFTER),
+    "dark": Tone(
+        *("dark", "#12161c", "#eef1f5", "#a9b3c0", "#6d7886", "#3a434f", "#252c36"),
+        *("#63b0ff", "#ff8595"),
+    ),
+}
+
+
 def shade(share: float, theme: str = "light") -> str:
     """The colour of a share from -1 to 1, as `#rrggbb`; what lies outside is as its end.
 

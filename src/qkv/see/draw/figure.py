@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.extras import need
 from qkv.files import replacing
-from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, LINE, THEMES, ink, shade
+from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.labels import on_arrows, placed
 from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image, Lines, Links, Panel, Rows, pictured
 
@@ -24,30 +24,39 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _DPI = 150
-_GRID = "#e6e6e6"
 
 
 def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> Figure:
-    """A title, lines of prose, then panels in rows beside each other."""
+    """A title, panels in rows beside each other, then lines of prose: notes."""
     need("matplotlib", "plot")
+    from matplotlib import rc_context
+
+    tone = TONES["dark" if dark else "light"]
+    style = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), tone.ink)
+    style |= {"axes.edgecolor": tone.dim, "axes.facecolor": tone.paper, "hatch.color": tone.line}
+    with rc_context(style):
+        return _drawn(title, lines, rows, tone)
+
+
+def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
     said, grid = pictured(rows)
     sizes = [[_size(panel) for panel in row] for row in grid]
     width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
     letters = int(width * 12)  # that a line has room for
     prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in (*lines, *said))
-    top = 0.1 + 0.17 * len(prose.splitlines())
-    heights = [top, *(max(h for _, h in row) for row in sizes)]
+    below = [0.1 + 0.17 * len(prose.splitlines())] if prose else []
+    heights = [*(max(h for _, h in row) for row in sizes), *below]
     figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
-    paper, letter = ("#161616", "#ececec") if dark else ("white", INK)
     header = textwrap.fill(drawable([title])[0], int(width * 8.5))
-    _plain(figure.suptitle(header, color=letter), 13)
+    edge = 0.12 / width  # of what begins at the left
+    _plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part in (figure, *parts):
-        part.set_facecolor(paper)
+        part.set_facecolor(tone.paper)
     if prose:
-        _plain(parts[0].text(0.5, 1, prose, color=letter, ha="center", va="top"), 9)
+        _plain(parts[-1].text(edge, 1, prose, color=tone.dim, ha="left", va="top"), 9)
     arrows = []
-    for part, row, wide in zip(parts[1:], grid, sizes, strict=True):
+    for part, row, wide in zip(parts, grid, sizes, strict=False):
         ratios = [w for w, _ in wide]
         rest = width - sum(ratios)
         places = part.subplots(
@@ -57,18 +66,18 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
         for axes in places[len(row) :]:
             axes.set_axis_off()
         for axes, panel in zip(places, row, strict=False):
-            _DRAW[type(panel)](axes, panel)
+            _DRAW[type(panel)](axes, panel, tone)
             pad = 8.0
             if isinstance(panel, Arrows):
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
-            _plain(axes.set_title(drawable([panel.title])[0], color=letter, pad=pad), 11)
+            _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows:
         for _ in range(2):  # the layout settles in two rounds, and is measured below
             figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for axes, panel in arrows:
-            _label(figure, axes, panel)
+            _label(figure, axes, panel, tone)
     return figure
 
 
@@ -86,7 +95,7 @@ def _size(panel: Panel) -> tuple[float, float]:
     }[type(panel)]  # fmt: skip
 
 
-def _heat_map(axes: Axes, panel: HeatMap) -> None:
+def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
     """A grid of colours with a scale; what has no number is hatched."""
     from matplotlib.patches import Rectangle
 
@@ -94,9 +103,9 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
     low, high = panel.ends
     hatched = panel.hatched
     values = np.where(hatched, 0.0, panel.values)
-    image = axes.imshow(values, cmap=_cmap(low), vmin=low, vmax=high, aspect="equal")
+    image = axes.imshow(values, cmap=_cmap(low, tone.theme), vmin=low, vmax=high, aspect="equal")
     for spine in axes.spines.values():  # its empty cells are as white as the figure
-        spine.set_color(LINE)
+        spine.set_color(tone.line)
         spine.set_linewidth(0.6)
     n = max(values.shape)
     if panel.compact:
@@ -115,7 +124,7 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
         bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
         bar.set_label(panel.scale_name, fontsize=9)
         bar.ax.tick_params(labelsize=8)
-        bar.outline.set_edgecolor(LINE)
+        bar.outline.set_edgecolor(tone.line)
         axes.set_ylabel(panel.explained, fontsize=9)
         hatch = f"hatched: {panel.missing}" if hatched.any() else ""
         axes.set_xlabel("\n".join(filter(None, (hatch, panel.left_out))), fontsize=8)
@@ -123,25 +132,26 @@ def _heat_map(axes: Axes, panel: HeatMap) -> None:
         if hatched[i, j]:
             axes.add_patch(
                 Rectangle(
-                    (j - 0.5, i - 0.5), 1, 1, facecolor=FAINT if panel.compact else "white",
-                    edgecolor=LINE, hatch=None if panel.compact else "////" if n <= 16 else "//",
+                    (j - 0.5, i - 0.5), 1, 1, edgecolor=tone.line,
+                    facecolor=tone.faint if panel.compact else tone.paper,
+                    hatch=None if panel.compact else "////" if n <= 16 else "//",
                     linewidth=0,
                 )
             )  # fmt: skip
         elif n <= 14 and not panel.compact:
             text = axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center")
             text.set_fontsize(max(5.5, min(9.0, 88 / n)))
-            text.set_color(ink(shade(float(values[i, j]) / high)))
+            text.set_color(ink(shade(float(values[i, j]) / high, tone.theme)))
     for i in panel.outlined:
         axes.add_patch(
             Rectangle(
-                (-0.5, i - 0.5), values.shape[1], 1, fill=False, edgecolor=INK, linewidth=1.6,
+                (-0.5, i - 0.5), values.shape[1], 1, fill=False, edgecolor=tone.ink, linewidth=1.6,
                 clip_on=False,
             )
         )  # fmt: skip
 
 
-def _links(axes: Axes, panel: Links) -> None:
+def _links(axes: Axes, panel: Links, tone: Tone) -> None:
     """Lines as wide and as dark as the weight; those of one query stand out."""
     shown = panel.map.part
     query = next(iter(shown.outlined), 0)
@@ -150,7 +160,7 @@ def _links(axes: Axes, panel: Links) -> None:
         strength = float(weight) * (1.0 if chosen else 0.25)
         if strength >= 0.01:
             axes.plot(
-                (0, 1), (i, j), color=THEMES["light"].lines[0] if chosen else "#888888",
+                (0, 1), (i, j), color=THEMES[tone.theme].lines[0] if chosen else tone.dim,
                 linewidth=0.5 + 3 * strength, alpha=0.15 + 0.85 * strength, zorder=1 + chosen,
             )  # fmt: skip
     sides = ((-0.04, shown.rows, "right"), (1.04, shown.columns, "left"))
@@ -165,10 +175,10 @@ def _links(axes: Axes, panel: Links) -> None:
     axes.set_axis_off()
 
 
-def _bars(axes: Axes, panel: Bars) -> None:
+def _bars(axes: Axes, panel: Bars, tone: Tone) -> None:
     """Names with a number each, and a bar for it."""
     places = range(len(panel.names))
-    axes.barh(places, panel.shares, color=BEFORE)
+    axes.barh(places, panel.shares, color=tone.before)
     for place, value, share in zip(places, panel.values, panel.shares, strict=True):
         axes.text(share + 0.02, place, panel.form.format(value), va="center", fontsize=8)
     axes.set_yticks(places, drawable(panel.names))
@@ -181,14 +191,15 @@ def _bars(axes: Axes, panel: Bars) -> None:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def _chart(axes: Axes, panel: Lines) -> None:
+def _chart(axes: Axes, panel: Lines, tone: Tone) -> None:
     """Lines over names; of a line of few points the numbers too."""
     for line in panel.lines:
         places, values = zip(*line.points, strict=True)
         style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
         axes.plot(
-            places, values, label=line.name or None, color=line.color or BEFORE, linewidth=2,
-            linestyle=style, marker="o" if len(places) <= len(panel.names) else None, markersize=3,
+            places, values, label=line.name or None, color=tone.of(line.color) or tone.before,
+            linewidth=2, linestyle=style, markersize=3,
+            marker="o" if len(places) <= len(panel.names) else None,
         )  # fmt: skip
         numbered = line.points if panel.numbered else ()
         for place, value in filter(lambda point: np.isfinite(point[1]), numbered):
@@ -205,10 +216,10 @@ def _chart(axes: Axes, panel: Lines) -> None:
     axes.set_ylabel(panel.explained, fontsize=9)
     if any(line.name for line in panel.lines):
         axes.legend(fontsize=8, frameon=False, loc="best")
-    _open(axes)
+    _open(axes, tone)
 
 
-def _arrows(axes: Axes, panel: Arrows) -> None:
+def _arrows(axes: Axes, panel: Arrows, tone: Tone) -> None:
     """Points before and after with an arrow between each pair; labels are placed at the end."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
@@ -219,7 +230,7 @@ def _arrows(axes: Axes, panel: Arrows) -> None:
             xytext=(start[0], start[1]),
             arrowprops={
                 "arrowstyle": "-" if faint[i] else "-|>",
-                "color": FAINT if faint[i] else LINE,
+                "color": tone.faint if faint[i] else tone.line,
                 "lw": 0.5 if faint[i] else 1.0,
                 "shrinkA": 3,
                 "shrinkB": 4,
@@ -227,8 +238,8 @@ def _arrows(axes: Axes, panel: Arrows) -> None:
             zorder=0 if faint[i] else 1,
         )
     for points, color, meaning in (
-        (panel.before, BEFORE, "before: the word alone"),
-        (panel.after, AFTER, "after: in its sentence"),
+        (panel.before, tone.before, "before: the word alone"),
+        (panel.after, tone.after, "after: in its sentence"),
     ):
         x, y = points.T
         axes.scatter(x[~faint], y[~faint], s=26, color=color, zorder=3, label=meaning)
@@ -241,10 +252,10 @@ def _arrows(axes: Axes, panel: Arrows) -> None:
     axes.margins(0.14)
     axes.set_aspect("equal", adjustable="datalim")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=9, frameon=False)
-    _open(axes)
+    _open(axes, tone)
 
 
-def _label(figure: Figure, axes: Axes, panel: Arrows) -> None:
+def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
     """Name the points of arrows, once the layout stands."""
     from matplotlib.patheffects import withStroke
 
@@ -255,9 +266,11 @@ def _label(figure: Figure, axes: Axes, panel: Arrows) -> None:
     area, pixel = axes.get_window_extent(renderer), figure.dpi / 72
     texts, wanted = [], []
     for (x, y), name, after in panel.labels:
-        text = axes.text(x, y, drawable([name])[0], color=AFTER if after else BEFORE, zorder=4)
+        text = axes.text(
+            x, y, drawable([name])[0], color=tone.after if after else tone.before, zorder=4
+        )
         _plain(text, 9)
-        text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+        text.set_path_effects([withStroke(linewidth=2, foreground=tone.paper)])
         extent = text.get_window_extent(renderer)
         texts.append(text)
         place = tuple(to_pixels.transform((x, y)))
@@ -276,7 +289,7 @@ def _label(figure: Figure, axes: Axes, panel: Arrows) -> None:
         text.set_horizontalalignment("left")
 
 
-def _image(axes: Axes, panel: Image) -> None:
+def _image(axes: Axes, panel: Image, tone: Tone) -> None:
     """Pixels, with frames round some of their patches."""
     from matplotlib.patches import Rectangle
 
@@ -290,17 +303,17 @@ def _image(axes: Axes, panel: Image) -> None:
     for row, column, wide, high, color in frames:
         axes.add_patch(
             Rectangle(
-                (column, row), wide, high, fill=False, edgecolor=color, clip_on=False,
-                linewidth=1 if color == LINE else 2.2,
+                (column, row), wide, high, fill=False, edgecolor=tone.of(color), clip_on=False,
+                linewidth=1 if tone.of(color) == tone.line else 2.2,
             )
         )  # fmt: skip
     axes.set_axis_off()
 
 
-def _open(axes: Axes) -> None:
+def _open(axes: Axes, tone: Tone) -> None:
     """A chart without the lines above and beside it, numbers small, faint lines across."""
     axes.tick_params(labelsize=8)
-    axes.grid(axis="y", color=_GRID, linewidth=0.6)
+    axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -388,17 +401,17 @@ def _glyphs(path: str) -> frozenset[int]:
         return frozenset()
 
 
-@lru_cache(maxsize=2)
-def _cmap(least: float) -> Colormap:
-    """The scale from the white of a figure on; for a scale that begins below 0, both ways."""
+@lru_cache(maxsize=4)
+def _cmap(least: float, name: str) -> Colormap:
+    """The scale from the ground of a figure on; for a scale that begins below 0, both ways."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    theme = THEMES["light"]
+    theme = THEMES[name]
     stops = [*(theme.less[:0:-1] if least < 0 else ()), *theme.more]
     return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
 
 
-_DRAW: dict[type[Panel], Callable[[Axes, Any], None]] = {
+_DRAW: dict[type[Panel], Callable[[Axes, Any, Tone], None]] = {
     Arrows: _arrows,
     Bars: _bars,
     HeatMap: _heat_map,

@@ -33,21 +33,15 @@ class Part(NamedTuple):
 
 
 def draw(title: str, lines: Sequence[str], rows: Rows) -> str:
-    """One SVG text on white: a title, lines of prose, then panels in rows beside each other."""
+    """One SVG text on white: a title, panels in rows beside each other, then lines of prose."""
     said, shown = pictured(rows)
     grid = [[part(panel) for panel in row] for row in shown]
     wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
-    prose = [(line, 14, INK, "bold") for line in _wrapped(title, width - 2 * _GAP, 14)]
-    prose += [
-        (line, 11, DIM, "normal")
-        for words in (*lines, *said)
-        for line in _wrapped(words, width - 2 * _GAP, 11)
-    ]
-    for line, size, color, weight in prose:
-        y += size
-        elements.append(text(_GAP, y, line, size=size, fill=color, weight=weight))
+    for line in _wrapped(title, width - 2 * _GAP, 14):
+        y += 14
+        elements.append(text(_GAP, y, line, size=14, weight="bold"))
         y += 6
     for row in grid:
         y += 14
@@ -57,6 +51,12 @@ def draw(title: str, lines: Sequence[str], rows: Rows) -> str:
             elements += [*each.elements, "</g>"]
             x += each.width + _GAP
         y += max(each.height for each in row)
+    y += 14
+    for words in (*lines, *said):
+        for line in _wrapped(words, width - 2 * _GAP, 11):
+            y += 11
+            elements.append(text(_GAP, y, line, size=11, fill=DIM))
+            y += 6
     height = y + _GAP
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '

@@ -148,8 +148,9 @@ class View(ABC):
         return found
 
     def figure(self) -> Figure:
-        """The panels of the view as a matplotlib figure."""
-        return figure.draw(self.title, [*self.reasons, *self.notes], self.panels())
+        """The panels of the view as a matplotlib figure, on the ground of its theme."""
+        notes = [*self.reasons, *self.notes]
+        return figure.draw(self.title, notes, self.panels(), dark=self.theme == "dark")
 
     def svg(self) -> str:
         """The panels of the view as SVG."""

@@ -93,7 +93,7 @@ function mount(host, data, styles, view) {
   try {
     view(box, data, ui);
     const notes = (data.notes || []).map((/** @type {number} */ line) => el("p", { class: "note" }, line));
-    box.querySelector(":scope > .sentence, :scope > .lead")?.after(...notes);
+    if (box.querySelector(":scope > .sentence, :scope > .lead")) box.append(...notes);
     box.append(el("slot", { name: ABOUT })); // see about.py
   } catch (error) {
     fill(root, el("slot"), el("slot", { name: ABOUT })); // the static picture is better than half a view

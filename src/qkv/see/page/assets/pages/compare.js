@@ -44,9 +44,8 @@ function compare(box, data, ui) {
     titleNode(data),
     el("p", { class: "lead" }, found.sentence),
     ...(found.texts ?? []).map((text, k) => el("p", { class: "compared" }, el("b", {}, data.texts[k].name), " ", el("bdi", {}, visible(text)))),
-    ...(found.why ? [el("p", { class: "note" }, found.why)] : []),
     el("div", { class: "panels" }, found.what === "runs" ? changes(/** @type {Required<Compared>} */ (found), data.texts[0]) : shared(/** @type {Required<Compared>} */ (found), data, open)),
-    bar.node, why, notes, helpOf(), pair.node,
+    bar.node, pair.node, why, ...(found.why ? [el("p", { class: "note" }, found.why)] : []), notes, helpOf(),
   );
 
   /** @param {number} layer @param {number} head */

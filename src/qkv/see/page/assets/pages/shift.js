@@ -131,10 +131,10 @@ export const start = starting((box, payload, ui) => {
     stages.length > 1
       ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name)
       : null,
+    picture,
     tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, those that move furthest.`) : null,
     el("p", { class: "note" }, "Cosine of each word between its static vector and its vector here (1: the same direction). Press a word to mark its arrow."),
     words,
-    picture,
     held,
     menu.node,
     shift.pairs.length ? [el("p", { class: "note" }, "Cosine between one word in two sentences."), pairs] : null,

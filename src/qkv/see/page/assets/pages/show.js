@@ -21,8 +21,8 @@ function show(box, data, ui) {
   head.said.className = "sentence";
   box.classList.add("recorded");
   const { headline } = data.start;
-  box.append(titleNode(data), headline ? el("p", { class: "lead" }, headline) : "", head.said, why, bar.node, notes, el("section", { class: "panel" }, head.node), helpOf(), received.node,
-    el("section", { class: "panel" }, map.node));
+  box.append(titleNode(data), headline ? el("p", { class: "lead" }, headline) : "", head.said, bar.node, el("section", { class: "panel" }, head.node), received.node,
+    el("section", { class: "panel" }, map.node), why, notes, helpOf());
   let opened = "";
 
   /** @param {Now} now */

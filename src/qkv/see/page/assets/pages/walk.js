@@ -17,8 +17,8 @@ export const start = starting((box, payload, ui) => {
     box,
     el("h2", { class: "title" }, payload.title),
     el("p", { class: "sentence" }, payload.walk.which),
-    payload.walk.reasons.map((/** @type {string} */ line) => el("p", { class: "note" }, line)),
     view.node,
+    payload.walk.reasons.map((/** @type {string} */ line) => el("p", { class: "note" }, line)),
   );
   view.set(walkFlow(payload.walk));
 });
