@@ -408,11 +408,11 @@ def test_a_frame_that_may_forbid_files_gets_them_as_text(
     box.locator("summary").click()
     box.get_by_role("button", name="CSV: weights").click()
     said = box.locator("> .bar .note")
-    said.get_by_text("may forbid").wait_for()
+    said.get_by_text("may not allow").wait_for()
     text = box.locator("textarea").input_value()
     assert text.startswith("layer,head,query_place,query,")
     assert len(text.splitlines()) == 1 + len(model.tokenize(TEXT).ids) ** 2
     box.get_by_role("button", name="PNG").click()
-    said.get_by_text("a window of its own").wait_for()
+    said.get_by_text("in its own window").wait_for()
     assert complaints == []
     page.close()

@@ -95,7 +95,7 @@ def test_what_is_for_the_whole_page_is_not_in_a_frame(visit: Visit, html: str) -
     menu = part(page, "changes").locator("select")
     assert menu.is_visible()
     for gone in ("Share", "Copy as Python", "Beside another sentence", "Undo", "Save"):
-        for found in page.get_by_text(gone).all():
+        for found in page.get_by_text(gone, exact=True).all():
             assert not found.is_visible(), gone
     assert not page.get_by_label("Attention temperature").is_visible()
     menu.select_option("causal")

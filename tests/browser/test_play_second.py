@@ -171,7 +171,7 @@ def test_what_the_reader_changed_holds_for_both_where_it_fits(
     (_, first), (_, second) = computed(exact, FIRST, edits), computed(exact, SECOND, fits)
     there = other.index("[MASK]")
     check_row(page, first.pattern[LAYER, HEAD, QUERY], second.pattern[LAYER, HEAD, there])
-    assert "but for 2 of 5" in part(page, "second").inner_text()
+    assert "except 2 of 5" in part(page, "second").inner_text()
 
 
 def test_any_two_texts_are_aligned_by_what_they_share(
