@@ -171,14 +171,17 @@ def test_every_name_of_the_package_exists() -> None:
 
 def test_the_pictures_are_small_and_used() -> None:
     shown = {
-        path.name: re.findall(r"images/(\w+\.png)", path.read_text(encoding="utf-8"))
-        for path in (ROOT / name for name in ("README.md", "docs/index.md", "docs/views.md"))
+        path.name: re.findall(r"images/(\w+\.(?:png|gif))", path.read_text(encoding="utf-8"))
+        for path in (
+            ROOT / name for name in ("README.md", "docs/the-live-page.md", "docs/views.md")
+        )
     }
     assert all(shown.values())
-    pictures = {path.name: path.read_bytes() for path in (ROOT / "docs/images").glob("*.png")}
+    folder = ROOT / "docs/images"
+    pictures = {path.name: path.read_bytes() for path in folder.glob("*.[pg][ni][gf]")}
     assert {name for names in shown.values() for name in names} == set(pictures)
     for data in pictures.values():
-        assert data.startswith(b"\x89PNG")
+        assert data.startswith((b"\x89PNG", b"GIF8"))
         assert len(data) < 200_000
 
 

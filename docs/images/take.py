@@ -85,11 +85,12 @@ def main() -> None:
             if step is not None:
                 page.locator("button", has_text=step).first.click()
                 page.mouse.move(1, 1)
+            if name == "play":
+                press_in_motion(page)
+                continue
             path = HERE / f"{name}.png"
             page.screenshot(path=path)
             print(path.name, f"{path.stat().st_size:,} bytes")
-            if name == "play":
-                press_in_motion(page)
         browser.close()
 
 

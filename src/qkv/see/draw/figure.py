@@ -32,7 +32,8 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
     from matplotlib import rc_context
 
     tone = TONES["dark" if dark else "light"]
-    style = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), tone.ink)
+    inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+    style: dict[Any, str] = dict.fromkeys(inked, tone.ink)
     style |= {"axes.edgecolor": tone.dim, "axes.facecolor": tone.paper, "hatch.color": tone.line}
     with rc_context(style):
         return _drawn(title, lines, rows, tone)
