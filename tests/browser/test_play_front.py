@@ -158,10 +158,20 @@ def test_a_readers_own_sentence(page: Page, exact: Model) -> None:
 
 
 def test_an_address_of_the_lab_opens_the_lab(visit: Visit, html: str) -> None:
-    for hash_ in ("#inside=true", '#view="lab"', "#second=%22A+bank.%22"):
+    for hash_ in ("#inside=true", '#view="lab"', "#second=%22A+bank.%22", "#card=0"):
         page = ready(visit(opened_at(html, hash_)))
         assert page.locator(".lab").is_visible()
         assert page.locator(".front").count() == 0
+
+
+def test_other_changes_are_said_and_taken_back(visit: Visit, exact: Model) -> None:
+    text, head = "The sun rises in the [MASK].", [(3, 2)]
+    page = ready(visit(qkv.play(text, ablate=head, hide="sun")._document()))
+    assert guess(page) == exact.predict(text, 1, ablate=head, hide=["sun"])[0][0][0]
+    assert "head 3.2" in page.locator("[data-part=headline]").inner_text()
+    after(page, button(page, "Clear all changes").click)
+    assert guess(page) == exact.predict(text, 1)[0][0][0]
+    expect(button(page, "Clear all changes")).to_be_hidden()
 
 
 def test_the_screens_are_in_the_address(page: Page) -> None:

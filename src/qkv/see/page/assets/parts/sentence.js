@@ -42,7 +42,7 @@ const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
 export function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
-  const offer = el("button", { type: "button", class: "offer", "data-qkv-first": !store.data.next });
+  const offer = el("button", { type: "button", class: "offer primary", "data-qkv-first": !store.data.next });
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");

@@ -71,7 +71,8 @@ export function sharePart(ui, store) {
     fill(first.firstChild, edits.length ? "Before" : "What the model sees");
     const hidden = editsOf(edits, "hide").length === edits.length;
     fill(second.firstChild, hidden ? "With the word hidden" : "After the changes");
-    before.update({ ...now, run: now.original, state: Object.freeze({ ...now.state, edits: editsOf(edits, "swap") }) });
+    const { original, state } = now;
+    before.update({ ...now, sentence: state.text, run: original, words: original.words ?? [], state: Object.freeze({ ...state, edits: [] }) });
     after.update(now);
   }
   return {

@@ -145,7 +145,8 @@ export function stage(ui, onword = null) {
     from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : place !== null && first <= place && place < last));
     const row = bare || place === null ? null : meanRow(now, place, T);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
-    fill(legend, row ? `A thicker line: the ${gap ? "gap" : "word"} looks there more, over all ${now.model.layers * now.model.heads} heads.` : null);
+    const who = now.model.next ? "the last word" : gap ? "the gap" : "the word";
+    fill(legend, row ? `A thicker line: ${who} looks there more, over all ${now.model.layers * now.model.heads} heads.` : null);
     if (!weights) {
       paths.clear();
       fill(lines);

@@ -81,7 +81,7 @@ export function beatScreen(ui, store) {
     const field = el("input", { type: "text", "aria-label": "the missing word", autocomplete: "off", spellcheck: "false", maxlength: 40 });
     put(gapped, field);
     fill(say, "Which word is missing?");
-    fill(acts, el("button", { type: "button", class: "go", onclick: () => text.requestSubmit() }, "Guess"));
+    fill(acts, el("button", { type: "button", class: "go primary", onclick: () => text.requestSubmit() }, "Guess"));
     text.onsubmit = async (/** @type {Event} */ event) => {
       event.preventDefault();
       const mine = field.value.trim().toLowerCase();
@@ -106,7 +106,7 @@ export function beatScreen(ui, store) {
 
   function more() {
     tell();
-    const next = el("button", { type: "button", class: "go", onclick: () => ask() }, "Next");
+    const next = el("button", { type: "button", class: "go primary", onclick: () => ask() }, "Next");
     fill(acts, next);
     next.focus({ preventScroll: true });
   }
@@ -132,7 +132,7 @@ export function beatScreen(ui, store) {
       el("div", {}, el("b", {}, you > it ? `You win, ${you} to ${it}.` : you < it ? `The model wins, ${it} to ${you}.` : `A draw: ${you} each.`)));
     const marks = (/** @type {"you" | "it"} */ who) => rounds.map((one) => (one[who] ? "■" : "□")).join("");
     const result = `Beat the model: I had ${you} of ${rounds.length} right, the model ${it} of ${GAPS.length}.\nme    ${marks("you")}\nmodel ${marks("it").slice(0, GAPS.length)}`;
-    fill(acts, el("button", { type: "button", class: "go", onclick: () => paper.show("Your score", result) }, "Copy the score"), el("button", { type: "button", onclick: () => [(rounds = []), (paper.node.hidden = true), ask()] }, "Play again"));
+    fill(acts, el("button", { type: "button", class: "go primary", onclick: () => paper.show("Your score", result) }, "Copy the score"), el("button", { type: "button", onclick: () => [(rounds = []), (paper.node.hidden = true), ask()] }, "Play again"));
   }
 
   return {

@@ -62,10 +62,15 @@ export function breakScreen(ui, store) {
     while (out.length < MOST) {
       /** @type {{edit: Edit, share: number, changes: boolean}[]} */
       const found = [];
+      const stop = new AbortController();
       await engine.sweep(state.text, [...kept, ...out], (/** @type {any} */ { layer, head, logits }) => {
+        if (asked !== key || !node.isConnected) stop.abort();
         const chances = chancesOf(logits);
         found.push({ edit: { op: "ablate", layer, head }, share: chances[word_], changes: likeliestOf(chances, 1)[0] !== word_ });
-      }, { at });
+      }, { at, signal: stop.signal }).catch((reason) => {
+        if (!stop.signal.aborted) throw reason;
+      });
+      if (!node.isConnected) asked = ""; // it is looked for when the reader comes back
       if (asked !== key) return;
       const fresh = found.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
       const next = fresh.sort((a, b) => Number(b.changes) - Number(a.changes) || a.share - b.share)[0];

@@ -39,6 +39,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const typed = el("div", { class: "typed", hidden: true }, field, hint);
   const notes = el("div", { class: "unread" });
   const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const clear = el("button", { type: "button", hidden: true, onclick: () => store.set({ edits: [] }) }, "Clear all changes");
   const share = sharePart(ui, store);
   const send = el("button", { type: "button", "aria-expanded": "false", onclick: () => send.setAttribute("aria-expanded", String(share.toggle())) }, "Share");
   const tap = el("span", { class: "tap", "aria-hidden": "true" }, "tap to hide");
@@ -50,7 +51,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     notes,
     trouble,
     next ? writing.node : null,
-    el("div", { class: "acts" }, to("story", "How does it do that?", "how"), own, to("games", "Games"), send, to("lab", "Open the lab")),
+    el("div", { class: "acts" }, to("story", "How does it do that?", "primary"), own, to("games", "Games"), send, to("lab", "Open the lab"), clear),
     share.node,
   );
   /** @type {Told} */
@@ -77,6 +78,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     fill(trouble, error);
     if (ui.focused() !== field) field.value = run ? now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_") : now.state.text;
     if (!run) return;
+    clear.hidden = now.state.edits.every(({ op }) => op === "hide"); // a press on the word shows it again
     picture.update(/** @type {Now} */ (now));
     share.update(/** @type {Now} */ (now));
     const missing = !next && !gapsOf(now.sentence.replaceAll(store.data.mask ?? "[MASK]", "_")).length;

@@ -121,7 +121,7 @@ export function fromHash(hash, start) {
     const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
     const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
     if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
-    if (OF_LAB.some((name) => fields[name])) fields.view ??= "lab";
+    if (OF_LAB.some((name) => name in fields && fields[name] !== start[name])) fields.view ??= "lab";
     const found = { ...start, ...(fields.text === undefined ? {} : { edits: [], place: null, query: null }), ...fields };
     return put.length && isState(found, start) ? stateOf(found) : null;
   } catch {
