@@ -72,7 +72,8 @@ export function sharePart(ui, store) {
     const hidden = editsOf(edits, "hide").length === edits.length;
     fill(second.firstChild, hidden ? "With the word hidden" : "After the changes");
     const { original, state } = now;
-    before.update({ ...now, sentence: state.text, run: original, words: original.words ?? [], state: Object.freeze({ ...state, edits: [] }) });
+    const plain = Object.freeze({ ...state, edits: [] });
+    before.update({ ...now, sentence: state.text, run: original, words: original.words ?? [], state: plain });
     after.update(now);
   }
   return {
