@@ -164,7 +164,7 @@ def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside:
         laid_out(page)
     assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     button(page, "Share").click()
-    shared = page.get_by_label("The address of what you see").input_value()
+    shared = page.get_by_label("The address of this view").input_value()
     button(page, "Close").click()
     again = ready(visit(opened_at(html, "#" + shared.partition("#")[2])))
     if inside:

@@ -208,7 +208,7 @@ def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str,
     frame.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
     frame.locator(".offer").click()
     frame.get_by_role("button", name="Share").click()
-    shared = frame.get_by_label("The address of what you see").input_value()
+    shared = frame.get_by_label("The address of this view").input_value()
     assert shared.startswith(f"{host}#text="), shared
     assert "hide" in shared
     assert frame.locator(".take .note").is_visible() == (not HOSTS[host])
@@ -224,7 +224,7 @@ def test_an_address_from_a_disk_is_said_to_work_on_this_machine_only(
 ) -> None:
     page = ready(visit(html))
     button(page, "Share").click()
-    shared = page.get_by_label("The address of what you see")
+    shared = page.get_by_label("The address of this view")
     assert shared.input_value().startswith("file://")
     assert page.locator(".take .note").inner_text() == LOCAL
     assert shared.evaluate("field => field.ariaDescribedByElements[0].textContent") == LOCAL

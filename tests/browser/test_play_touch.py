@@ -134,10 +134,10 @@ def test_a_weight_by_keyboard_by_number_and_given_back(page: Page, trace: Trace)
     until(lambda: given(page)[0]["weights"][ON] == 0.25)
     button(page, "less weight").click()
     until(lambda: given(page)[0]["weights"][ON] == 0.24)
-    button(page, "Give the row back").click()
+    button(page, "Reset this row").click()
     until(lambda: held(page)["edits"] == [])
     shows(page, weights_of(trace))
-    assert not button(page, "Give the row back").is_visible()
+    assert not button(page, "Reset this row").is_visible()
 
 
 def test_who_had_all_gives_equally_to_those_that_are_seen(page: Page, trace: Trace) -> None:

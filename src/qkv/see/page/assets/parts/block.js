@@ -336,7 +336,7 @@ export function blockPart(ui, { onshow, panel }) {
       tabs.at = at;
       tabs.refresh();
       const thin = flow.steps.some(({ reads }) => reads) ? "" : "; a thin line carries other numbers";
-      fill(words, "A ribbon is as wide as the vector of ", word(flow.tokens[token]), ` is long there${thin}. On the left is the residual stream, to which each part adds.`);
+      fill(words, "A ribbon's width is the length of the vector of ", word(flow.tokens[token]), ` at that step${thin}. On the left is the residual stream, to which each part adds.`);
       draw();
     },
   };

@@ -300,7 +300,7 @@ export function mapPart(ui, store) {
     if (state.place === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
-    return `Without this head, this much of the probability at ${visible(run.tokens[state.place])} would go to other words (total variation: half the sum of the differences).${wait}`;
+    return `Removing this head would move this share of the probability at ${visible(run.tokens[state.place])} to other words (total variation distance).${wait}`;
   }
 
   function show() {

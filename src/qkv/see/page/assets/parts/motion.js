@@ -412,7 +412,7 @@ export function motionPart(ui) {
     /** @param {string} text */
     const its = (text) => (none ? "" : [" For ", word(best.name), `: ${text}.`]);
     if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
-    if (moment === 1) return "Number by number, query times key: blue where both have the same sign, red where not.";
+    if (moment === 1) return "Each number of the query times that of the key: blue if both have the same sign, red if not.";
     if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
     if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";

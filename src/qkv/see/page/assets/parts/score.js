@@ -22,7 +22,7 @@ import "./score.css";
  */
 export function scorePart(ui, head) {
   const title = el("h4", {});
-  const why = el("p", { class: "note" }, "Each bar is one number of the query times the number of the key under it: up where the two agree in sign, down where they do not. Their sum is the score.");
+  const why = el("p", { class: "note" }, "Each bar is one number of the query times the matching number of the key: up if their signs agree, down if not. The sum of all bars is the score.");
   const line = el("p", { class: "score-line" });
   const bars = sumBars(ui, { onpoint: head.map.mark, after: line });
   const node = el("div", { class: "score" }, title, why, bars.node);

@@ -66,7 +66,7 @@ export function sentencePart(ui, store) {
     chips.focus();
   });
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
-  const giveAddress = () => paper.show("The address of what you see", store.address({ theme: null }), reachOf(location));
+  const giveAddress = () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location));
 
   const node = el(
     "div",
@@ -241,7 +241,7 @@ function chosenWord(store) {
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
   const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, places()) }));
   const mask = button("", maskIt);
-  const guess = button(store.data.next ? "What follows here?" : "Guess here", () => store.set({ place: span.token }));
+  const guess = button(store.data.next ? "What comes next here?" : "Guess here", () => store.set({ place: span.token }));
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);

@@ -24,7 +24,7 @@ export function sharePart(ui, store) {
   const button = (label, act) => el("button", { type: "button", onclick: () => attempt(act) }, label);
   const far = ["http:", "https:"].includes(location.protocol);
   const page = far
-    ? button("Copy the address", () => paper.show("The address of what you see", store.address({ theme: null }), reachOf(location)))
+    ? button("Copy the address", () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location)))
     : button("Save this page with your changes", savePage);
   const node = el("section", { class: "share", "data-part": "share", "aria-label": "Share", hidden: true },
     card, el("div", { class: "acts" }, button("Copy the picture", copy), button("Save the picture", save), page, el("button", { type: "button", onclick: () => (node.hidden = true) }, "Close")), done, paper.node);

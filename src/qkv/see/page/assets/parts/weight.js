@@ -84,7 +84,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   /** @param {number} by @param {string} name @param {string} sign */
   const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);
   const [less, more] = [arrow(-FINEST, "less weight", "−"), arrow(FINEST, "more weight", "+")];
-  const back = el("button", { type: "button", class: "give-back", onclick: () => giveBack() }, "Give the row back");
+  const back = el("button", { type: "button", class: "give-back", onclick: () => giveBack() }, "Reset this row");
   const controls = el("span", { class: "weight-bar" },
     el("span", { class: "stepper", role: "group", "aria-label": "Weight" }, el("span", { class: "dim" }, "Weight"), less, input, "%", more),
     el("span", { class: "dim" }, "or drag the end of a bar"), back);
