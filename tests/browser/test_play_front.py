@@ -164,6 +164,14 @@ def test_an_address_of_the_lab_opens_the_lab(visit: Visit, html: str) -> None:
         assert page.locator(".front").count() == 0
 
 
+def test_a_region_in_a_frame_leads_to_the_lab(visit: Visit, html: str) -> None:
+    page = ready(visit(opened_at(html, "#only=%5B%22head%22%5D&head=1")))
+    link = page.get_by_role("link", name="The whole page").get_attribute("href")
+    assert link is not None
+    whole = ready(visit(opened_at(html, link[link.index("#") :])))
+    assert whole.locator(".lab [data-part=map]").count() == 1
+
+
 def test_other_changes_are_said_and_taken_back(visit: Visit, exact: Model) -> None:
     text, head = "The sun rises in the [MASK].", [(3, 2)]
     page = ready(visit(qkv.play(text, ablate=head, hide="sun")._document()))

@@ -141,7 +141,7 @@ function pageOf(box, room, data, ui) {
     }
     ways.update(view);
     whole.hidden = state.only === null;
-    whole.href = store.address({ only: null });
+    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // a region is of the lab
     if (view !== "lab") parts.cards.update(now); // it keeps what the reader had before the lesson
     return screen.update(now);
   }
