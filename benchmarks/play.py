@@ -70,7 +70,7 @@ SWEEP = """async ([text, place]) => {
   return found;
 }"""
 PLAYED = """(other) => new Promise((resolve, reject) => {
-  setTimeout(() => reject(new Error("the motion did not end in 60 s")), 60_000);
+  setTimeout(() => reject(new Error("the motion did not end in 150 s")), 150_000);
   const root = document.querySelector(".qkv-view").shadowRoot;
   const slider = root.querySelector("[data-part=motion] input");
   root.querySelector(`[data-part=head] [aria-label="${other} query"]`).click();
@@ -142,7 +142,7 @@ def first_words(model: qkv.Model) -> Iterator[str]:
 
 def share(said: str) -> float:
     """What per cent on the page are as a share; "under 0.1%" as none."""
-    return 0.0 if said.startswith("under") else float(said.rstrip("%")) / 100
+    return 0.0 if said.startswith(("under", "<")) else float(said.rstrip("%")) / 100
 
 
 def launched(stack: ExitStack) -> Any:

@@ -326,7 +326,7 @@ export function motionPart(ui) {
   /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
-    advance(before ? Math.min(100, time - before) : 0);
+    advance(before ? Math.min(300, time - before) : 0); // a window that was hidden does not skip
     before = time;
     if (at >= end) stop();
     else requestAnimationFrame(frame);
