@@ -257,7 +257,8 @@ def of_play(view: View, kind: str, given: Given) -> str:
     logits = trace["logits"][0, 3].astype(float)
     chances = np.exp(logits) / np.exp(logits).sum()
     close(max(share for _, share in found["before"]), chances.max())
-    return f"At sat most likely: {found['before'][0][0]}, {100 * chances.max():.1f}%"
+    digits = 1 if chances.max() < 0.0995 else 0
+    return f"At sat most likely: {found['before'][0][0]}, {100 * chances.max():.{digits}f}%"
 
 
 VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given], str]]] = {
