@@ -28,6 +28,7 @@ REST = """() => new Promise((rested) => {
   const fields = (address) => {
     const found = new URLSearchParams(new URL(address).hash.slice(1));
     found.delete("only");
+    if (location.hash.includes("only=")) found.delete("view"); // the whole page is the lab
     return String(found);
   };
   const { dataset } = document.documentElement;
