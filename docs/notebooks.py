@@ -11,6 +11,7 @@ and so do directives: an admonition of the class `teacher` is for teachers, one 
 how to open it.
 """
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,33 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
         made["id"] = f"cell-{number}"
         cells.append(made)
     kernel = {"kernelspec": page.metadata["kernelspec"]} if "kernelspec" in page.metadata else {}
-    return nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+    metadata = kernel | {"qkv": {"tasks": tasks(page.cells)}}
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
+    """The functions that stubs ask for and `qkv.check` marks, in order: `qkv check` takes these."""
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    trees = [(cell_tags(cell), ast.parse(cell.source)) for cell in code]
+    asked = {
+        node.name
+        for tags, tree in trees
+        if "stub" in tags
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    marked = {
+        ast.unparse(call.args[0]): dict((one.arg, one.value) for one in call.keywords)
+        for tags, tree in trees
+        if "remove-cell" not in tags
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "qkv.check"
+    }
+    return [
+        ast.literal_eval(options["task"]) if "task" in options else name
+        for name, options in marked.items()
+        if name in asked
+    ]
 
 
 def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:

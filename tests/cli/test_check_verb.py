@@ -221,12 +221,10 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         (("mine.py", "--seconds", "0"), "--seconds"),
         (("mine.py", "--junit", "all.txt"), "all.txt: the name must end in .xml"),
         (("mine.py", "--junit", "no/all.xml"), "no/all.xml cannot be written"),
-        (("book.ipynb",), "book.ipynb is a notebook"),
     ],
 )
 def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, args, words):
     file(RIGHT)
-    file("{}", "book.ipynb")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     result = run(*args)
@@ -235,7 +233,7 @@ def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, 
     (line,) = result.stderr.splitlines()
     assert line.startswith("qkv check: ")
     assert words in line
-    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "book.ipynb", "empty"}
+    assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "empty"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")

@@ -13,6 +13,9 @@ import notebooks
 import pytest
 from nbclient import NotebookClient
 
+from qkv.marking import check_file
+from qkv.marking.marker import task_of
+
 PAGES = notebooks.lessons()
 # Keeps the last verdict on each function that `qkv.check` is given.
 LISTEN = """
@@ -94,6 +97,25 @@ def test_the_students_notebook_with_the_answers_gets_all_points(text: str) -> No
     for name in asked(notebooks.answered(text)):
         points, words = told[name]
         assert points == FULL, f"{name}: {words}"
+
+
+def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> None:
+    handed_in = {"full": notebooks.answered(text), "empty": notebooks.student(text)}
+    for name, notebook in handed_in.items():
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+    tasks = [task_of(name).name for name in handed_in["full"].metadata["qkv"]["tasks"]]
+    if not tasks:  # nothing in the lesson is for the marker, and what the page defines is not
+        (verdict,) = check_file(tmp_path / "full.ipynb", seconds=60)
+        assert verdict.mistakes == ("no-function",)
+        return
+    full = check_file(tmp_path / "full.ipynb", seconds=60)
+    assert [(verdict.task, verdict.points) for verdict in full] == [(name, FULL) for name in tasks]
+    assert not any("Code cell" in verdict.message for verdict in full)
+    empty = check_file(tmp_path / "empty.ipynb", seconds=60)
+    assert [verdict.task for verdict in empty] == tasks
+    for verdict in empty:  # one has a function to mend, which is not empty
+        planted = verdict.mistakes == ("causal-upper", "heads-reshape")
+        assert planted or (verdict.points, verdict.mistakes) == (0, ("returns-nothing",))
 
 
 def test_a_frame_shows_the_live_page_in_a_state_that_it_can_read(text: str) -> None:

@@ -1,6 +1,7 @@
 """The verdicts on a class as a table, CSV, a page and JUnit XML, from verdicts made by hand."""
 
 import csv
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -91,12 +92,13 @@ def test_junit_has_points_and_what_is_fragile_or_a_habit_as_properties(tmp_path)
     ]
 
 
-def test_the_files_of_a_folder_are_python_files_at_any_depth_by_name(tmp_path):
+def test_the_files_of_a_folder_are_python_and_notebooks_at_any_depth_by_name(tmp_path):
     folder = tmp_path / ".hidden" / "__class__"
-    for name in ("b.py", "a/c.py", "a/.d/e.py", "__f__/g.py", ".h.py", "i.txt"):
+    for name in ("b.py", "a/c.py", "a/.d/e.py", "__f__/g.py", ".h.py", "i.txt", "k.ipynb"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (folder / "j.py").mkdir()
-    assert files_in(folder) == [str(folder / "a" / "c.py"), str(folder / "b.py")]
+    found = [Path(file).relative_to(folder).as_posix() for file in files_in(folder)]
+    assert found == ["a/c.py", "b.py", "k.ipynb"]
     with pytest.raises(FileNotFoundError, match="has no Python files"):
         files_in(folder / "j.py")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
-    help="How long reading the file, and each task, may take. Default: 10.",
+    help="How long reading the file, each cell of a notebook, and each task may take. Default: 10.",
 )
 @click.option(
     "--junit",
@@ -58,11 +58,11 @@ def check(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Mark what the Python FILEs have for the tasks: points, what is wrong, and a hint.
+    """Mark what FILEs (.py, .ipynb) have for the tasks: points, what is wrong, and a hint.
 
-    Of a folder, every Python file in it is marked, and what is printed is a table of the class with
-    its commonest mistakes. A file that cannot be marked has a verdict that says why, and the others
-    are marked.
+    The notebook of a lesson is marked for its tasks. Of a folder, every file is marked, and a table
+    of the class with its commonest mistakes is printed. A file that cannot be marked has a verdict
+    that says why, and the others are marked.
 
     Each file runs in a process of its own, which is ended when it takes too long or too much
     memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
@@ -72,6 +72,7 @@ def check(
         qkv check --list
         qkv check mine.py
         qkv check mine.py --task softmax --hint 2
+        qkv check 3-one-function-student.ipynb
         qkv check submissions --csv class.csv
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
     from qkv.marking import ClassTable, write_junit
@@ -164,8 +165,6 @@ def _readable(file: str) -> None:
     """A file that cannot be read is a bad request, before any is marked."""
     with open(file, "rb"):
         pass
-    if file.lower().endswith(".ipynb"):
-        raise ValueError(f"{file} is a notebook: jupyter nbconvert --to script {file} makes a file")
 
 
 def _print_tasks(as_json: bool) -> None:

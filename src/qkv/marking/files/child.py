@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.errors import in_words, type_name, words_of
+from qkv.marking.files import notebook
 from qkv.marking.files.found import failed, listed, names_of, no_function, not_marked, of_error
 from qkv.marking.files.source import defined, tasks_in
 from qkv.marking.marker import check, task_of
@@ -134,10 +135,21 @@ def _read(
 ) -> tuple[ModuleType | None, list[str]]:
     """Run the file as a module; tell what goes wrong."""
     try:
-        names = defined(Path(file).read_bytes(), Path(file).name)
-        tasks = tasks or tasks_in(names)
+        source, book = Path(file).read_bytes(), None
+        if file.lower().endswith(notebook.SUFFIX):
+            book = notebook.read(source)
+            source = "\n".join(notebook.python(book)).encode()
+        names = defined(source, Path(file).name)
+        made_for = book.tasks if book is not None else None
+        tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
         tell({"tasks": tasks})
-        module = _imported(file)
+        loader = SourceFileLoader(NAME, file)  # whatever the name ends in
+        module = _module(file, loader)
+        if book is None:
+            loader.exec_module(module)
+        else:
+            failures = book.run(module, Path(file).name, lambda: tell({"cell": True}))
+            tell({"failures": failures})
         if not tasks:  # only now, since it may have ended before it defined anything
             tell(_told(no_function(names)))
             return None, tasks
@@ -148,14 +160,12 @@ def _read(
     return module, tasks
 
 
-def _imported(file: str) -> ModuleType:
-    """The file as a module, which finds what lies beside it."""
+def _module(file: str, loader: SourceFileLoader) -> ModuleType:
+    """A module for the file, not run yet, which finds what lies beside it."""
     sys.path.insert(0, str(Path(file).parent))
-    loader = SourceFileLoader(NAME, file)  # whatever the name ends in
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file
     sys.modules[NAME] = module
-    loader.exec_module(module)
     return module
 
 

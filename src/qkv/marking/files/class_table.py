@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkv.files import replacing
+from qkv.marking.files.notebook import SUFFIX
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS
 
@@ -136,7 +137,7 @@ def _plain(name: str) -> str:
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
-    """The Python files in a folder and those below, by name; hidden ones are left out.
+    """The Python files and notebooks in a folder and below, by name; hidden ones are left out.
 
     Links that lead nowhere are among them.
 
@@ -145,12 +146,13 @@ def files_in(folder: str | os.PathLike[str]) -> list[str]:
     """
     found = [
         str(path)
-        for path in sorted(Path(folder).rglob("*.py"))
-        if _handed_in(path)
+        for path in sorted(Path(folder).rglob("*"))
+        if path.suffix in (".py", SUFFIX)
+        and _handed_in(path)
         and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
     ]
     if not found:
-        raise FileNotFoundError(f"{folder} has no Python files")
+        raise FileNotFoundError(f"{folder} has no Python files and no notebooks")
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from qkv.marking.errors import frames_of, in_words, sentence, words_of
+from qkv.marking.files.notebook import SUFFIX
 from qkv.marking.marker import task_of
 from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
@@ -22,6 +23,12 @@ _SAID = MappingProxyType(
             "Run it with python: the line that it names, or the one before, has something missing.",
             "the line that is named: brackets, colons, quotes, indentation",
             "python {file} says the same, and runs when it is mended",
+        ),
+        "not-a-notebook": (
+            "the file is not a Jupyter notebook",
+            "Does Jupyter open it?",
+            "the file itself: did a download or a copy stop halfway?",
+            "save it from Jupyter again, in format 4",
         ),
         "not-utf-8": (
             "the file is not text in UTF-8",
@@ -84,10 +91,10 @@ _SAID = MappingProxyType(
             "hand in the file itself, with your code in it",
         ),
         "nothing-handed-in": (
-            "there is no Python file in the folder",
+            "there is no Python file and no notebook in the folder",
             "What are your files called?",
-            "the names of the files: those of Python end in .py",
-            "hand in a file whose name ends in .py",
+            "the names of the files: those of Python end in .py, notebooks in .ipynb",
+            "hand in a file whose name ends in .py or .ipynb",
         ),
         "missing-function": (
             "the file has no {name}",
@@ -149,7 +156,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
     key = "file-raises"
     if isinstance(error, SyntaxError):
         about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
-        key = "syntax-error"
+        key = "not-a-notebook" if file.lower().endswith(SUFFIX) else "syntax-error"
         if any(words in words_of(error) for words in about_letters):
             key = "not-utf-8"
     elif isinstance(error, ImportError):

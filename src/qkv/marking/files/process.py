@@ -43,7 +43,11 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Mark what a Python file has for the tasks: `check` for each, in a process of its own.
+    r"""Mark what a Python file or a Jupyter notebook has for the tasks, in a process of its own.
+
+    A notebook of a lesson is marked for the tasks of that lesson, and for nothing that its page
+    defines. The code cells run in order, without magics; one that fails is named, and the next
+    ones still run.
 
     The process ends after `seconds` for each task and may take so much memory. That holds off
     accidents, such as an endless loop, and no malice: the file may do whatever whoever runs this
@@ -54,8 +58,8 @@ def check_file(
     Args:
         path: the file.
         task: the name of a task, or of its function; None for each whose function the file has.
-        seconds: how long reading the file, and each task, may take; longer where other programs
-            take the processors.
+        seconds: how long reading the file, each cell of a notebook, and each task may take; longer
+            where other programs take the processors.
         megabytes: how much memory it may take beyond what libraries bring (not on Windows).
         waiting: is called several times a second.
 
@@ -120,6 +124,7 @@ def _marked(
     """
     results: list[tuple[CheckResult, str]] = []
     tasks, imported = list(tasks), False
+    failures: list[str] = []
     process.hear(_START, waiting)
     while True:
         told = process.hear(seconds, waiting)
@@ -132,8 +137,12 @@ def _marked(
         if "tasks" in told:
             tasks = list(told["tasks"])
         imported = imported or "imported" in told
+        failures = told.get("failures", failures)
         if "result" in told and (told["task"] is None or told["task"] in tasks):
-            results.append((told["result"], told["helper"]))
+            result = told["result"]
+            if failures:
+                result = replace(result, message="\n".join([result.message, *failures]))
+            results.append((result, told["helper"]))
             if told["task"] is None:
                 return results, []
             tasks.remove(told["task"])
@@ -264,6 +273,10 @@ def _heard(line: bytes) -> Mapping[str, Any]:
             "result": _unpacked(told["result"]),
             "helper": str(told["helper"]),
         }
+    if "cell" in told:  # of a notebook: the time begins anew
+        return {"cell": True}
+    if "failures" in told:
+        return {"failures": [*map(str, told["failures"])]}
     if "tasks" in told:
         return {"tasks": [task_of(name).name for name in told["tasks"]]}
     return (

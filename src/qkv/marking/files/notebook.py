@@ -1,0 +1,102 @@
+"""A Jupyter notebook as it is handed in: its code cells, and the tasks that it was made for."""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from qkv.marking.errors import in_words
+from qkv.marking.outcome import RAISED
+
+SUFFIX = ".ipynb"
+_PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the cell as Python
+_MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """What a notebook says.
+
+    Attributes:
+        cells: its code cells in order, each with its number among them (from 1), magics left out.
+        tasks: the tasks, or the names of functions, that it was made to be marked for; None where
+            it does not say.
+    """
+
+    cells: tuple[tuple[int, str], ...]
+    tasks: tuple[str, ...] | None
+
+    def run(self, module: ModuleType, name: str, done: Callable[[], None]) -> list[str]:
+        """Run the cells in a module, each whatever became of the others.
+
+        Args:
+            module: where they run.
+            name: of the notebook.
+            done: is called after each cell.
+
+        Returns:
+            The cells that failed, in words.
+        """
+        vars(module)["display"] = lambda *_things, **_options: None  # as IPython has one
+        failed = []
+        for number, source in self.cells:
+            place = f"{name}, code cell {number}"
+            linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+            try:
+                exec(compile(source, place, "exec"), vars(module))
+            except RAISED as error:
+                failed.append(f"Code cell {number} fails: {in_words(error)}")
+            done()
+        return failed
+
+
+def read(text: bytes) -> Notebook:
+    r"""Read a notebook of format 4, which is JSON.
+
+    Raises:
+        SyntaxError: it is not a notebook.
+
+    >>> book = read(b'{"cells": [{"cell_type": "code", "source": ["%time\\n", "x = 1"]}]}')
+    >>> book.cells, book.tasks
+    (((1, 'pass\nx = 1'),), None)
+    """
+    try:
+        book = json.loads(text)
+        code = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
+        cells = tuple((number, _plain("".join(one))) for number, one in enumerate(code, start=1))
+        tasks = book.get("metadata", {}).get("qkv", {}).get("tasks")
+        return Notebook(cells, None if tasks is None else tuple(map(str, tasks)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise SyntaxError(f"it is no Jupyter notebook of format 4: {in_words(error)}") from error
+
+
+def python(cells: Notebook) -> Iterator[str]:
+    """The cells that are Python."""
+    for _, source in cells.cells:
+        if _parses(source):
+            yield source
+
+
+def _plain(source: str) -> str:
+    """A cell without what only IPython understands; empty where it is another language."""
+    if source.lstrip().startswith("%%"):
+        first, _, rest = source.lstrip().partition("\n")
+        source = rest if _PYTHON.match(first) else ""
+    # in a cell that is Python as it stands a line may begin with %, in a text of several lines
+    return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
+
+
+def _parses(source: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
