@@ -200,6 +200,41 @@ def test_the_table_is_written_as_csv_and_as_a_page(submissions, tmp_path, monkey
     assert '<td class="points">2</td><td>softmax</td><td>no-exp</td>' in page
 
 
+def test_a_roster_gives_a_row_to_each_student(submissions, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(submissions)
+    roster = tmp_path / "roster.csv"
+    roster.write_text("id,name\nben,Ben\nanna,Anna\nc,Carla\nd,Dora\n")
+    result = run(".", "--roster", roster, "--csv", tmp_path / "grades.csv")
+    assert result.exit_code == 1
+    with open(tmp_path / "grades.csv", newline="") as lines:
+        rows = list(csv.reader(lines))
+    assert [row[:2] for row in rows] == [
+        ["id", "name"],
+        ["ben", "Ben"],
+        ["anna", "Anna"],
+        ["c", "Carla"],
+        ["d", "Dora"],
+    ]
+    assert [row[-2:] for row in rows[1::3]] == [["6", "no-exp"], ["0", "nothing-handed-in"]]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[4] == ["d", "Dora", "0", "nothing-handed-in"]
+
+
+def test_gradescope_is_told_of_one_submission(submissions, tmp_path, monkeypatch):
+    monkeypatch.chdir(submissions)
+    target = tmp_path / "results.json"
+    run("anna.py", "--gradescope", target)
+    assert json.loads(target.read_text())["score"] == 12
+    target.unlink()
+    roster = tmp_path / "roster.csv"
+    roster.write_text("id,name\nben,Ben\nanna,Anna\n")
+    result = run(".", "--roster", roster, "--gradescope", target)
+    assert result.exit_code == 2
+    assert "these are of 3 students" in result.stderr
+    assert not target.exists()
+
+
 def test_a_file_that_does_not_return_ends_with_1(file):
     for source in ("while True: pass", "import sys; sys.exit(0)", "import os; os._exit(0)"):
         result = run(file(RIGHT + source), "--seconds", "1")
@@ -221,6 +256,8 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         (("mine.py", "--seconds", "0"), "--seconds"),
         (("mine.py", "--junit", "all.txt"), "all.txt: the name must end in .xml"),
         (("mine.py", "--junit", "no/all.xml"), "no/all.xml cannot be written"),
+        (("mine.py", "--roster", "no.csv"), "no.csv"),
+        (("mine.py", "--roster", "mine.py"), "mine.py has no column id"),
     ],
 )
 def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, args, words):

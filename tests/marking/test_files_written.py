@@ -33,8 +33,8 @@ def test_a_verdict_on_a_file_is_in_no_task_s_column_and_in_the_sum():
     table = ClassTable([("x", (BROKEN,)), ("y", (WRONG, RIGHT))])
     assert table.tasks == ["softmax", "attention"]
     assert [*table.rows()] == [
-        ("x", [None, None], 0, "syntax-error"),
-        ("y", [10, 2], 12, "b a"),
+        (("x",), [None, None], 0, "syntax-error"),
+        (("y",), [10, 2], 12, "b a"),
     ]
 
 

@@ -40,7 +40,18 @@ if TYPE_CHECKING:
     help="Write the verdicts as JUnit XML too.",
 )
 @click.option(
+    "--roster",
+    metavar="FILE",
+    help="A CSV file with the columns id and name: the table has a row for each student.",
+)
+@click.option(
     "--csv", metavar="FILE", callback=writable(".csv"), help="Write the table of the class as CSV."
+)
+@click.option(
+    "--gradescope",
+    metavar="FILE",
+    callback=writable(".json"),
+    help="Write the verdicts on one submission as Gradescope's results.json.",
 )
 @click.option("--html", metavar="FILE", callback=writable(".html"), help="Write it as a page.")
 @json_option
@@ -54,15 +65,21 @@ def check(
     grade: int,
     seconds: float,
     junit: str | None,
+    roster: str | None,
     csv: str | None,
+    gradescope: str | None,
     html: str | None,
     as_json: bool,
 ) -> None:
     """Mark what FILEs (.py, .ipynb) have for the tasks: points, what is wrong, and a hint.
 
     The notebook of a lesson is marked for its tasks. Of a folder, every file is marked, and a table
-    of the class with its commonest mistakes is printed. A file that cannot be marked has a verdict
-    that says why, and the others are marked.
+    of the class with its commonest mistakes is printed. Where every file lies in a folder of its
+    student, the table has a row for each student. A file that cannot be marked has a verdict that
+    says why, and the others are marked.
+
+    With a roster, a file belongs to the student whose id, or else whose name, stands in the name of
+    the file or of its folder. Students who handed in nothing have a row too.
 
     Each file runs in a process of its own, which is ended when it takes too long or too much
     memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
@@ -73,9 +90,16 @@ def check(
         qkv check mine.py
         qkv check mine.py --task softmax --hint 2
         qkv check 3-one-function-student.ipynb
-        qkv check submissions --csv class.csv
+        qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
-    from qkv.marking import ClassTable, write_junit
+    from qkv.marking import (
+        ClassTable,
+        by_file,
+        by_roster,
+        read_roster,
+        write_gradescope,
+        write_junit,
+    )
     from qkv.marking.marker import task_of
     from qkv.progress import progress
 
@@ -90,15 +114,24 @@ def check(
     for file in files:
         if file not in folders:
             _readable(file)
+    listed = None if roster is None else read_roster(roster)
     found = [*_found(files, folders)]
-    marked = []
+    students = by_file(found, folders) if listed is None else by_roster(listed, found, folders)
+    if gradescope is not None and len(students.rows) > 1 and students.columns != ("file",):
+        raise ValueError(
+            f"--gradescope writes the results of one submission, and these are of"
+            f" {len(students.rows)} students: name the files of one, or use --csv"
+        )
+    marked: list[tuple[str, Sequence[CheckResult]]] = []
     with progress("marking", len(found)) as advance:
         for file in found:
             marked.append((file, _marked(file, task, seconds, lambda: advance(0))))
             advance(1)
-    table = ClassTable(marked)
+    table = ClassTable(marked, students)
+    marked = table.marked
     outputs = {
         junit: lambda to: write_junit(to, marked),
+        gradescope: lambda to: write_gradescope(to, marked),
         csv: table.write_csv,
         html: table.write_html,
     }
@@ -107,7 +140,7 @@ def check(
     if as_json:
         rows = [_row(file, result) for file, result in flat]
         print_json(rows[0] if task is not None and len(files) == 1 and not folders else rows)
-    elif folders:
+    elif folders or roster is not None:
         _print_table(table)
     else:
         tell("\n\n".join(_said(visible(file), result, grade) for file, result in flat))
@@ -197,13 +230,14 @@ def _print_table(table: ClassTable) -> None:
 
     screen = console()
     points = Table(box=None, pad_edge=False)
-    points.add_column("file", overflow="fold")
+    for name in table.columns:
+        points.add_column(name, overflow="fold")
     for name in (*table.tasks, "points"):
         points.add_column(name, justify="right")
     points.add_column("mistakes", overflow="fold")
-    for file, each, total, mistakes in table.rows():
+    for names, each, total, mistakes in table.rows():
         cells = ["" if one is None else str(one) for one in (*each, total)]
-        points.add_row(Text(visible(file)), *cells, visible(mistakes))
+        points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:
         screen.print("\nCommonest mistakes:")

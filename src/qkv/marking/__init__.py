@@ -9,16 +9,34 @@ from qkv.marking.result import CheckResult
 if TYPE_CHECKING:
     from qkv.marking.files import check_file
     from qkv.marking.files.class_table import ClassTable, files_in
+    from qkv.marking.files.gradescope import write_gradescope
     from qkv.marking.files.junit import write_junit
+    from qkv.marking.files.students import by_file, by_roster, read_roster
     from qkv.marking.tasks import TASKS
 
-__all__ = ["TASKS", "CheckResult", "ClassTable", "check", "check_file", "files_in", "write_junit"]
+__all__ = [
+    "TASKS",
+    "CheckResult",
+    "ClassTable",
+    "by_file",
+    "by_roster",
+    "check",
+    "check_file",
+    "files_in",
+    "read_roster",
+    "write_gradescope",
+    "write_junit",
+]
 
 _WHERE = {
     "TASKS": "tasks",
     "check_file": "files",
     "ClassTable": "files.class_table",
+    "by_file": "files.students",
+    "by_roster": "files.students",
     "files_in": "files.class_table",
+    "read_roster": "files.students",
+    "write_gradescope": "files.gradescope",
     "write_junit": "files.junit",
 }
 
