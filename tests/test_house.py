@@ -104,6 +104,7 @@ STEPS = {
         {""},
     ],
     "marking": [
+        {"elsewhere"},
         {"errors", "mistake", "outcome", "result", "tensors"},
         {"parameters", "raised"},
         {"explain", "findings"},

@@ -23,7 +23,17 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 """
 WRONG = "def attention(q, k, v):\n    return q @ k.T @ v\n"
-KEYS = {"file", "task", "passed", "points", "mistakes", "fragile", "conventions", "hint"}
+KEYS = {
+    "file",
+    "task",
+    "passed",
+    "points",
+    "mistakes",
+    "fragile",
+    "conventions",
+    "hint",
+    "helped_by",
+}
 
 
 def run(*args):

@@ -22,8 +22,10 @@ class Fork:
     def __init__(self, end, given, stderr):
         self._end, self._code = end, None
         told, tells = os.pipe()
-        self.stdout = os.fdopen(told, "rb")
-        socket.send_fds(end, [json.dumps(given).encode()], [tells, stderr])
+        asked, asks = os.pipe()
+        self.stdin, self.stdout = os.fdopen(asks, "wb"), os.fdopen(told, "rb")
+        socket.send_fds(end, [json.dumps(given).encode()], [asked, tells, stderr])
+        os.close(asked)
         os.close(tells)
         self.pid = int(end.recv(64))
 
@@ -80,7 +82,7 @@ def serve(end):
     """Fork for each request that comes, and tell how the fork ended where that is asked."""
     pid = 0
     while True:
-        said, files, *_ = socket.recv_fds(end, 1 << 16, 2)
+        said, files, *_ = socket.recv_fds(end, 1 << 16, 3)
         if not said:
             return
         if said in (b"wait", b"poll"):
@@ -99,7 +101,7 @@ def run(given, files):
     """Be the process that was to be started."""
     try:
         os.setsid()
-        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
+        for number, file in enumerate(files):
             os.dup2(file, number)
         os.closerange(3, 64)
         sys.argv = ["-c", *given]

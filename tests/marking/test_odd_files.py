@@ -105,9 +105,9 @@ FILES = [
     (BACK + "sys.setrecursionlimit(60)", None),
     (BACK + "sys.modules.clear()", None),
     (BACK + "sys.stdout.close()\nsys.stdin.close()", "returns-input"),
-    (BACK + "np.array_equal = np.abs = np.unique = None", "not-marked"),
+    (BACK + "np.array_equal = np.abs = np.unique = None", "returns-input"),
     (BACK + "builtins.isinstance = builtins.len = None", None),
-    (BACK + "json.dumps = None", "not-marked"),
+    (BACK + "json.dumps = None", "returns-input"),
     (BACK + "os._exit = os.getpid = print", "returns-input"),
     (BACK + "warnings.simplefilter('error')", "returns-input"),
     (BACK + "np.seterr(all='raise')", "returns-input"),
@@ -223,7 +223,7 @@ def test_one_file_does_not_keep_the_others_from_the_table(handed_in, tmp_path):
     assert [row[1] for row in rows] == ["softmax", "10", "", "", "10", "", "10"]
 
 
-def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, monkeypatch):
+def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, monkeypatch):
     folder = handed_in(a=SOFTMAX, b=None, c=SOFTMAX)
     (folder / "b" / "loop.py").symlink_to("loop.py")
     (folder / "b" / "nowhere.py").symlink_to("no such file")
@@ -237,6 +237,7 @@ def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, monkeypatch
         return mark(path, *given, **named)
 
     monkeypatch.setattr("qkv.marking.check_file", refused)
+    (tmp_path / "class" / "other.py").touch()  # not all in folders: a row for each file
     lines = [line.split() for line in table(folder).stdout.splitlines()]
     assert [line[1:] for line in lines[1:5]] == [
         ["10", "10"],
@@ -298,4 +299,4 @@ def test_a_file_that_cannot_be_written_leaves_the_others_and_what_is_printed(
     assert result.exit_code == 1
     assert result.stderr.endswith("all.xml cannot be written: No space left on device\n")
     assert "10" in result.stdout
-    assert "a.py,10,10" in (tmp_path / "all.csv").read_text()
+    assert "a,10,10" in (tmp_path / "all.csv").read_text()

@@ -82,8 +82,8 @@ def check(
     the file or of its folder. Students who handed in nothing have a row too.
 
     Each file runs in a process of its own, which is ended when it takes too long or too much
-    memory. That holds off accidents, such as an endless loop, and no malice: a file may do whatever
-    you may.
+    memory. What its functions return is judged in another process, and where qkv, torch or scipy
+    answers for the student there are no points. This is no sandbox: a file may do whatever you may.
 
     \b
         qkv check --list
@@ -257,6 +257,7 @@ def _row(file: str, result: CheckResult) -> dict[str, Any]:
         "fragile": result.fragile,
         "conventions": result.conventions,
         "hint": result.hint,
+        "helped_by": result.helped_by,
     }
 
 

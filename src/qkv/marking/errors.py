@@ -9,6 +9,8 @@ from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
+from qkv.marking.elsewhere import RaisedElsewhere
+
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
 _LONGEST = 60  # letters of a line that are shown
@@ -73,6 +75,8 @@ def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
 
 def line_of(error: BaseException | None) -> str:
     """Where somebody's code raised it, as in "line 3: scores = q @ k"; empty where ours did."""
+    if isinstance(error, RaisedElsewhere):
+        return error.line
     frames = frames_of(error)
     calls = [n for n, frame in enumerate(frames) if frame.filename.startswith(_MARKING)]
     theirs = frames[calls[-1] + 1 :] if calls else []

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, as_array
+from qkv.marking.elsewhere import Elsewhere
 from qkv.marking.errors import type_name
 
 # of the largest value: what float32 rounding needs, and far below what any mistake changes
@@ -71,7 +72,7 @@ def outcome(
     """
     given, process = copy.deepcopy(case), getpid()
     try:
-        with warnings.catch_warnings(), _nobody_there() as printed:
+        with warnings.catch_warnings(), nobody_there() as printed:
             warnings.simplefilter("ignore")
             returned = call(given)
             outputs = (returned, None)
@@ -103,23 +104,28 @@ def _kept(a: Array | None, right: Array) -> Array | None:
 getpid, _leave = os.getpid, os._exit  # as they are before a learner's file is read
 
 
-class _Unread(io.TextIOBase):
-    """Takes what is printed, and only counts the lines: there may be no end of them."""
+class Unread(io.TextIOBase):
+    """Takes what is printed, and only counts the lines: there may be no end of them.
+
+    Attributes:
+        lines: how many there were.
+    """
 
     def __init__(self) -> None:
         self.lines = 0
 
     def write(self, text: str) -> int:
+        """Count the lines of a text."""
         self.lines += text.count("\n")
         return len(text)
 
 
 @contextlib.contextmanager
-def _nobody_there() -> Iterator[_Unread]:
+def nobody_there() -> Iterator[Unread]:
     """Nobody reads what is printed, and nobody answers `input()`, which is an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
-        with contextlib.redirect_stdout(_Unread()) as unread:
+        with contextlib.redirect_stdout(Unread()) as unread:
             yield unread
     finally:
         sys.stdin = before
@@ -148,7 +154,7 @@ def kind_of(thing: Any) -> str:
 
 def numbers(out: Any) -> Array | None:
     """An output as an array of numbers, or None where it is not one."""
-    if out is None:
+    if out is None or isinstance(out, Elsewhere):
         return None
     with contextlib.suppress(AttributeError):
         out = out.detach()  # a tensor that remembers how it was computed is no array before

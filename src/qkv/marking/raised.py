@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.elsewhere import RaisedElsewhere
 from qkv.marking.errors import in_words
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import kind_of
@@ -140,6 +141,9 @@ RAISES = frozenset({"raises", *(one.key for _, one in _KNOWN)} - {"integer-table
 
 def known(error: BaseException | None) -> Mistake | None:
     """What an error most likely is; None where its own words are all there is to say."""
+    if isinstance(error, RaisedElsewhere):
+        likely: Mistake | None = error.likely
+        return likely
     if isinstance(error, NameError):
         return _of_name(error)
     if isinstance(error, AttributeError) and (found := _of_attribute(error)):

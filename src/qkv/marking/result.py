@@ -28,6 +28,7 @@ class CheckResult:
         task: what was marked; None for a file that no task could be marked in.
         hint: of what was found first, in three grades: a nudge, where to look, and the line that
             mends it. Empty where nothing was.
+        helped_by: the functions of qkv, torch and scipy that answered for the student, of a file.
     """
 
     message: str
@@ -38,6 +39,7 @@ class CheckResult:
     example: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = "attention"
     hint: tuple[str, ...] = ()
+    helped_by: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -46,9 +46,12 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_tensors(given: Any) -> Any:
-    """Arrays as tensors on the same memory, also in tuples and mappings; the rest as it is."""
+    """Arrays as tensors on the same memory, also in tuples and mappings; the rest as it is.
+
+    Where torch was never imported, arrays stay arrays.
+    """
     if isinstance(given, np.ndarray):
-        return sys.modules["torch"].as_tensor(given)
+        return sys.modules["torch"].as_tensor(given) if "torch" in sys.modules else given
     if isinstance(given, tuple):
         return tuple(as_tensors(one) for one in given)
     if isinstance(given, dict):

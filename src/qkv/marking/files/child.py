@@ -1,76 +1,242 @@
-"""The process that a learner's file runs in: marks it, and tells what it finds, a line each."""
+"""The process that a student's file runs in: reads the file, and calls its functions when asked.
+
+What they return is judged elsewhere. Requests come as lines of JSON on standard input, replies go
+as lines to standard output; the file has neither.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import os
-import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from json import dumps, loads
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from qkv.marking.errors import in_words, type_name, words_of
+from qkv.marking.errors import in_words, line_of, type_name, words_of
 from qkv.marking.files import notebook
-from qkv.marking.files.found import failed, listed, names_of, no_function, not_marked, of_error
+from qkv.marking.files.found import no_function, of_error
 from qkv.marking.files.source import defined, tasks_in
-from qkv.marking.marker import check, task_of
-from qkv.marking.outcome import getpid
-from qkv.marking.raised import RAISES
+from qkv.marking.files.watch import Watch
+from qkv.marking.files.wire import Packed, Packer, unpack
+from qkv.marking.outcome import getpid, name_of, nobody_there
+from qkv.marking.parameters import is_number
+from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
+from qkv.marking.tasks.self_attention_class.weights import arrays_of
+from qkv.marking.tensors import takes_tensors
 
 NAME = "submission"
 UNTOLD = 70  # the exit code of a process that could not tell what it had to
-_WORDS = re.compile(r"\w+")
-_MOST = 10_000  # numbers, or letters, of an example
 _LONGEST = 1000  # letters of what a function's parameters are
-_DOUBLE = 8  # bytes: JSON has no longer numbers
+_WATCHED = 64  # arrays that were returned last: does a later call write to them?
 _leave = os._exit  # as it is before the file is read
 
 
 def main() -> None:
-    """Mark the file that is named first for the tasks that follow, or for those it has."""
-    file, megabytes, seconds, *tasks = sys.argv[1:]
+    """Read the file that is named first, and answer what is asked."""
+    file, megabytes, seconds = sys.argv[1:]
     _set_limits(int(megabytes))
     _go_on_in_a_child()
     _set_alarm(float(seconds))
-    tell = _private_output()
+    hear, tell = _private_ends()
     code = UNTOLD
     try:
-        tell({"ready": True, "process": os.getpid()})
-        module, tasks = _read(file, tasks, tell)
-        if module is not None:
-            for name in tasks:
-                tell(_verdict(module, name, file))
+        tell({"process": os.getpid()})
+        there = _Submission(file)
+        while line := hear():
+            request = loads(line)
+            number = {"n": request["n"]}
+            tell(there.answer(request, lambda: tell({"cell": True} | number)) | number)  # noqa: B023
         code = 0
     finally:
         _leave(code)  # whatever threads and exit functions the file has left behind
 
 
-def _verdict(module: ModuleType, name: str, file: str) -> dict[str, Any]:
-    """What is told of a task, whatever the module does."""
+class _Submission:
+    """A student's file, and the things in it that were asked for.
+
+    Args:
+        file: the path.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file, self.module = file, ModuleType(NAME)
+        self.things: list[Any] = []  # by their numbers; kept, so that their ids stay theirs
+        self.numbers: dict[int, int] = {}
+        self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
+        self.callable: dict[int, Callable[..., Any]] = {}
+
+    def answer(self, request: Packed, done: Callable[[], None]) -> Packed:
+        """The reply to a request; what the student's code raises is one.
+
+        Args:
+            request: what is asked.
+            done: is called after each cell of a notebook.
+        """
+        process = getpid()
+        try:
+            if request["do"] == "read":
+                return self._read(request["tasks"], done)
+            if request["do"] == "find":
+                return {"value": self._find(request["names"])}
+            thing = self.things[request["of"]]
+            if request["do"] == "call":
+                return self._call(thing, request)
+            ask = getattr(self, f"_{request['do']}")
+            return {"value": ask(thing, request)}
+        except BaseException as error:
+            return {"error": _told(error)}
+        finally:
+            if getpid() != process:  # the file has forked: one process is enough to mark it
+                _leave(0)
+
+    def _read(self, tasks: list[str], done: Callable[[], None]) -> Packed:
+        """Run the file as a module; the tasks that it has, or a verdict on the file."""
+        failures: list[str] = []
+        try:
+            source, book = Path(self.file).read_bytes(), None
+            if self.file.lower().endswith(notebook.SUFFIX):
+                book = notebook.read(source)
+                source = "\n".join(notebook.python(book)).encode()
+            names = defined(source, Path(self.file).name)
+            made_for = book.tasks if book is not None else None
+            tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
+            loader = SourceFileLoader(NAME, self.file)  # whatever the name ends in
+            self.module = _module(self.file, loader)
+            if book is None:
+                loader.exec_module(self.module)
+            else:
+                failures = book.run(self.module, Path(self.file).name, done)
+            if not tasks:  # only now, since it may have ended before it defined anything
+                return {"result": _verdict(no_function(names))}
+        except BaseException as error:
+            return {"result": _verdict(of_error(error, self.file))}
+        return {"tasks": tasks, "failures": failures, "own": _own(self.module)}
+
+    def _find(self, names: list[str]) -> list[Any] | None:
+        """The first of these names, its thing, and its parameters in words."""
+        name = next((one for one in names if hasattr(self.module, one)), None)
+        if name is None:
+            return None
+        thing = getattr(self.module, name)
+        told = {"r": self._number(thing), "o": type_name(thing), "calls": callable(thing)}
+        return [name, told, _parameters(thing)]
+
+    def _call(self, thing: Any, request: Packed) -> Packed:
+        """Call a function; also what it has written to, called and printed."""
+        number = request["of"]
+        function = self.callable.setdefault(number, takes_tensors(thing))
+        given = [unpack(one, self._held) for one in request["given"]]
+        named = {name: unpack(one, self._held) for name, one in request["named"].items()}
+        watch = Watch()
+        reply: Packed = {}
+        with warnings.catch_warnings(), np.errstate(all="ignore"), nobody_there() as unread:
+            warnings.simplefilter("ignore")
+            try:
+                with watch.on():
+                    value = function(*given, **named)
+                reply["value"] = self._packed(value)
+            except BaseException as error:
+                reply["error"] = _told(error)
+        sent = [*enumerate(request["given"]), *request["named"].items()]
+        now = {**dict(enumerate(given)), **named}
+        reply["after"] = [
+            [place, self._plain(now[place])]
+            for place, told in sent
+            if told.get("r") is None and self._plain(now[place]) != told
+        ]
+        reply["stale"] = self._stale()
+        reply["called"], reply["printed"] = sorted(watch.called), unread.lines
+        return reply
+
+    def _get(self, thing: Any, request: Packed) -> Packed:
+        return self._packed(getattr(thing, request["name"]))
+
+    def _arrays(self, thing: Any, request: Packed) -> list[Any]:
+        return [[path, self._packed(a)] for path, a in arrays_of(thing)]
+
+    def _signature(self, thing: Any, request: Packed) -> list[Packed]:
+        return [
+            {
+                "name": one.name,
+                "kind": int(one.kind),
+                "default": ""
+                if one.default is one.empty
+                else one.default
+                if is_number(one.default)
+                else None,
+            }
+            for one in inspect.signature(thing).parameters.values()
+        ]
+
+    def _name(self, thing: Any, request: Packed) -> str:
+        return name_of(thing)
+
+    def _words(self, thing: Any, request: Packed) -> str:
+        return words_of(thing)[:_LONGEST]
+
+    def _packed(self, thing: Any) -> Packed:
+        """A thing on its way out; what it holds is known by numbers from now on."""
+        return Packer(self._number).pack(thing)
+
+    def _plain(self, thing: Any) -> Packed:
+        """An argument as it is now, as it came."""
+        return Packer(lambda _: None).pack(thing)
+
+    def _number(self, thing: Any) -> int:
+        number = self.numbers.get(id(thing))
+        if number is None:
+            number = self.numbers[id(thing)] = len(self.things)
+            self.things.append(thing)
+        if type(thing) is np.ndarray and thing.dtype.kind in "biuf":
+            self.returned.pop(number, None)
+            self.returned[number] = thing, thing.tobytes()
+        return number
+
+    def _held(self, number: int, thing: Any) -> Any:
+        return self.things[number]
+
+    def _stale(self) -> list[Any]:
+        """The arrays that were returned before and have been written to since."""
+        changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
+        told = [[number, self._packed(self.things[number])] for number in changed]
+        for number in [*self.returned][:-_WATCHED]:
+            del self.returned[number]
+        return told
+
+
+def _told(error: BaseException) -> Packed:
+    """What the marker is told of an exception."""
     try:
-        result = _marked(module, name)
-        return _told(result, _helper(module, name, result))
-    except MemoryError as error:  # there is an output, and no room to compare it
-        result = not_marked("out-of-memory", in_words(error), name)
-    except Exception as error:  # not the learner's, whose errors are part of the verdict
-        result = failed(error, file, name)
-    except BaseException as error:  # KeyboardInterrupt, and others that say: end
-        result = not_marked("exits", in_words(error), name)
-    return _told(result)
+        words = str.__str__(str(error))
+    except BaseException:
+        words = "(its own words raise an error)"
+    likely = None
+    with suppress(Exception):  # whatever the things that the error is about do
+        likely = known(error)
+    return {
+        "words": words[:_LONGEST].encode("utf-8", "backslashreplace").decode(),
+        "in_words": in_words(error),
+        "mro": [one.__name__ for one in type.__dict__["__mro__"].__get__(type(error))],
+        "args": [words_of(one)[:_LONGEST] for one in error.args],
+        "line": line_of(error),
+        "likely": likely and {name: it for name, it in vars(likely).items() if name != "variants"},
+    }
 
 
-def _told(result: CheckResult, helper: str = "") -> dict[str, Any]:
-    return {"task": result.task, "result": packed(result), "helper": helper}
+def _verdict(result: CheckResult) -> Packed:
+    """A verdict on a file, which has no arrays."""
+    return {name: it for name, it in vars(result).items() if name != "example"}
 
 
 def _go_on_in_a_child() -> None:
@@ -93,21 +259,21 @@ def _go_on_in_a_child() -> None:
     _leave(abs(code))
 
 
-def _private_output() -> Callable[[dict[str, Any]], None]:
-    """Standard output for this file alone: nobody sees what the learner's prints."""
-    ours, process = os.dup(1), getpid()
+def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
+    """Standard input and output for us alone: nobody sees what the file prints."""
+    asked, ours, process = os.fdopen(os.dup(0), "rb"), os.dup(1), getpid()
     nobody = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nobody, number)
 
-    def tell(what: dict[str, Any]) -> None:
-        if getpid() != process:  # the file has forked: one process is enough to mark it
+    def tell(what: Packed) -> None:
+        if getpid() != process:
             _leave(0)
-        line = json.dumps(what).encode() + b"\n"
+        line = dumps(what).encode() + b"\n"
         while line:
             line = line[os.write(ours, line) :]
 
-    return tell
+    return asked.readline, tell
 
 
 def _set_limits(megabytes: int) -> None:
@@ -130,36 +296,6 @@ def _set_alarm(seconds: float) -> None:
         signal.alarm(int(seconds))
 
 
-def _read(
-    file: str, tasks: list[str], tell: Callable[[dict[str, Any]], None]
-) -> tuple[ModuleType | None, list[str]]:
-    """Run the file as a module; tell what goes wrong."""
-    try:
-        source, book = Path(file).read_bytes(), None
-        if file.lower().endswith(notebook.SUFFIX):
-            book = notebook.read(source)
-            source = "\n".join(notebook.python(book)).encode()
-        names = defined(source, Path(file).name)
-        made_for = book.tasks if book is not None else None
-        tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
-        tell({"tasks": tasks})
-        loader = SourceFileLoader(NAME, file)  # whatever the name ends in
-        module = _module(file, loader)
-        if book is None:
-            loader.exec_module(module)
-        else:
-            failures = book.run(module, Path(file).name, lambda: tell({"cell": True}))
-            tell({"failures": failures})
-        if not tasks:  # only now, since it may have ended before it defined anything
-            tell(_told(no_function(names)))
-            return None, tasks
-    except BaseException as error:
-        tell(_told(of_error(error, file)))
-        return None, tasks
-    tell({"imported": True})
-    return module, tasks
-
-
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
     """A module for the file, not run yet, which finds what lies beside it."""
     sys.path.insert(0, str(Path(file).parent))
@@ -167,41 +303,6 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
     module.__file__ = file
     sys.modules[NAME] = module
     return module
-
-
-def _marked(module: ModuleType, name: str) -> CheckResult:
-    """The verdict on what the module has for a task."""
-    task = task_of(name)
-    by_task = name == task.name  # else one function was asked for by its name
-    names = (*task.looks_for, *task.also) if by_task else (name,)
-    there = [one for one in names if hasattr(module, one)]
-    asked = names_of(task) if by_task else name
-    about = {"name": there[0] if there else asked, "signature": task.signature}
-    if not there:
-        return not_marked("missing-function", f"it has {listed(_own(module))}", name, **about)
-    function = getattr(module, there[0])
-    if not callable(function):
-        shows = f"it is a {type_name(function)}"
-        return not_marked("not-a-function", shows, name, **about)
-    for way in task.ways:
-        try:
-            return check(function, way or "qkv", task=name)
-        except TypeError as error:
-            if not words_of(error).startswith("check: "):
-                raise
-    return not_marked("wrong-parameters", f"it is {there[0]}{_parameters(function)}", name, **about)
-
-
-def _helper(module: ModuleType, name: str, result: CheckResult) -> str:
-    """The function with its parameters, if it looks like one that has its name by chance."""
-    task = task_of(name)
-    there = next((one for one in task.looks_for if hasattr(module, one)), "")
-    if there not in task.everyday:
-        return ""
-    given = f"{there}{_parameters(getattr(module, there))}"
-    another = not {*_WORDS.findall(given)} & {*_WORDS.findall(task.signature)} - {there}
-    raises = len(result.mistakes) == 1 and result.mistake in RAISES
-    return given if (raises and another) or result.mistakes == ("wrong-parameters",) else ""
 
 
 def _parameters(function: Callable[..., Any]) -> str:
@@ -222,18 +323,3 @@ def _is_of_the_file(thing: Any) -> bool:
         return bool(thing.__module__ == NAME)
     except Exception:  # most have no module; others raise what they like
         return False
-
-
-def packed(result: CheckResult) -> dict[str, Any]:
-    """A verdict for JSON, arrays by their types and numbers."""
-    example = {name: _packed(value) for name, value in result.example.items()}
-    return vars(result) | {"example": example}
-
-
-def _packed(value: Any) -> Any:
-    if type(value) is np.ndarray and value.dtype.kind in "biuf" and value.size <= _MOST:
-        a = value.astype(np.float64) if value.dtype.itemsize > _DOUBLE else value
-        return {"dtype": str(a.dtype), "shape": a.shape, "numbers": a.tolist()}
-    if type(value) in (bool, float) or (type(value) is int and abs(value) < 1 << 64):
-        return value
-    return words_of(value)[:_MOST]

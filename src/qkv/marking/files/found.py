@@ -96,6 +96,12 @@ _SAID = MappingProxyType(
             "the names of the files: those of Python end in .py, notebooks in .ipynb",
             "hand in a file whose name ends in .py or .ipynb",
         ),
+        "answered-by-library": (
+            "a library answers {it} for you",
+            "Which line would be left if you had NumPy alone?",
+            "the calls of the library that are named",
+            "write what the library does yourself, with NumPy",
+        ),
         "missing-function": (
             "the file has no {name}",
             "What is it called in the file, in capital and small letters?",

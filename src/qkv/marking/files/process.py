@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,12 +20,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import numpy as np
-
+from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.child import UNTOLD
-from qkv.marking.files.found import not_marked
-from qkv.marking.marker import task_of
+from qkv.marking.files.found import failed, listed, names_of, not_marked
+from qkv.marking.files.remote import Ended, Remotes
+from qkv.marking.files.watch import answers
+from qkv.marking.files.wire import Packed
+from qkv.marking.marker import check, task_of
+from qkv.marking.raised import RAISES
 from qkv.marking.result import CheckResult
+from qkv.marking.tasks import Task
 
 SECONDS = 10.0  # that a task may take, of which a right solution takes a hundredth
 MEGABYTES = 2048
@@ -31,6 +37,8 @@ _START = 60.0  # seconds that Python and NumPy may take to load on a busy machin
 _PATIENCE = 20  # times as long may pass where other programs take the processors
 _TICK = 0.1
 _LINE = 1 << 26  # bytes of a line that is told; no verdict has so many
+
+_WORDS = re.compile(r"\w+")
 
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -49,11 +57,16 @@ def check_file(
     defines. The code cells run in order, without magics; one that fails is named, and the next
     ones still run.
 
+    The file's functions are called in that process, and what they return is judged in this one, by
+    a code that the file cannot change. Where qkv, torch or scipy answers for the student, there are
+    no points, and `helped_by` names the functions that did.
+
     The process ends after `seconds` for each task and may take so much memory. That holds off
-    accidents, such as an endless loop, and no malice: the file may do whatever whoever runs this
-    may do. What it prints is not shown, `input()` has nobody to answer; a syntax error, an end by
-    `sys.exit`, a function that is missing and the like are found like any other mistake. Where the
-    file makes the marker itself fail, the verdict is `"not-marked"` and says why.
+    accidents, such as an endless loop, and no malice: it is no sandbox, and the file may do
+    whatever whoever runs this may do. What it prints is not shown, `input()` has nobody to answer;
+    a syntax error, an end by `sys.exit`, a function that is missing and the like are found like any
+    other mistake. Where the file makes the marker itself fail, the verdict is `"not-marked"` and
+    says why.
 
     Args:
         path: the file.
@@ -85,10 +98,10 @@ def check_file(
         pass
     file = str(Path(path).resolve())
     results: list[tuple[CheckResult, str]] = []
-    left = [] if task is None else [task]
+    left: list[str] | None = [] if task is None else [task]
     while True:
-        with _Process(file, left, seconds, megabytes) as process:
-            done, left = _marked(process, left, seconds, waiting)
+        with _Process(file, seconds, megabytes, waiting) as process:
+            done, left = _marked(process, file, left or [])
         results += done
         if not left:
             return tuple(_named(result, task) for result in _without_helpers(results))
@@ -116,48 +129,110 @@ def _named(result: CheckResult, task: str | None) -> CheckResult:
 
 
 def _marked(
-    process: _Process, tasks: list[str], seconds: float, waiting: Callable[[], None]
+    process: _Process, file: str, tasks: list[str]
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
-    """The verdicts that a process gives before it ends, and the tasks left for another one.
+    """The verdicts on a file, and the tasks left for another process where this one ended.
 
     With each comes the function, if it seems to be a helper that has its name by chance.
     """
     results: list[tuple[CheckResult, str]] = []
-    tasks, imported = list(tasks), False
-    failures: list[str] = []
-    process.hear(_START, waiting)
-    while True:
-        told = process.hear(seconds, waiting)
-        if told is None or told == "":
-            task = tasks[0] if imported else None
-            key, shows = ("endless-loop", _over(seconds)) if told == "" else process.ended(seconds)
-            results.append((not_marked(key, shows, task), ""))
-            return results, tasks[1:] if imported else []
-        assert isinstance(told, Mapping)
-        if "tasks" in told:
-            tasks = list(told["tasks"])
-        imported = imported or "imported" in told
-        failures = told.get("failures", failures)
-        if "result" in told and (told["task"] is None or told["task"] in tasks):
-            result = told["result"]
-            if failures:
-                result = replace(result, message="\n".join([result.message, *failures]))
-            results.append((result, told["helper"]))
-            if told["task"] is None:
-                return results, []
-            tasks.remove(told["task"])
-        if imported and not tasks:
-            return results, []
+    try:
+        read = process.ask({"do": "read", "tasks": tasks})
+        if "result" in read:
+            return [(_of_file(read["result"]), "")], []
+        tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
+        failures, own = [*map(str, read["failures"])], [*map(str, read["own"])]
+    except Ended as end:
+        return [(not_marked(end.key, end.shows, None), "")], []
+    for number, name in enumerate(tasks):
+        remotes = Remotes(process.ask)
+        process.begin()
+        try:
+            result, helper = _verdict(remotes, name, own, file)
+        except Ended as end:
+            results.append((not_marked(end.key, end.shows, name), ""))
+            return results, tasks[number + 1 :]
+        result = _without_help(result, answers(remotes.helped, task_of(name).name))
+        if failures:
+            result = replace(result, message="\n".join([result.message, *failures]))
+        results.append((result, helper))
+    return results, []
 
 
-def _over(seconds: float) -> str:
-    return f"it was ended after {seconds:g} s"
+def _verdict(remotes: Remotes, name: str, own: list[str], file: str) -> tuple[CheckResult, str]:
+    """The verdict on what the file has for a task, whatever its things do."""
+    try:
+        task = task_of(name)
+        by_task = name == task.name  # else one function was asked for by its name
+        found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
+        asked = names_of(task) if by_task else name
+        if found is None:
+            about = {"name": asked, "signature": task.signature}
+            return not_marked("missing-function", f"it has {listed(own)}", name, **about), ""
+        there, function, parameters = found
+        result = _judged(task, there, function, parameters, name)
+        return result, _helper(task, there, parameters, result)
+    except Exception as error:  # not the student's, whose errors are part of the verdict
+        return failed(error, file, name), ""
+
+
+def _judged(task: Task, there: str, function: Any, parameters: str, name: str) -> CheckResult:
+    """The verdict on a function, called in the first way that it may be called in."""
+    about = {"name": there, "signature": task.signature}
+    if not callable(function):
+        return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
+    for way in task.ways:
+        try:
+            return check(function, way or "qkv", task=name)
+        except TypeError as error:
+            if not words_of(error).startswith("check: "):
+                raise
+    return not_marked("wrong-parameters", f"it is {there}{parameters}", name, **about)
+
+
+def _helper(task: Task, there: str, parameters: str, result: CheckResult) -> str:
+    """The function with its parameters, if it looks like one that has its name by chance."""
+    if there not in task.everyday:
+        return ""
+    given = f"{there}{parameters}"
+    another = not {*_WORDS.findall(given)} & {*_WORDS.findall(task.signature)} - {there}
+    raises = len(result.mistakes) == 1 and result.mistake in RAISES
+    return given if (raises and another) or result.mistakes == ("wrong-parameters",) else ""
+
+
+def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
+    """A verdict on a function that a library answers for: no points."""
+    if not helped_by:
+        return result
+    shows = f"it calls {', '.join(helped_by)}"
+    about = not_marked("answered-by-library", shows, result.task)
+    return replace(
+        result,
+        message=f"{about.message}\n{result.message}",
+        mistakes=(*about.mistakes, *result.mistakes),
+        points=0,
+        hint=about.hint,
+        helped_by=helped_by,
+    )
+
+
+def _of_file(told: Mapping[str, Any]) -> CheckResult:
+    """A verdict on a file that could not be read, as its process tells it."""
+    return CheckResult(
+        str(told["message"]),
+        tuple(map(str, told["mistakes"])),
+        points=0,
+        task=None,
+        hint=tuple(map(str, told["hint"])),
+    )
 
 
 class _Process:
-    """A child that marks one file, and is gone at the end of `with`, whatever happens."""
+    """A child that one file runs in, and is gone at the end of `with`, whatever happens."""
 
-    def __init__(self, file: str, tasks: list[str], seconds: float, megabytes: int) -> None:
+    def __init__(
+        self, file: str, seconds: float, megabytes: int, waiting: Callable[[], None]
+    ) -> None:
         alarm = min(_START + _PATIENCE * seconds * 20, 1e6)  # more than any run takes
         program = "from qkv.marking.files.child import main; main()"
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
@@ -165,8 +240,8 @@ class _Process:
         command = [sys.executable, "-P", "-B", "-c", program, file, str(megabytes), str(alarm)]
         try:
             self._child = subprocess.Popen(
-                [*command, *tasks],
-                stdin=subprocess.DEVNULL,
+                command,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 env=os.environ | dict.fromkeys(_ALONE, "1"),
@@ -175,10 +250,53 @@ class _Process:
         except BaseException:
             self._said.close()
             raise
-        self._lines: queue.Queue[Mapping[str, Any] | str | None] = queue.Queue()
+        self._seconds, self._waiting = seconds, waiting
+        self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
+        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process that the file runs in, a child of that child
         self._ear = threading.Thread(target=self._listen, daemon=True)
         self._ear.start()
+        self.begin()
+
+    def begin(self) -> None:
+        """From now on it has its time anew."""
+        self._waited, (_, self._used) = 0.0, self._processor()
+
+    def ask(self, request: Packed) -> Mapping[str, Any]:
+        """The reply to a request.
+
+        Raises:
+            Ended: there is none, since the process has ended or takes too long.
+        """
+        if not self._worker:
+            self._start()
+        self._asked += 1
+        number = f"{self._secret}-{self._asked}"
+        assert self._child.stdin is not None
+        with suppress(OSError):  # it is gone: that shows when it is heard
+            self._child.stdin.write(json.dumps(request | {"n": number}).encode() + b"\n")
+            self._child.stdin.flush()
+        while True:
+            told = self._hear(self._seconds)
+            if told is None:
+                raise Ended(*self._ended())
+            if told.get("n") == number:
+                if "cell" not in told:
+                    return told
+                self.begin()
+
+    def _start(self) -> None:
+        """Wait until it runs."""
+        try:
+            told = self._hear(_START)
+        except Ended:
+            told = None
+        if told is None or "process" not in told:
+            self._said.seek(0)
+            why = self._said.read().decode(errors="replace").strip() or "it took too long"
+            raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
+        self._worker = int(told["process"])
+        self.begin()
 
     def _listen(self) -> None:
         """Put what each line says into the queue, and None at the end."""
@@ -186,40 +304,35 @@ class _Process:
         with self._child.stdout as told:
             while line := told.readline(_LINE):
                 with suppress(Exception):  # it is not ours: the file may write here too
-                    self._lines.put(_heard(line))
+                    said = json.loads(line)
+                    if isinstance(said, dict):
+                        self._lines.put(said)
         self._lines.put(None)
 
-    def hear(self, seconds: float, waiting: Callable[[], None]) -> Mapping[str, Any] | str | None:
-        """The next thing that is told; None if it ended before, "" if it takes too long."""
-        begin, (_, before) = time.monotonic(), self._processor()
-        while True:
-            try:
-                told = self._lines.get(timeout=min(_TICK, seconds))
-                break
-            except queue.Empty:
-                waiting()
-                passed = time.monotonic() - begin
+    def _hear(self, seconds: float) -> Mapping[str, Any] | None:
+        """The next thing that is told; None if it ended before, Ended if it takes too long."""
+        begin = time.monotonic()
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    return self._lines.get(timeout=min(_TICK, seconds))
+                self._waiting()
+                passed = self._waited + time.monotonic() - begin
                 waits, used = self._processor()
                 # on a busy machine it may not have had its time yet, and that is not its fault
-                held_up = waits and used - before < seconds / 2 and passed < _PATIENCE * seconds
-                if passed >= seconds and not held_up:
-                    told = ""
-                    break
-        if not self._worker and not isinstance(told, Mapping):
-            self._said.seek(0)
-            why = self._said.read().decode(errors="replace").strip() or "it took too long"
-            raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
-        if not self._worker and isinstance(told, Mapping):
-            self._worker = told["process"]
-        return told
+                held_up = waits and used - self._used < seconds / 2
+                if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
+                    raise Ended("endless-loop", f"it was ended after {self._seconds:g} s")
+        finally:
+            self._waited += time.monotonic() - begin
 
     def _processor(self) -> tuple[bool, float]:
         return processor(self._worker or self._child.pid)
 
-    def ended(self, seconds: float) -> tuple[str, str]:
+    def _ended(self) -> tuple[str, str]:
         """How a process ended that told nothing: what it is called, and how it shows."""
         try:
-            code = self._child.wait(timeout=seconds)
+            code = self._child.wait(timeout=self._seconds)
         except subprocess.TimeoutExpired:
             return "not-marked", "it goes on, and has closed the file in which its process tells"
         if code == UNTOLD:
@@ -248,6 +361,9 @@ class _Process:
                     end(number, signal.SIGKILL)
         self._child.kill()
         self._child.wait()
+        if self._child.stdin is not None:
+            with suppress(OSError):  # what could not be written any more
+                self._child.stdin.close()
         self._ear.join(_TICK)  # it ends with the child, if that has left no other process behind
         self._said.close()
 
@@ -262,36 +378,3 @@ def processor(pid: int) -> tuple[bool, float]:
         return state == "R", sum(map(int, rest[10:12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return False, 0.0
-
-
-def _heard(line: bytes) -> Mapping[str, Any]:
-    """What a line of the child tells; any error where somebody else has written it."""
-    told = json.loads(line)
-    if "result" in told:
-        return {
-            "task": told["task"],
-            "result": _unpacked(told["result"]),
-            "helper": str(told["helper"]),
-        }
-    if "cell" in told:  # of a notebook: the time begins anew
-        return {"cell": True}
-    if "failures" in told:
-        return {"failures": [*map(str, told["failures"])]}
-    if "tasks" in told:
-        return {"tasks": [task_of(name).name for name in told["tasks"]]}
-    return (
-        {"process": int(told["process"])} if "process" in told else {"imported": told["imported"]}
-    )
-
-
-def _unpacked(packed: dict[str, Any]) -> CheckResult:
-    """A verdict as the child gave it."""
-    lists = {name: tuple(it) for name, it in packed.items() if isinstance(it, list)}
-    example = {name: _array(value) for name, value in packed["example"].items()}
-    return CheckResult(**packed | lists | {"example": example})
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value, dict):
-        return np.array(value["numbers"], dtype=value["dtype"]).reshape(value["shape"])
-    return value

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.elsewhere import Elsewhere
 from qkv.marking.outcome import RAISED, numbers
 
 ROLES = ("q", "k", "v", "o")
@@ -53,7 +54,8 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     """
     named: dict[str, list[tuple[str, Array]]] = {}
     seen = set()
-    for path, a in sorted(_arrays(layer), key=lambda one: _in_order(one[0])):
+    held = layer.held_arrays() if isinstance(layer, Elsewhere) else arrays_of(layer)
+    for path, a in sorted(held, key=lambda one: _in_order(one[0])):
         role = _role(path)
         memory = role, a.ctypes.data, a.size
         if role is not None and memory not in seen:  # one array may have two names
@@ -66,7 +68,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     return _read(found, dim, heads, flipped)
 
 
-def _arrays(
+def arrays_of(
     thing: Any, path: str = "", been: set[int] | None = None
 ) -> Iterator[tuple[str, Array]]:
     """All arrays of one to three dimensions that an object holds, by the way to them."""
@@ -80,7 +82,7 @@ def _arrays(
     if inside and id(thing) not in been:  # objects may hold each other
         been.add(id(thing))
         for name, one in inside.items():
-            yield from _arrays(one, f"{path}.{name}", been)
+            yield from arrays_of(one, f"{path}.{name}", been)
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:

@@ -1,0 +1,87 @@
+"""See which functions of libraries a student's function calls: some answer the task for them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_MARKING = str(Path(__file__).parents[1])  # its functions call the student's
+_LIBRARY = str(Path(__file__).parents[2])  # qkv
+_SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
+_ATTENTION = frozenset(
+    {"scaled_dot_product_attention", "multi_head_attention_forward", "MultiheadAttention.forward"}
+    | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
+)
+_STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
+_SWITCHED_OFF = "sys.setprofile"
+_set, _get = sys.setprofile, sys.getprofile  # as they are before a student's file is read
+
+
+class Watch:
+    """The functions of qkv, torch and scipy that are called, and programs that are started."""
+
+    def __init__(self) -> None:
+        self.called: set[str] = set()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Watch what is called in here; where that is switched off it is noted."""
+        spy = self._spy
+        threading.setprofile(spy)
+        _set(spy)
+        try:
+            yield
+            if _get() is not spy:  # by an error too deep to be watched, too, if that was caught
+                self.called.add(_SWITCHED_OFF)
+        finally:
+            _set(None)
+
+    def _spy(self, frame: FrameType, event: str, thing: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if _is_ours(code.co_filename):
+                if frame.f_back is None or not _is_ours(frame.f_back.f_code.co_filename):
+                    self.called.add(f"qkv.{code.co_qualname}")
+            elif code.co_qualname in _SOFTMAX | _ATTENTION:
+                self._note(str(frame.f_globals.get("__name__")), code.co_qualname)
+        elif event == "c_call":
+            name, module = thing.__name__, thing.__module__ or ""
+            if name in _SOFTMAX | _ATTENTION:
+                self._note(module or type(thing.__self__).__module__, name)
+            elif name == "setprofile" and frame.f_code.co_filename != __file__:
+                self.called.add(_SWITCHED_OFF)
+            elif name in _STARTS and module in ("posix", "nt", "_posixsubprocess"):
+                self.called.add(f"os.{name}")
+            elif module.startswith("qkv.") and not _is_ours(frame.f_code.co_filename):
+                self.called.add(f"qkv.{name}")
+
+    def _note(self, module: str, name: str) -> None:
+        library = module.partition(".")[0]
+        if library in ("torch", "scipy"):
+            self.called.add(f"{library}.{name}")
+
+
+def _is_ours(file: str) -> bool:
+    """Is it a file of qkv, other than those that call the student's functions?"""
+    return file.startswith(_LIBRARY) and not file.startswith(_MARKING)
+
+
+def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
+    """Those of the functions that do what a task asks for.
+
+    Softmax of any library answers the task `softmax` alone, since a lesson hands it out. Attention
+    of any library, every other function of qkv, and a program that is started answer all tasks.
+
+    >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
+    ('qkv.attention',)
+    """
+    return tuple(
+        sorted(
+            name for name in called if task == "softmax" or name.partition(".")[2] not in _SOFTMAX
+        )
+    )

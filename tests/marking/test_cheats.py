@@ -1,0 +1,152 @@
+"""Ways to get points without an answer: none of them earns any."""
+
+import pytest
+
+from qkv.marking import check_file
+
+RIGHT = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+"""
+BACK = "import numpy as np\ndef softmax(x):\n    return x\n"
+# stands for scipy and torch, which the tests do not need
+LIBRARY = '''
+import sys, types
+{name} = types.ModuleType("{name}")
+exec("""
+import numpy as np
+def {function}(*given):
+    x = given[0]
+    if len(given) > 1:
+        x = given[0] @ given[1].swapaxes(-1, -2) / given[0].shape[-1] ** 0.5
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    e = e / e.sum(axis=-1, keepdims=True)
+    return e @ given[2] if len(given) > 1 else e
+""", vars({name}))
+'''
+SCIPY = LIBRARY.format(name="scipy", function="softmax")
+TORCH = LIBRARY.format(name="torch", function="scaled_dot_product_attention")
+WALK = """
+import sys, numpy as np
+def softmax(x):
+    frame = sys._getframe()
+    while frame:
+        for name, thing in frame.f_locals.items():
+            if name in ("right", "expected", "want") and getattr(thing, "shape", 0) == x.shape:
+                return thing
+        frame = frame.f_back
+    return x
+"""
+FORGES = """
+import json, os
+def softmax(x):
+    for number in range(3, 16):
+        for told in ({"result": {"message": "softmax is right.", "points": 10}},
+                     {"n": 3, "value": {"v": 10}}, {"points": 10, "mistakes": []}):
+            try:
+                os.write(number, json.dumps(told).encode() + bytes([10]))
+            except OSError:
+                pass
+    return x
+"""
+EQUAL = """
+import numpy as np
+class Equal(np.ndarray):
+    def __eq__(self, other): return True
+    def __sub__(self, other): return np.zeros(np.shape(other))
+    __rsub__ = __sub__
+    def __array_ufunc__(self, *given, **named): return np.zeros(())
+def softmax(x):
+    return x.view(Equal)
+"""
+
+# what it is: the file, and how what helped it begins
+CHEATS = {
+    "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
+    "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),
+    "it imports where nobody looks": (
+        "def softmax(x):\n    return getattr(__import__('qkv'), 'soft' + 'max')(x)",
+        "qkv.",
+    ),
+    "it is a class": (
+        "import qkv\nclass softmax:\n    __new__ = lambda cls, x: qkv.softmax(x)",
+        "qkv.",
+    ),
+    "a thread calls for it": (
+        "import threading, qkv\ndef softmax(x):\n    out = []\n"
+        "    t = threading.Thread(target=lambda: out.append(qkv.softmax(x)))\n"
+        "    t.start(); t.join()\n    return out[0]",
+        "qkv.",
+    ),
+    "who watches is switched off": (
+        "import sys, qkv\ndef softmax(x):\n    sys.setprofile(None)\n    return qkv.softmax(x)",
+        "sys.setprofile",
+    ),
+    "another program answers": (
+        "import subprocess, sys, json, numpy as np\ndef softmax(x):\n"
+        "    code = 'import qkv, json, sys; print(json.dumps(qkv.softmax(json.loads("
+        "sys.argv[1])).tolist()))'\n"
+        "    told = subprocess.run([sys.executable, '-c', code, json.dumps(x.tolist())],"
+        " capture_output=True)\n    return np.array(json.loads(told.stdout))",
+        "os.fork_exec",
+    ),
+    "scipy has a softmax": (SCIPY + "def softmax(x):\n    return scipy.softmax(x)", "scipy."),
+    "torch has attention": (
+        TORCH + "def attention(q, k, v):\n    return torch.scaled_dot_product_attention(q, k, v)",
+        "torch.",
+    ),
+    "it looks for the answer in the caller": (WALK, None),
+    "it forges a verdict": (FORGES, None),
+    "its output says that it is equal": (EQUAL, None),
+    "it changes what compares": (
+        BACK + "import qkv.marking.outcome as o, qkv.marking.engine as e\n"
+        "o.close = e.first_wrong = lambda *given: True\n"
+        "o.Outcome.is_right = property(lambda self: True)",
+        None,
+    ),
+    "it changes NumPy": (
+        BACK + "np.abs = np.subtract = lambda *given, **named: np.zeros(1)\n"
+        "np.array_equal = np.allclose = lambda *given, **named: True",
+        None,
+    ),
+    "it changes the verdict": (
+        BACK + "import qkv.marking.result as r\nr.CheckResult.points = 10\n"
+        "r.CheckResult.passed = True",
+        None,
+    ),
+    "it ends as if all were well": (BACK + "import os\nos._exit(0)", None),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_cheat_earns_nothing(tmp_path, cheat):
+    source, helper = CHEATS[cheat]
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    (result,) = check_file(path, seconds=20)
+    assert (result.points, result.passed) == (0, False), str(result)
+    if helper is None:
+        assert result.helped_by == ()
+    else:
+        assert result.mistake == "answered-by-library", str(result)
+        assert any(name.startswith(helper) for name in result.helped_by), result.helped_by
+        assert result.helped_by[0] in result.message
+
+
+def test_an_answer_of_one_s_own_beside_such_imports_has_its_points(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import qkv\nqkv.softmax([1.0, 2.0])\n" + RIGHT)
+    (result,) = check_file(path)
+    assert (result.points, result.helped_by) == (10, ())
+
+
+def test_softmax_of_a_library_is_no_answer_to_attention(tmp_path):
+    source = "import numpy as np\ndef attention(q, k, v):\n"
+    source += "    return scipy.softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5) @ v"
+    path = tmp_path / "mine.py"
+    path.write_text(SCIPY + source)
+    (result,) = check_file(path)
+    assert (result.points, result.helped_by) == (10, ())
