@@ -104,7 +104,7 @@ STEPS = {
         {""},
     ],
     "marking": [
-        {"elsewhere"},
+        {"elsewhere", "draws"},
         {"errors", "mistake", "outcome", "result", "tensors"},
         {"parameters", "raised"},
         {"explain", "findings"},

@@ -46,7 +46,7 @@ def _marked_once():
     marks, mark = {}, check_file
 
     def once(file, task, **options):
-        key = Path(file).read_bytes(), task, options["seconds"]
+        key = Path(file).read_bytes(), task, options["seconds"], options["seed"]
         if key not in marks:
             marks[key] = mark(file, task, **options)
         return marks[key]
@@ -115,6 +115,7 @@ def test_json_of_one_file_and_a_task_is_one_object(file):
         "mistakes": [],
         "fragile": [],
         "conventions": [],
+        "helped_by": [],
         "hint": [],
     }
 

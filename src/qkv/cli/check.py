@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     help="1: what to try. 2: also where to look. 3: the line that mends it. Default: 1.",
 )
 @click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    help="Draw the inputs by this seed. Default: 0, the shortest to print.",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
@@ -63,6 +69,7 @@ def check(
     task: str | None,
     as_list: bool,
     grade: int,
+    seed: int,
     seconds: float,
     junit: str | None,
     roster: str | None,
@@ -125,7 +132,9 @@ def check(
     marked: list[tuple[str, Sequence[CheckResult]]] = []
     with progress("marking", len(found)) as advance:
         for file in found:
-            marked.append((file, _marked(file, task, seconds, lambda: advance(0))))
+            marked.append(
+                (file, _marked(file, task, {"seed": seed, "seconds": seconds}, lambda: advance(0)))
+            )
             advance(1)
     table = ClassTable(marked, students)
     marked = table.marked
@@ -172,14 +181,14 @@ def _found(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 
 
 def _marked(
-    file: str, task: str | None, seconds: float, waiting: Callable[[], None]
+    file: str, task: str | None, options: Mapping[str, Any], waiting: Callable[[], None]
 ) -> tuple[CheckResult, ...]:
     """The verdicts on a file; what fails in marking it is one, so that the others are marked."""
     from qkv.marking import check_file
     from qkv.marking.files.found import unmarked
 
     try:
-        return check_file(file, task, seconds=seconds, waiting=waiting)
+        return check_file(file, task, waiting=waiting, **options)
     except Exception as error:
         return (unmarked(error, task),)
 

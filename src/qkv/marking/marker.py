@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.arrays import whole_number
+from qkv.marking.draws import seeded
 from qkv.marking.result import CheckResult
 from qkv.marking.tensors import takes_tensors
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def check(
-    function: Callable[..., Any], signature: str = "qkv", task: str = "attention"
+    function: Callable[..., Any],
+    signature: str = "qkv",
+    task: str = "attention",
+    *,
+    seed: int = 0,
 ) -> CheckResult:
     """Mark somebody's own function: which mistake did it make, or is it right?
 
@@ -36,6 +42,8 @@ def check(
             (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d), w_v (D, dv)) ->
             (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have their own.
         task: the name of a task, or of the function that it asks for.
+        seed: draws the inputs; 0 for those that are the shortest to print. Whoever marks a class
+            may choose one that nobody can know in advance.
 
     Returns:
         A `CheckResult`: true where nothing is wrong; print it for the words. What is wrong, what
@@ -44,7 +52,7 @@ def check(
 
     Raises:
         TypeError: `function` cannot be called, or not with these arrays.
-        ValueError: an unknown task or signature.
+        ValueError: an unknown task or signature, or a seed below 0.
 
     >>> def mine(q, k, v):
     ...     scores = q @ k.T / np.sqrt(q.shape[-1])
@@ -68,7 +76,11 @@ def check(
             f"check: function is a {type(function).__name__}, it must be something to call:"
             " check(my_attention), without brackets after its name"
         )
-    with np.errstate(all="ignore"):  # wrong formulas overflow and divide by zero: that is the point
+    whole_number(seed, call="check", name="seed", least=0)
+    with (
+        seeded(seed),
+        np.errstate(all="ignore"),
+    ):  # wrong formulas overflow and divide by zero: that is the point
         return chosen.mark(takes_tensors(function), way)
 
 

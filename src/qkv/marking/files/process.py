@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from qkv.arrays import whole_number
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.child import UNTOLD
 from qkv.marking.files.found import failed, listed, names_of, not_marked
@@ -47,6 +48,7 @@ def check_file(
     path: str | os.PathLike[str],
     task: str | None = None,
     *,
+    seed: int = 0,
     seconds: float = SECONDS,
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
@@ -71,6 +73,7 @@ def check_file(
     Args:
         path: the file.
         task: the name of a task, or of its function; None for each whose function the file has.
+        seed: draws the inputs, as for `check`.
         seconds: how long reading the file, each cell of a notebook, and each task may take; longer
             where other programs take the processors.
         megabytes: how much memory it may take beyond what libraries bring (not on Windows).
@@ -81,7 +84,7 @@ def check_file(
         is the one that was asked for.
 
     Raises:
-        ValueError: there is no such task, or a limit is not above 0.
+        ValueError: there is no such task, a limit is not above 0, or a seed is below 0.
         FileNotFoundError: there is no such file; other errors of the system likewise.
 
     >>> file = Path(tempfile.mkdtemp(), "mine.py")
@@ -94,6 +97,7 @@ def check_file(
     if not (seconds > 0 and megabytes > 0):
         limit = f"seconds={seconds}" if seconds <= 0 else f"megabytes={megabytes}"
         raise ValueError(f"check_file: {limit}, which must be above 0")
+    whole_number(seed, call="check_file", name="seed", least=0)
     with open(path, "rb"):  # an error where it is a folder, or may not be read
         pass
     file = str(Path(path).resolve())
@@ -101,7 +105,7 @@ def check_file(
     left: list[str] | None = [] if task is None else [task]
     while True:
         with _Process(file, seconds, megabytes, waiting) as process:
-            done, left = _marked(process, file, left or [])
+            done, left = _marked(process, file, left or [], seed)
         results += done
         if not left:
             return tuple(_named(result, task) for result in _without_helpers(results))
@@ -129,7 +133,7 @@ def _named(result: CheckResult, task: str | None) -> CheckResult:
 
 
 def _marked(
-    process: _Process, file: str, tasks: list[str]
+    process: _Process, file: str, tasks: list[str], seed: int
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
     """The verdicts on a file, and the tasks left for another process where this one ended.
 
@@ -148,7 +152,7 @@ def _marked(
         remotes = Remotes(process.ask)
         process.begin()
         try:
-            result, helper = _verdict(remotes, name, own, file)
+            result, helper = _verdict(remotes, name, own, file, seed)
         except Ended as end:
             results.append((not_marked(end.key, end.shows, name), ""))
             return results, tasks[number + 1 :]
@@ -159,7 +163,9 @@ def _marked(
     return results, []
 
 
-def _verdict(remotes: Remotes, name: str, own: list[str], file: str) -> tuple[CheckResult, str]:
+def _verdict(
+    remotes: Remotes, name: str, own: list[str], file: str, seed: int
+) -> tuple[CheckResult, str]:
     """The verdict on what the file has for a task, whatever its things do."""
     try:
         task = task_of(name)
@@ -170,20 +176,22 @@ def _verdict(remotes: Remotes, name: str, own: list[str], file: str) -> tuple[Ch
             about = {"name": asked, "signature": task.signature}
             return not_marked("missing-function", f"it has {listed(own)}", name, **about), ""
         there, function, parameters = found
-        result = _judged(task, there, function, parameters, name)
+        result = _judged(task, there, function, parameters, name, seed)
         return result, _helper(task, there, parameters, result)
     except Exception as error:  # not the student's, whose errors are part of the verdict
         return failed(error, file, name), ""
 
 
-def _judged(task: Task, there: str, function: Any, parameters: str, name: str) -> CheckResult:
+def _judged(
+    task: Task, there: str, function: Any, parameters: str, name: str, seed: int
+) -> CheckResult:
     """The verdict on a function, called in the first way that it may be called in."""
     about = {"name": there, "signature": task.signature}
     if not callable(function):
         return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
     for way in task.ways:
         try:
-            return check(function, way or "qkv", task=name)
+            return check(function, way or "qkv", task=name, seed=seed)
         except TypeError as error:
             if not words_of(error).startswith("check: "):
                 raise

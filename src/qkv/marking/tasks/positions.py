@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, mark_in_steps
 from qkv.marking.findings import Finding, told
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
@@ -348,6 +349,12 @@ TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
 
 
+def _another() -> tuple[Table, ...]:
+    """By a seed, a table of one more size."""
+    length, half = generator(0).integers(4, 10, 2)
+    return (Table(int(length), 2 * int(half)),) if by_seed() else ()
+
+
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a function of a length and a size."""
     options_of(function, ("length", "dim"), {})
@@ -363,7 +370,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         compute,
         RIGHT,
         (
-            Group("places, angles, columns", TABLES, (*MISTAKES, *_by_speed(seen))),
+            Group("places, angles, columns", (*TABLES, *_another()), (*MISTAKES, *_by_speed(seen))),
             Group("an odd dim", ODD, (), _odd_fails, if_right=True),
         ),
         returns="return table  # (length, dim)",

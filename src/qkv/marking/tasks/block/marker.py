@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking import findings
+from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.explain import reproduces
 from qkv.marking.findings import Finding
@@ -22,9 +23,11 @@ from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_n
 from qkv.marking.tasks.task import Task
 
 
-def _drawn(seed: int, tokens: int, width: int, wide: int, heads: int = 1) -> Call:
+def _drawn(
+    seed: int | np.random.Generator, tokens: int, width: int, wide: int, heads: int = 1
+) -> Call:
     """Parameters in multiples of 1/2; words spread so far that no eps of a norm counts."""
-    rng = np.random.default_rng(seed)
+    rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     shapes = {
         "norm1_scale": (width,),
         "norm1_shift": (width,),
@@ -45,28 +48,42 @@ def _drawn(seed: int, tokens: int, width: int, wide: int, heads: int = 1) -> Cal
 
 def _zeros() -> Call:
     """Of two words one is all zeros."""
-    case = _drawn(5, 2, 2, 2)
+    case = _drawn(np.random.default_rng(5), 2, 2, 2)  # by others the eps of a norm counts
     case.x[0] = 0
     return case
 
 
 def _large() -> Call:
     """Scores as large as 1000."""
-    case = _drawn(6, 2, 2, 2)
+    case = _drawn(np.random.default_rng(6), 2, 2, 2)
     parameters = {**case.parameters, "w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     return Call(case.x, parameters)
 
 
 KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
-WORDS = [
-    *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
-    _drawn(57, 2, 5, 3),  # of weights that neither 0 nor 1 is near
-]
-OTHERS = (
-    Group("a word of zeros", [_zeros()], EMPTY),
-    Group("scores of 1000", [_large()], LARGE),
-)
-TWO_HEADS = Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
+
+
+@per_seed
+def words() -> list[Call]:
+    """The inputs of the first test, smallest first."""
+    return [
+        *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
+        _drawn(57, 2, 5, 3),  # of weights that neither 0 nor 1 is near
+    ]
+
+
+@per_seed
+def _others() -> tuple[Group, ...]:
+    return (
+        Group("a word of zeros", [_zeros()], EMPTY),
+        Group("scores of 1000", [_large()], LARGE),
+    )
+
+
+@per_seed
+def _two_heads() -> Group:
+    return Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
+
 
 # what is as right as LayerNorm and GELU to the last digit
 _RMS: Steps = {"normalize": rms_norm}
@@ -117,7 +134,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         given = {options["heads"]: case.heads} if options else {}
         return function(case.x, case.parameters, **given)
 
-    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in WORDS], known)
+    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in words()], known)
     right = {**RIGHT, **steps}
     m = BlockMarking(
         "block",
@@ -128,14 +145,14 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         returns="return x  # (T, D)",
     )
     m.limits += said
-    m.first_call(WORDS[0])
+    m.first_call(words()[0])
     if m.wrong:
         return m.result()
-    m.test(Group("attention, residuals, norms, MLP", WORDS, known))
-    for group in OTHERS:
+    m.test(Group("attention, residuals, norms, MLP", words(), known))
+    for group in _others():
         m.test(group)
     if options:
-        m.test(TWO_HEADS)
+        m.test(_two_heads())
     else:
         m.untried.append("num_heads")
     return m.result()

@@ -12,6 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking import findings
+from qkv.marking.draws import by_seed, generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
@@ -57,7 +58,7 @@ KNOWN = (
     *attention.OF_CAUSAL,
 )
 # one word has nobody else to attend to; of two the second knows a distance
-TEXTS = [Text(np.array(ids)) for ids in ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])]
+_TEXTS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
 ANOTHER_WORD = Text(np.array([8]))  # as many logits as those of the first text
 _IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
@@ -66,6 +67,13 @@ ANOTHER_MODEL = Group(
     UNTIED,
 )
 WRITTEN = Group("words written one after the other", [Text(np.array([2, 9]), write=8)])
+
+
+@per_seed
+def texts() -> list[Text]:
+    """The ids that logits are asked for; a seed gives each word another id."""
+    others = generator(1).permutation(11) if by_seed() else np.arange(11)
+    return [Text(others[ids]) for ids in _TEXTS]
 
 
 class _Decoding:
@@ -159,13 +167,13 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         return outcome(case, call, compute(case, steps))
 
     limits, known, right, last_row = [], KNOWN, RIGHT, False
-    if run(TEXTS[1]).error is not None:
+    if run(texts()[1]).error is not None:
         call.batched = True
-        if run(TEXTS[1]).error is None:
+        if run(texts()[1]).error is None:
             limits.append("It takes ids (1, T) only, not (T,).")
         else:
             call.batched = False
-    out = run(TEXTS[1]).out
+    out = run(texts()[1]).out
     if out is not None and out.shape == (CONFIG["vocab_size"],):
         last_row = True
         known, right = (*KNOWN, *LAST), {**RIGHT, "rows": lambda logits: logits[-1]}
@@ -178,10 +186,10 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         returns="return logits  # (T, V)",
     )
     m.limits += limits
-    m.first_call(TEXTS[0])
+    m.first_call(texts()[0])
     if m.wrong:
         return m.result()
-    m.test(Group("logits", TEXTS, known, _fails))
+    m.test(Group("logits", texts(), known, _fails))
     m.run([ANOTHER_WORD])
     if not m.wrong:
         m.test(WRITTEN)
@@ -190,7 +198,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
     if last_row and LAST[0].key not in {one.key for one in m.found}:
-        m.find(of_mistake(LAST_ROW, run(TEXTS[1], right)))
+        m.find(of_mistake(LAST_ROW, run(texts()[1], right)))
     return m.result()
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import generator, per_seed
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
 from qkv.marking.tasks.wiring import pre_norm
 
+_Model = tuple[dict[str, Array], dict[str, Any]]  # weights by their names, and config
 CONFIG: Mapping[str, Any] = MappingProxyType(
     {
         "model_type": "llama",
@@ -54,8 +55,7 @@ UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
 )
 
 
-@cache
-def small_model(tied: bool = True) -> tuple[dict[str, Array], dict[str, Any]]:
+def small_model(tied: bool = True) -> _Model:
     """The weights, by their names in a file and (out, in), and the config of a small Llama.
 
     Args:
@@ -67,8 +67,18 @@ def small_model(tied: bool = True) -> tuple[dict[str, Array], dict[str, Any]]:
     >>> small_model(tied=False)[0]["lm_head.weight"].shape
     (13, 24)
     """
+    return _small_models()[tied]
+
+
+@per_seed
+def _small_models() -> tuple[_Model, _Model]:
+    """The two of them, of which the second is tied."""
+    return _drawn(False), _drawn(True)
+
+
+def _drawn(tied: bool) -> _Model:
     config = dict(CONFIG if tied else UNTIED_CONFIG)
-    rng = np.random.default_rng(0)
+    rng = generator(0)
     width, wide = config["hidden_size"], config["intermediate_size"]
     keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
     shapes = {

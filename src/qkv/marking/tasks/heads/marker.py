@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.draws import generator
 from qkv.marking.engine import Group
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.outcome import kind_of
@@ -81,7 +82,7 @@ def _unprojected(case: Case) -> Case:
 def _try_output(m: AttentionMarking) -> None:
     """What joins the heads, square and not."""
     two, four = m.cases["two heads"]
-    rng = np.random.default_rng(400)
+    rng = generator(400)
 
     def projected(case: Case, width: int) -> Case:
         joined = case.arrays["w_v"].shape[-1]

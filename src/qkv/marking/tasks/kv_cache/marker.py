@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, nothing_returned, of_mistake, overwritten
 from qkv.marking.mistake import Mistake
@@ -39,7 +40,7 @@ from qkv.marking.tasks.task import Task
 def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
     """Multiples of 1/2 between -2 and 2, for word vectors and projections of sizes D, d, dv."""
     width, d, dv = sizes
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     shapes = {"x": (sum(parts), width), "w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
     return Run({name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, parts)
 
@@ -62,28 +63,39 @@ LARGE_SCORES = Group(
 )
 
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
-WORD_BY_WORD = _cases(10, (1, 1), (1, 1, 1))
-SEVERAL = (
-    *_cases(110, (2,)),
-    *_cases(20, (2, 1), (3, 1, 1)),
-    *_cases(30, (1, 2), (2, 2), (1, 3, 2)),
-)
+
+
+@per_seed
+def word_by_word() -> list[Run]:
+    """One word in each call, smallest first."""
+    return _cases(10, (1, 1), (1, 1, 1))
+
+
+@per_seed
+def several() -> list[Run]:
+    """Several words in a call."""
+    return [
+        *_cases(110, (2,)),
+        *_cases(20, (2, 1), (3, 1, 1)),
+        *_cases(30, (1, 2), (2, 2), (1, 3, 2)),
+    ]
 
 
 def _groups(known: Sequence[Mistake], together: bool) -> tuple[Group, ...]:
     """The tests of a step, those of single words and of several apart or together."""
-    single, several = "one word at a time", "several in one call"
+    one, more = "one word at a time", "several in one call"
     if together:
-        return (Group(f"{single}, and {several}", (*WORD_BY_WORD, *SEVERAL), known), LARGE_SCORES)
-    return Group(single, WORD_BY_WORD, known), Group(several, SEVERAL, known), LARGE_SCORES
+        cases = (*word_by_word(), *several())
+        return (Group(f"{one}, and {more}", cases, known), LARGE_SCORES)
+    return Group(one, word_by_word(), known), Group(more, several(), known), LARGE_SCORES
 
 
 def _told_together(m: Marking, known: Sequence[Mistake]) -> bool:
     """Do all calls together tell what goes wrong better than those of single words first?"""
-    single, several = m.run(WORD_BY_WORD), m.run(SEVERAL)
+    single, more = m.run(word_by_word()), m.run(several())
     if all(run.error is not None for run in single):
         return True  # many a mistake raises the same
-    together, first = m.explain([*single, *several], known), m.explain(single, known)
+    together, first = m.explain([*single, *more], known), m.explain(single, known)
     if together is None:
         return False
     # of two mistakes the one that single words show is told first, in calls that show it
@@ -98,11 +110,10 @@ def _with_positions(case: Run) -> Run:
     return replace(case, positions=table)
 
 
-POSITIONS = Group(
-    "positions",
-    [_with_positions(case) for case in _cases(40, (1, 1), (2, 1), (1, 2, 1))],
-    PLACING,
-)
+@per_seed
+def _positions() -> Group:
+    cases = _cases(40, (1, 1), (2, 1), (1, 2, 1))
+    return Group("positions", [_with_positions(case) for case in cases], PLACING)
 
 
 class _Stepping:
@@ -214,7 +225,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a step function with a cache."""
     names = ("x", "cache", "w_q", "w_k", "w_v")
     options, _ = options_of(function, names, {"positions": ("positions",)})
-    smallest = WORD_BY_WORD[0]
+    smallest = word_by_word()[0]
     call = _Stepping(function, lambda: None)
 
     def run(case: Run) -> Outcome:
@@ -248,7 +259,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     for group in _groups(known, _told_together(m, known)):
         m.test(group)
     if "positions" in options:
-        m.test(POSITIONS)
+        m.test(_positions())
     else:
         m.untried.append("positions")
     if not m.wrong:
@@ -264,7 +275,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 def _recomputed(m: Marking) -> Finding | None:
     """Are earlier words projected again? Then they are so by the projections of the later call."""
-    runs = m.run([_with_other_projections(case) for case in (WORD_BY_WORD[0], SEVERAL[-1])])
+    runs = m.run([_with_other_projections(case) for case in (word_by_word()[0], several()[-1])])
     explained = m.explain(runs, [RECOMPUTED])
     return of_mistake(RECOMPUTED, first_wrong(runs)) if explained and explained[1] else None
 
@@ -277,7 +288,7 @@ def _with_other_projections(case: Run) -> Run:
 
 def _gives_none(call: _Stepping) -> bool:
     """Is None what the first call gives back as the cache?"""
-    case = WORD_BY_WORD[0]
+    case = word_by_word()[0]
 
     def first_cache(given: Run) -> Array:
         return np.array(call.one(given, given.pieces()[0], call.first())[1] is None)
@@ -287,7 +298,7 @@ def _gives_none(call: _Stepping) -> bool:
 
 def _right_in_other_order(call: _Stepping) -> bool:
     """Is it right if the first thing that comes back is the cache, and the second the output?"""
-    case = WORD_BY_WORD[0]
+    case = word_by_word()[0]
     call.cache_first = True
     run = outcome(case, call, compute(case, RIGHT))
     call.cache_first = False
@@ -296,7 +307,7 @@ def _right_in_other_order(call: _Stepping) -> bool:
 
 def _writes_to_cache(call: _Stepping) -> bool:
     """Does a text that goes on twice from the same cache differ the second time, or fail?"""
-    case = WORD_BY_WORD[0]
+    case = word_by_word()[0]
 
     def second_time(given: Run) -> Any:
         first, last = given.pieces()

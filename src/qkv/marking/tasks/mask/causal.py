@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
@@ -204,7 +205,9 @@ def mark_causal(function: Callable[..., Any]) -> CheckResult:
     m.first_call(Length(2))
     if m.wrong:
         return m.result()
-    m.test(Group("masks of 2, 3 and 5 words", [Length(2), Length(3), Length(5)], KNOWN))
+    longest = int(generator(5).integers(6, 12)) if by_seed() else 5
+    lengths = [Length(2), Length(3), Length(longest)]
+    m.test(Group(f"masks of 2, 3 and {longest} words", lengths, KNOWN))
     if ways and not m.wrong:
         m.find(of_mistake(ways[0], m.runs[0], _as_written(m.runs[0], ways[0])))
     m.test(Group("a mask of one word", [Length(1)], may_refuse=True, if_right=True))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.errors import words_of
 from qkv.marking.explain import explain
@@ -31,14 +32,37 @@ _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_
 
 def _words(seed: int, *shape: int) -> Array:
     """Multiples of 1/2 between -2 and 2."""
-    return np.random.default_rng(seed).integers(-4, 5, shape) / 2
+    return generator(seed).integers(-4, 5, shape) / 2
 
 
-CASES = [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)]
-ONE_WORD = Call(_words(6, 1, 4), 2)
-UNEVEN = Call(_words(9, 2, 5), 2)
-BATCH = _words(7, 2, 2, 4)
-WIDE = Call(_words(8, 2, 64), 8)  # wide enough to tell how large the numbers of its weights are
+@dataclass(frozen=True)
+class _Inputs:
+    """What layers are called with.
+
+    Attributes:
+        cases: smallest first.
+        one_word: what attention has no choice in.
+        uneven: a width that the heads do not divide.
+        batch: two texts.
+        wide: wide enough to tell how large the numbers of a layer's weights are.
+    """
+
+    cases: list[Call]
+    one_word: Call
+    uneven: Call
+    batch: Array
+    wide: Call
+
+
+@per_seed
+def _inputs() -> _Inputs:
+    return _Inputs(
+        [Call(_words(seed, t, width), heads) for seed, (t, width, heads) in enumerate(_SIZES)],
+        Call(_words(6, 1, 4), 2),
+        Call(_words(9, 2, 5), 2),
+        _words(7, 2, 2, 4),
+        Call(_words(8, 2, 64), 8),
+    )
 
 
 @dataclass(frozen=True)
@@ -79,12 +103,12 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         RIGHT,
         returns="return out  # (T, embed_dim)",
     )
-    first = run(CASES[0])
+    first = run(_inputs().cases[0])
     if first.error is not None and words_of(first.error).startswith("check: "):
         raise first.error  # its call must be given something else
     if first.error is not None:
         layers.batched = True
-        if run(CASES[0]).error is None:
+        if run(_inputs().cases[0]).error is None:
             m.limits.append("It takes batches (B, T, D) only, not a single text (T, D).")
         else:
             layers.batched = False
@@ -92,15 +116,15 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
             m.find(_Told(**vars(found) | {"run": first}))
             m.steps = None
             return m.result()
-    first, again = run(CASES[1]), run(CASES[1])
+    first, again = run(_inputs().cases[1]), run(_inputs().cases[1])
     if differ(first.out, again.out):
         more = {"yours the second time": again.out}
         m.find(_told(mistakes.PER_CALL, first, more))
     elif first.error is None:
-        m.first_call(CASES[1])
+        m.first_call(_inputs().cases[1])
     if m.wrong:
         return m.result()
-    ways = _ways(layers, CASES)
+    ways = _ways(layers, _inputs().cases)
     if ways:
         _by_weights(m, layers, *_best(m, ways))
     else:
@@ -113,7 +137,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
 def _as_asked(m: Marking, layers: Layers) -> None:
     """What the task asks for beside the numbers: how it is called, drawn, and refused."""
     if not _is_called(layers):
-        m.find(_told(mistakes.NOT_CALLED, m.call(CASES[0])))
+        m.find(_told(mistakes.NOT_CALLED, m.call(_inputs().cases[0])))
     if not m.wrong:
         m.find(_ignored_seed(m, layers))
         m.find(_unscaled(layers))
@@ -123,7 +147,7 @@ def _as_asked(m: Marking, layers: Layers) -> None:
 def _is_called(layers: Layers) -> bool:
     """Can a layer be called, and not its method forward alone?"""
     try:
-        return callable(layers.of(CASES[0]))
+        return callable(layers.of(_inputs().cases[0]))
     except RAISED:
         return True  # there is none to be called
 
@@ -139,7 +163,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
         def call(case: Call) -> Any:
             return layers.drawn(case, seed)
 
-        return outcome(CASES[1], call, np.zeros(0), beside=True)
+        return outcome(_inputs().cases[1], call, np.zeros(0), beside=True)
 
     one, again, other = drawn(1), drawn(1), drawn(2)
     for run in (one, other):
@@ -176,7 +200,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
         return
-    alone = layers.weighed(ONE_WORD, flipped)
+    alone = layers.weighed(_inputs().one_word, flipped)
     m.of_weight_one = [] if alone is None else [alone]
     m.test(Group("one head and several", cases, KNOWN))
     if m.steps is None:
@@ -187,9 +211,9 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
     m.test(Group("scores beyond a million", larger, LARGE))
-    batch = replace(cases[1], x=BATCH)
+    batch = replace(cases[1], x=_inputs().batch)
     run = m.call(batch)
-    if layers.batched or (run.out is not None and run.out.shape == BATCH.shape):
+    if layers.batched or (run.out is not None and run.out.shape == _inputs().batch.shape):
         m.test(Group("a batch", [batch], BATCHES))
     else:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
@@ -228,12 +252,14 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 def _unscaled(layers: Layers) -> Finding | None:
     """Are queries, keys or values of another size than the words, as their weights are drawn?"""
     try:
-        found = next(filter(None, (layers.read(WIDE)(flipped) for flipped in (False, True))), None)
+        found = next(
+            filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None
+        )
     except RAISED:  # it is made for other sizes
         return None
     if found is None:
         return None
-    width = WIDE.x.shape[-1]
+    width = _inputs().wide.x.shape[-1]
     for role in "qkv":
         times = float(np.sqrt(np.mean(found.matrices[role] ** 2) * width))
         if not _SMALL < times < _LARGE:
@@ -248,12 +274,14 @@ def _unscaled(layers: Layers) -> Finding | None:
 
 def _by_symmetries(m: Marking) -> None:
     """What can be said without the weights: shape, order, and that words look at each other."""
-    nothing = nothing_done([replace(run, right=np.zeros(0)) for run in m.run(CASES)])  # unknown
+    nothing = nothing_done(
+        [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]
+    )  # unknown
     if nothing is not None:
         m.find(_Told(**vars(nothing)))
         m.steps = None
         return
-    for case in CASES:
+    for case in _inputs().cases:
         run = m.call(case)
         good = run.out is not None and np.isfinite(run.out).all()
         if run.out is None or run.out.shape != case.x.shape or not good:
@@ -272,21 +300,21 @@ def _by_symmetries(m: Marking) -> None:
             return
     m.tried.append("shapes, and the order of words")
     m.explained = True
-    m.find(_told(mistakes.HIDDEN, m.call(CASES[0])))
+    m.find(_told(mistakes.HIDDEN, m.call(_inputs().cases[0])))
 
 
 def _not_refused(m: Marking, layers: Layers) -> Finding | None:
     """Is a number of heads that does not divide the numbers of a word a ValueError at once?"""
     try:
-        layers.of(UNEVEN)
+        layers.of(_inputs().uneven)
     except ValueError:
         return None
     except RAISED as error:
-        if hasattr(layers.of(CASES[0]), "state_dict"):  # torch's own layers assert
+        if hasattr(layers.of(_inputs().cases[0]), "state_dict"):  # torch's own layers assert
             return None
-        run = Outcome(UNEVEN, np.zeros(0), error=error)
+        run = Outcome(_inputs().uneven, np.zeros(0), error=error)
         return _told(mistakes.REFUSED_OTHERWISE, run)
-    return _told(mistakes.NOT_REFUSED, m.call(UNEVEN))
+    return _told(mistakes.NOT_REFUSED, m.call(_inputs().uneven))
 
 
 SELF_ATTENTION_CLASS = Task(

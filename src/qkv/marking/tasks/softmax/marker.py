@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, Marking, nothing_known
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding, of_mistake
@@ -27,6 +28,19 @@ _LARGE = [[[1000, 0], [0, 1]], [[2000, 1999], [0, 0]], [[-1000, -1001], [1000, -
 _BATCH = [[[1, 0, 2], [0, 3, 1]], [[2, 2, -1], [0.5, 0, 1]]]
 _FLOATS = "out = np.zeros(x.shape)  # not zeros_like(x); or x = x.astype(float) first"
 _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
+
+
+def _rows() -> list[Any]:
+    """The scores of the first test, smallest first."""
+    return [_drawn(number, rows) for number, rows in enumerate(_ROWS)]
+
+
+def _drawn(number: int, rows: Any) -> Any:
+    """These scores, or by a seed others of their shape, all different: multiples of 1/2."""
+    shape = np.shape(rows)
+    if not by_seed():
+        return rows
+    return generator(number).permutation(np.arange(-6, 10))[: np.prod(shape)].reshape(shape) / 2
 
 
 def _scores(rows: Any, axis: int | None = None) -> Scores:
@@ -86,16 +100,16 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         return outcome(case, call, compute(case, RIGHT))
 
     m = Marking("softmax", name_of(function), run, compute, RIGHT, returns=RETURN)
-    rows = [_scores(given) for given in _ROWS]
+    rows = [_scores(given) for given in _rows()]
     m.of_weight_one = [_scores([[2]])]
     m.first_call(rows[0])
     if m.wrong:
         return m.result()
-    one = _scores(_ROWS[1][0])
+    one = _scores(rows[1].x[0])
     takes_one = run(one).is_right
     m.test(Group("rows of scores", rows, CORE, _one_row if takes_one else nothing_known))
     m.test(Group("one row", [one], may_refuse=True, if_right=True))
-    m.test(Group("a batch", [_scores(_BATCH)], BATCHES, may_refuse=True, if_right=True))
+    m.test(Group("a batch", [_scores(_drawn(3, _BATCH))], BATCHES, may_refuse=True, if_right=True))
     m.test(Group("scores of 1000", [_scores(given) for given in _LARGE], LARGE, _large))
     if not m.wrong:
         m.test(Group("scores of -inf", [_scores(given) for given in _HIDDEN], (), _minus_inf))
@@ -104,7 +118,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             m.limits.append("A row of -inf alone gives nan: attention has to set its output to 0.")
         m.whole_numbers(Scores(np.array(_ROWS[0], dtype=np.int64)), _FLOATS)
     if "axis" in options:
-        m.test(Group("another axis", [_scores(_ROWS[2], 0), _scores(_BATCH, 1)], AXIS))
+        m.test(Group("another axis", [_scores(rows[2].x, 0), _scores(_drawn(3, _BATCH), 1)], AXIS))
     else:
         m.untried.append("axis")
     return m.result()

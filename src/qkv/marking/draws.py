@@ -1,0 +1,52 @@
+"""The numbers of the marker's inputs, which a seed draws anew."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+import numpy as np
+
+_T = TypeVar("_T")
+_SEED: ContextVar[int] = ContextVar("seed", default=0)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """In here inputs are drawn by this seed; by 0 they are those that are the shortest to print."""
+    before = _SEED.set(seed)
+    try:
+        yield
+    finally:
+        _SEED.reset(before)
+
+
+def by_seed() -> bool:
+    """Are inputs drawn by a seed other than 0?"""
+    return _SEED.get() != 0
+
+
+def generator(number: int) -> np.random.Generator:
+    """What draws the numbers of the input with this number.
+
+    >>> generator(3).integers(9) == np.random.default_rng(3).integers(9)
+    True
+    """
+    return np.random.default_rng((_SEED.get(), number) if by_seed() else number)
+
+
+def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
+    """A function that makes inputs once for each seed."""
+
+    @functools.lru_cache(maxsize=8)
+    def of_seed(seed: int) -> _T:
+        return make()
+
+    @functools.wraps(make)
+    def of_this_seed() -> _T:
+        return of_seed(_SEED.get())
+
+    return of_this_seed

@@ -1,0 +1,99 @@
+"""A seed draws the inputs anew: what is right stays right, and what is known by heart fails."""
+
+import numpy as np
+import pytest
+
+from qkv.marking import check, check_file
+from qkv.marking.draws import by_seed, generator, per_seed, seeded
+
+from .written import TASK_OF, WRITTEN, planted
+
+RIGHT = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+"""
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def attention(q, k, v):
+    return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def by_heart(function):
+    """A function that knows the outputs for the inputs of seed 0 alone."""
+    known = {}
+
+    def learn(*given):
+        out = function(*given)
+        known[tuple(a.tobytes() for a in given)] = out
+        return out
+
+    def repeat(*given):
+        return known.get(tuple(a.tobytes() for a in given), np.zeros_like(given[-1]))
+
+    return learn, repeat
+
+
+@pytest.mark.parametrize(("function", "task"), [(softmax, "softmax"), (attention, "attention")])
+def test_an_answer_known_by_heart_earns_nothing(function, task):
+    learn, repeat = by_heart(function)
+    assert check(learn, task=task).points == 10
+    assert check(repeat, task=task).points == 10
+    for seed in (1, 2, 12345):
+        result = check(repeat, task=task, seed=seed)
+        assert (result.passed, result.points) == (False, 0), str(result)
+
+
+STYLES = [(task, style) for task, styles in WRITTEN.items() for style in styles]
+
+
+@pytest.mark.parametrize(("task", "style"), STYLES)
+def test_what_is_right_is_right_by_every_seed(task, style):
+    function = planted(task, style)
+    signature = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
+    for seed in range(1, 9):
+        result = check(function, signature, TASK_OF.get(task, task), seed=seed)
+        assert result.points == 10, f"seed {seed}: {result}"
+
+
+def test_inputs_are_others_for_each_seed_and_the_same_for_the_same():
+    seen = {}
+    for seed in (0, 1, 1, 2):
+        given = []
+        check(lambda q, k, v, given=given: given.append(q.copy()) or q, seed=seed)
+        inputs = np.concatenate([q.ravel() for q in given])
+        if seed in seen:
+            np.testing.assert_array_equal(inputs, seen[seed])
+        seen[seed] = inputs
+    assert not any(
+        np.array_equal(seen[one], seen[other]) for one, other in ((0, 1), (0, 2), (1, 2))
+    )
+
+
+def test_a_seed_ends_with_the_call():
+    @per_seed
+    def drawn():
+        return float(generator(0).random())
+
+    first = drawn()
+    with seeded(3):
+        assert by_seed()
+        assert drawn() != first
+    assert not by_seed()
+    assert drawn() == first
+
+
+def test_a_file_is_marked_by_its_seed(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(RIGHT)
+    assert [result.points for result in check_file(path, seed=7)] == [10]
+    with pytest.raises(ValueError, match="seed"):
+        check_file(path, seed=-1)
+    with pytest.raises(TypeError, match="seed"):
+        check(softmax, task="softmax", seed=0.5)
