@@ -4,6 +4,7 @@ Tags of code cells say what goes where:
 
     stub                    the empty cell of a task: a signature and `...`
     solution, hide-input    the answer to the stub before it; folded on the site
+    hide-output             the answer to "Before you run this" is in the output; folded on the site
     remove-cell             what holds the page to its numbers; on the site it runs unseen
 
 and so do directives: an admonition of the class `teacher` is for teachers, one of the class

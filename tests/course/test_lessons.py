@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 import nbformat
 import notebooks
 import pytest
+from myst_nb.core.read import read_myst_markdown_notebook
 from nbclient import NotebookClient
 
 from qkv.marking import check_file
@@ -116,6 +117,18 @@ def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> N
     for verdict in empty:  # one has a function to mend, which is not empty
         planted = verdict.mistakes == ("causal-upper", "heads-reshape")
         assert planted or (verdict.points, verdict.mistakes) == (0, ("returns-nothing",))
+
+
+def test_what_a_page_asks_before_a_cell_runs_is_answered_folded(text: str) -> None:
+    cells = read_myst_markdown_notebook(text).cells
+    asking = [n for n, cell in enumerate(cells) if "Before you run this" in cell.source]
+    assert asking
+    for question, answer in ((cells[n], cells[n + 1]) for n in asking):
+        assert (question.cell_type, answer.cell_type) == ("markdown", "code")
+        assert "hide-output" in notebooks.cell_tags(answer), question.source[-200:]
+    for make in notebooks.KINDS.values():  # there a reader runs the cell, and its output shows
+        for cell in code(make(text)):
+            assert "outputs_hidden" not in cell.metadata.get("jupyter", {})
 
 
 def test_a_frame_shows_the_live_page_in_a_state_that_it_can_read(text: str) -> None:
