@@ -29,7 +29,7 @@ def test_each_page_that_goes_deeper_has_its_line() -> None:
 def test_a_row_has_the_title_the_question_and_the_minutes(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     (title,) = re.findall(r"^# (.+)$", text.partition("```")[0], flags=re.MULTILINE)
-    (minutes,) = re.findall(r"^\*\*Minutes\*\* (\d+)", text, flags=re.MULTILINE)
+    (minutes,) = re.findall(r"^\*\*Minutes\*\* about (\d+) \(estimate\)", text, flags=re.MULTILINE)
     question = re.search(r"^\*\*([^*]+(?:\*\w+\*[^*]+)*\?)\*\*$", text, flags=re.MULTILINE)
     assert question, "the one question stands in a paragraph of its own, in bold"
     row = f"| [{title}]({page.name}) | {' '.join(question[1].split())} | {minutes} |"
