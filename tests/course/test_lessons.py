@@ -119,6 +119,13 @@ def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> N
         assert planted or (verdict.points, verdict.mistakes) == (0, ("returns-nothing",))
 
 
+def test_a_lesson_opens_with_three_questions_whose_answers_fold(text: str) -> None:
+    opening = notebooks.student(text).cells[0].source  # all that stands before the first code
+    asked = re.findall(r"^(\d)\. .+?<details><summary>Answer<", opening, re.MULTILINE | re.DOTALL)
+    assert asked == ["1", "2", "3"]
+    assert "**From memory.**" in opening
+
+
 def test_what_a_page_asks_before_a_cell_runs_is_answered_folded(text: str) -> None:
     cells = read_myst_markdown_notebook(text).cells
     asking = [n for n, cell in enumerate(cells) if "Before you run this" in cell.source]
