@@ -170,28 +170,37 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
 
 
 def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
-    """The functions that stubs ask for and `qkv.check` marks, in order: `qkv check` takes these."""
+    """The tasks of what stubs ask for and `qkv.check` marks, in order: `qkv check` takes these."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     trees = [(cell_tags(cell), ast.parse(cell.source)) for cell in code]
     asked = {
-        node.name
+        name
         for tags, tree in trees
         if "stub" in tags
         for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for name in _defined(node)
     }
-    marked = {
-        ast.unparse(call.args[0]): dict((one.arg, one.value) for one in call.keywords)
+    marked = [
+        (_names(call.args[0]), {one.arg: one.value for one in call.keywords})
         for tags, tree in trees
         if "remove-cell" not in tags
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "qkv.check"
-    }
-    return [
-        ast.literal_eval(options["task"]) if "task" in options else name
-        for name, options in marked.items()
-        if name in asked
     ]
+    found = [ast.literal_eval(options["task"]) for names, options in marked if names & asked]
+    return [*dict.fromkeys(found)]
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """What a statement gives a name to."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    return _names(*node.targets) if isinstance(node, ast.Assign) else set()
+
+
+def _names(*trees: ast.AST) -> set[str]:
+    """The names in an expression."""
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:

@@ -262,7 +262,10 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         (("empty",), "empty has no Python files"),
         (("mine.py", "--csv", "all.txt"), "all.txt: the name must end in .csv"),
         (("mine.py", "--html", "all.txt"), "all.txt: the name must end in .html"),
-        (("mine.py", "--task", "softmacks"), "no task 'softmacks': the tasks are softmax, "),
+        (
+            ("mine.py", "--task", "softmacks"),
+            "no task 'softmacks': the tasks are recurrence-table, ",
+        ),
         (("mine.py", "--hint", "4"), "--hint"),
         (("mine.py", "--seconds", "0"), "--seconds"),
         (("mine.py", "--junit", "all.txt"), "all.txt: the name must end in .xml"),

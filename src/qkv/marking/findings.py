@@ -47,6 +47,11 @@ def of_mistake(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None
     return Finding(**vars(one), run=run, more=more or {})
 
 
+def of_values(one: Mistake) -> Finding:
+    """A known mistake in values, which no run shows."""
+    return Finding(**vars(one), run=None)
+
+
 def told(run: Outcome) -> str:
     """What went wrong, in which line, and on arrays of which shapes."""
     if run.error is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    function: Callable[..., Any],
+    function: Any,
     signature: str = "qkv",
     task: str = "attention",
     *,
@@ -35,7 +34,8 @@ def check(
     `q_offset`, and `num_heads`.
 
     Args:
-        function: what was written for the task, a function or a class. For `"attention"`: arrays
+        function: what was written for the task, a function or a class, or a tuple of values where
+            `qkv check --list` names values. For `"attention"`: arrays
             in, array out (or `(out, weights)`). It is called with float64 arrays of two dimensions,
             with integers, with batches, and with scores of 1000.
         signature: of attention; `"qkv"`: function(query (L, d), key (S, d), value (S, dv)) ->
@@ -71,6 +71,8 @@ def check(
     if way not in chosen.ways:
         known = " or ".join(f'"{name}"' for name in chosen.ways if name) or "left out"
         raise ValueError(f"check: signature is {signature!r}, for {task} it must be {known}")
+    if chosen.values:
+        return _values(function, chosen)
     if not callable(function):
         raise TypeError(
             f"check: function is a {type(function).__name__}, it must be something to call:"
@@ -82,6 +84,19 @@ def check(
         np.errstate(all="ignore"),
     ):  # wrong formulas overflow and divide by zero: that is the point
         return chosen.mark(takes_tensors(function), way)
+
+
+def _values(things: Any, task: Task) -> CheckResult:
+    """The verdict on values: an array or a mapping, or a tuple of them."""
+    given = things if isinstance(things, tuple) else (things,)
+    if len(given) != len(task.values):
+        names = ", ".join(task.values)
+        raise TypeError(
+            f"check: task {task.name!r} marks {len(task.values)} values, and {len(given)} were"
+            f" given: check(({names}), task={task.name!r})"
+        )
+    with np.errstate(all="ignore"):
+        return task.mark(given, "")
 
 
 def task_of(name: str) -> Task:

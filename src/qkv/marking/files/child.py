@@ -89,6 +89,8 @@ class _Submission:
                 return self._read(request["tasks"], done)
             if request["do"] == "find":
                 return {"value": self._find(request["names"])}
+            if request["do"] == "values":
+                return {"value": self._values(request["names"])}
             thing = self.things[request["of"]]
             if request["do"] == "call":
                 return self._call(thing, request)
@@ -122,6 +124,13 @@ class _Submission:
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
         return {"tasks": tasks, "failures": failures, "own": _own(self.module)}
+
+    def _values(self, names: list[str]) -> list[Packed] | str:
+        """The values that have these names, or the first name that the file does not have."""
+        for name in names:
+            if not hasattr(self.module, name):
+                return name
+        return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
         """The first of these names, its thing, and its parameters in words."""

@@ -156,7 +156,9 @@ def _marked(
         except Ended as end:
             results.append((not_marked(end.key, end.shows, name), ""))
             return results, tasks[number + 1 :]
-        result = _without_help(result, answers(remotes.helped, task_of(name).name))
+        task = task_of(name)
+        helped_by = () if task.may_use else answers(remotes.helped, task.name)
+        result = _without_help(result, helped_by)
         if failures:
             result = replace(result, message="\n".join([result.message, *failures]))
         results.append((result, helper))
@@ -169,6 +171,8 @@ def _verdict(
     """The verdict on what the file has for a task, whatever its things do."""
     try:
         task = task_of(name)
+        if task.values:
+            return _of_values(task, remotes.values(task.values), own), ""
         by_task = name == task.name  # else one function was asked for by its name
         found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
         asked = names_of(task) if by_task else name
@@ -180,6 +184,14 @@ def _verdict(
         return result, _helper(task, there, parameters, result)
     except Exception as error:  # not the student's, whose errors are part of the verdict
         return failed(error, file, name), ""
+
+
+def _of_values(task: Task, values: tuple[Any, ...] | str, own: list[str]) -> CheckResult:
+    """The verdict on values, or on one that is missing."""
+    if isinstance(values, str):
+        about = {"name": values, "signature": task.signature}
+        return not_marked("missing-function", f"it has {listed(own)}", task.name, **about)
+    return check(values, task=task.name)
 
 
 def _judged(

@@ -82,6 +82,11 @@ class Remotes:
         found = _good(self._ask({"do": "find", "names": [*names]}))["value"]
         return None if found is None else (str(found[0]), self._read(found[1]), str(found[2]))
 
+    def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
+        """The values of these names, or the first name that the file does not have."""
+        told = _good(self._ask({"do": "values", "names": [*names]}))["value"]
+        return told if isinstance(told, str) else tuple(map(self._read, told))
+
     def arrays(self, thing: Any) -> list[tuple[str, Array]]:
         """The arrays that an object holds, with the way to each."""
         found = [(str(path), self._read(told)) for path, told in self.ask("arrays", thing)]

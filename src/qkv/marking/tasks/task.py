@@ -19,18 +19,22 @@ class Task:
             `--task` takes these names too.
         signature: how it is called, and what it gives.
         asks: what is to be written, in a sentence.
-        mark: marks a function that is called in one of the task's ways; a TypeError where it cannot
-            be called so.
+        mark: marks a function that is called in one of the task's ways, or a tuple of values; a
+            TypeError where it cannot be called so.
         ways: by which arrays it may be called, the usual one first.
         also: other names, taken only where the task was asked for by its name.
         everyday: those of `looks_for` that a helper may have, which is no answer to the task.
+        may_use: the task is to use qkv, so that calls of it are no help.
+        values: the names of the values that are marked, of a task whose answer is no function.
     """
 
     name: str
     looks_for: tuple[str, ...]
     signature: str
     asks: str
-    mark: Callable[[Callable[..., Any], str], CheckResult]
+    mark: Callable[[Any, str], CheckResult]
     ways: tuple[str, ...] = ("",)
     also: tuple[str, ...] = ()
     everyday: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    may_use: bool = False

@@ -1,5 +1,5 @@
 """The task `attention`: softmax(Q K^T / sqrt(d)) V, with what masks and heads it takes."""
 
-from qkv.marking.tasks.attention.marker import ATTENTION
+from qkv.marking.tasks.attention.marker import ATTENTION, MENDED, TILES
 
-__all__ = ["ATTENTION"]
+__all__ = ["ATTENTION", "MENDED", "TILES"]

@@ -70,18 +70,45 @@ class AttentionMarking(Marking):
         return found
 
 
-def _mark_function(function: Callable[..., Any], signature: str) -> CheckResult:
-    """Mark a function that is called with the arrays of a signature."""
-    return _mark(AttentionMarking("attention", learner(function, signature), signature))
+def _marks(task: str) -> Callable[[Callable[..., Any], str], CheckResult]:
+    """What marks a function that is called with the arrays of a signature."""
+    return lambda function, signature: _mark(
+        AttentionMarking(task, learner(function, signature), signature)
+    )
 
 
 ATTENTION = Task(
     name="attention",
-    looks_for=("attention", "scaled_dot_product_attention", "self_attention", "tiled"),
+    looks_for=("attention", "scaled_dot_product_attention"),
     signature="attention(query, key, value, mask=None, is_causal=False) -> out, or (out, weights)",
     asks="softmax(query @ key.T / sqrt(d)) @ value; also as attention(x, w_q, w_k, w_v)",
-    mark=_mark_function,
+    mark=_marks("attention"),
     ways=tuple(NAMES),
+)
+_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 has mended
+
+
+def _mended(result: CheckResult) -> CheckResult:
+    """No points for the function as it was handed out."""
+    return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
+
+
+TILES = Task(
+    name="tiles",
+    looks_for=("tiled",),
+    signature="tiled(query, key, value, size=2) -> out",
+    asks="attention, tile by tile of so many keys, with a running maximum, sum and output",
+    mark=_marks("tiles"),
+    ways=("qkv",),
+)
+MENDED = Task(
+    name="self-attention",
+    looks_for=("self_attention",),
+    signature="self_attention(x, w_q, w_k, w_v, num_heads=1, is_causal=False) -> out",
+    asks="attention of the words x (T, D) on each other, through their projections, with heads and"
+    " a causal option",
+    mark=lambda function, way: _mended(_marks("self-attention")(function, way)),
+    ways=tuple(NAMES)[1:],
 )
 
 
