@@ -88,10 +88,13 @@ def exercise(
 
         def call(case: Call) -> Any:
             returned = _joined(function(*case.arguments.values()), parts)
-            out, wanted = numbers(returned), compute(case, {_DO: right})
-            if out is None or out.shape != wanted.shape or not within:
-                return returned
-            return wanted if np.allclose(out, wanted, rtol=0, atol=within) else returned
+            if isinstance(returned, tuple) and isinstance(right(*case.arguments.values()), list):
+                return [*returned]
+            if within and (out := numbers(returned)) is not None:
+                ways = ({_DO: right}, *(way for one in mistakes for way in one.variants))
+                near = (a for way in ways if (a := compute(case, way)).shape == out.shape)
+                return next((a for a in near if np.allclose(out, a, 0, within)), returned)
+            return returned
 
         return mark_in_steps(
             name,

@@ -42,6 +42,8 @@ def _halves(dim: int, steps: int) -> Array:
     return _turned(dim, _angles(dim, steps), pairs)
 
 
+_SIGNS = ([[1, -1], [1, 1]], [[1, 1], [-1, 1]], [[1, 1], [1, -1]], [[-1, 1], [1, 1]])
+
 ROTATION = exercise(
     "rotation",
     rotation,
@@ -97,9 +99,10 @@ ROTATION = exercise(
         "rotation-reflection",
         "one sign is wrong: this mirrors each pair and does not turn it",
         "the determinant of each block of two is -1, or is not 1",
-        lambda dim, steps: rotation(dim, steps) * np.where(np.arange(dim) % 2, -1.0, 1.0),
-        lambda dim, steps: rotation(dim, steps) * np.where(np.arange(dim) % 2, -1.0, 1.0)[:, None],
-        lambda dim, steps: abs(rotation(dim, steps)),
+        *(
+            lambda dim, steps, signs=signs: rotation(dim, steps) * np.tile(signs, (dim // 2,) * 2)
+            for signs in _SIGNS
+        ),
         remedy=_BLOCK,
         nudge="cos(a + b) = cos a cos b - sin a sin b: which sign belongs to which sine?",
         where="the four numbers of a block of two",

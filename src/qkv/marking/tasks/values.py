@@ -107,7 +107,7 @@ _WRONG_WAY = mistake(
 )
 _CALM = mistake(
     "calm-river",
-    "river takes less than 0.85 from itself",
+    "river does not take more than 0.95 from itself",
     "it takes from bank what it does not need",
     remedy="w_q_calm[0] = 8, -8; w_q_calm[1] = -8, 8",
     nudge="What should a word with water ask for beside what each noun asks for?",
@@ -197,7 +197,7 @@ def _calm(*things: Any) -> Iterator[Mistake]:
     if not w_q.any():
         yield _EMPTY
         return
-    if _taken("the bank of the river", "river", w_q, w_k, _QUIETER)["river"] <= 0.85:
+    if _taken("the bank of the river", "river", w_q, w_k, _QUIETER)["river"] <= 0.95:
         yield _CALM
     for sentence, asks, wanted in (
         ("the bank of the river", "bank", "river"),
@@ -291,8 +291,8 @@ CALM_QUERY = _task(
     ("w_q_calm", "w_k"),
     _calm,
     signature="w_q_calm (4, 2), beside w_k (4, 2)",
-    asks="queries with which river takes more than 0.85 from itself, and bank and friend still find"
-    " their words",
+    asks="queries with which river takes more than 0.95 from itself, and bank and friend still take"
+    " more than 0.85 from their words",
     tried="two sentences",
 )
 ADJECTIVES = _task(
