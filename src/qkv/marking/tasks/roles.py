@@ -127,6 +127,15 @@ CLOSENESS = exercise(
     closeness,
     lambda: [([*heads],) for heads in _MEASURED],
     slip(
+        "closeness-heads-ignored",
+        "the heads are not taken away: it is the same number whatever `heads` is",
+        "it is right for an empty list alone",
+        lambda heads: _MEASURED[()],
+        remedy="model.trace(text, ablate=heads)",
+        nudge="Try two lists of heads: is it the same number?",
+        where="the call of model.trace: does it get the heads?",
+    ),
+    slip(
         "closeness-distance",
         "it is how far the two are apart (1 - cosine), not how alike they are",
         "the number falls where it should rise",
