@@ -5,7 +5,6 @@ import pytest
 
 import qkv
 from qkv.marking import TASKS, check
-from qkv.marking.tasks import roles
 
 LOOP = """
 def recurrence_table(length, keep):
@@ -180,6 +179,8 @@ WRONG = [
     ("neighbour-score", SCORE, "weights[i, i + step]", "weights[i + step, i]",
      "neighbour-other-side"),
     ("neighbour-score", SCORE, "/ len(found)", "/ len(weights)", "neighbour-all-tokens"),
+    ("neighbour-score", SCORE, "/ len(found)", "/ (len(weights) - 1)", "neighbour-all-tokens"),
+    ("neighbour-score", SCORE, "0 <= ", "", "neighbour-wraps"),
     ("neighbour-score", SCORE, "/ len(found)", "", "neighbour-sum"),
     ("neighbour-score", SCORE, "weights[i, i + step]", "weights[i, i]", "*"),
     ("neighbour-score", SCORE, "        if 0 <= i + step < len(weights):\n            found.append("
@@ -251,21 +252,38 @@ def test_the_third_hint_is_not_the_message_again():
         assert result.hint[2] not in result.text(0), task
 
 
-def test_what_is_measured_on_the_model_is_what_it_gives():
-    model = qkv.load()
+MODEL = qkv.load()
+TEXTS = ("the bank of the brook", "the bank held the money")
 
-    def closeness(heads):
-        texts = ("the bank of the brook", "the bank held the money")
-        a, b = (model.trace(text, ablate=heads).hidden_states[-1][0, 2] for text in texts)
-        return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
 
-    for heads, value in roles._MEASURED.items():
-        assert abs(closeness([*heads]) - value) < 1e-3
-    assert check(closeness, task="closeness").points == 10
-    assert check(lambda heads: closeness([]), task="closeness").mistake == "constant"
-    assert check(lambda heads: 1 - closeness(heads), task="closeness").mistakes == (
-        "closeness-distance",
-    )
+def _bank(text, heads):
+    return MODEL.trace(text, ablate=heads).hidden_states[-1][0, 2]
+
+
+def _cosine(a, b):
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+CLOSENESS = [
+    (lambda heads: _cosine(*(_bank(text, heads) for text in TEXTS)), None),
+    (lambda heads: _cosine(*(_bank(text, []) for text in TEXTS)), "constant"),
+    (lambda heads: _cosine(_bank(TEXTS[0], heads), _bank(TEXTS[1], [])), "closeness-one-text"),
+    (lambda heads: _cosine(_bank(TEXTS[0], []), _bank(TEXTS[1], heads)), "closeness-one-text"),
+    (
+        lambda heads: _cosine(*(_bank(text, [(h, n) for n, h in heads]) for text in TEXTS)),
+        "closeness-exchanged",
+    ),
+    (lambda heads: _bank(TEXTS[0], heads) @ _bank(TEXTS[1], heads), "closeness-product"),
+    (lambda heads: 1 - _cosine(*(_bank(text, heads) for text in TEXTS)), "closeness-distance"),
+    (lambda heads: _cosine(*(_bank(text, heads) for text in TEXTS))[None], "wrong-shape"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CLOSENESS)))
+def test_closeness_is_judged_by_what_the_model_gives(number):
+    closeness, key = CLOSENESS[number]
+    result = check(closeness, task="closeness")
+    assert result.mistake == key, str(result)
 
 
 # -- values ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ NEIGHBOUR_SCORE = exercise(
         "it divides by the number of all tokens; those without such a neighbour do not count",
         "the score is too small, the more so the shorter the text",
         lambda weights, step: np.diagonal(weights, step).sum() / len(weights),
+        lambda weights, step: np.diagonal(weights, step).sum() / (len(weights) - 1),
         remedy=_MEAN,
         nudge="How many of three tokens have a next one?",
         where="the number that it divides by",
@@ -59,6 +61,7 @@ NEIGHBOUR_SCORE = exercise(
         "the last token gets the first as its neighbour: an index below 0 counts from the end",
         "a token without such a neighbour counts too",
         _wrapped,
+        lambda weights, step: (_wrapped if step < 0 else neighbour_score)(weights, step),
         remedy=_MEAN,
         nudge="Which token stands before the first?",
         where="the index of the neighbour at both ends of the text",
@@ -107,19 +110,25 @@ NEIGHBOUR_SCORE = exercise(
     returns="return score",
 )
 
-# the cosine of the two bank that qkv's own encoder gives without these heads (a test measures them)
+# of the two bank that qkv's own encoder gives without these heads: their cosine; that with the
+# heads taken from the first text alone, and from the second; with layer and head exchanged; and
+# their product (a test measures them)
 _MEASURED = {
-    (): 0.3904,
-    ((0, 3),): 0.5601,
-    ((1, 3),): 0.4456,
-    ((2, 5), (3, 0)): 0.3718,
+    (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
+    ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
+    ((1, 3),): (0.4456, 0.4253, 0.4106, 0.3973, 82.1055),
+    ((2, 1), (3, 0)): (0.3878, 0.3483, 0.3858, 0.5521, 71.4075),
 }
 _COSINE = "return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads"
 
 
+def _measured(column: int) -> Callable[..., Any]:
+    return lambda heads: _MEASURED[tuple(map(tuple, heads))][column]
+
+
 def closeness(heads: Any) -> Any:
     """The cosine of the two bank without some heads."""
-    return _MEASURED[tuple(map(tuple, heads))]
+    return _measured(0)(heads)
 
 
 CLOSENESS = exercise(
@@ -130,10 +139,38 @@ CLOSENESS = exercise(
         "closeness-heads-ignored",
         "the heads are not taken away: it is the same number whatever `heads` is",
         "it is right for an empty list alone",
-        lambda heads: _MEASURED[()],
+        lambda heads: _MEASURED[()][0],
         remedy="model.trace(text, ablate=heads)",
         nudge="Try two lists of heads: is it the same number?",
         where="the call of model.trace: does it get the heads?",
+    ),
+    slip(
+        "closeness-one-text",
+        "the heads are taken away in one of the two texts alone",
+        "one of the two vectors is that of the whole model",
+        _measured(1),
+        _measured(2),
+        remedy="model.trace(text, ablate=heads)  # for both texts",
+        nudge="How many traces are there, and which of them get the heads?",
+        where="the calls of model.trace",
+    ),
+    slip(
+        "closeness-exchanged",
+        "layer and head have changed places: a pair is (layer, head)",
+        "other heads are taken away",
+        _measured(3),
+        remedy="model.trace(text, ablate=heads)  # as they come",
+        nudge="What does (0, 3) name: head 3 of layer 0, or head 0 of layer 3?",
+        where="whatever is done to the list before the trace",
+    ),
+    slip(
+        "closeness-product",
+        "it is the product of the two vectors, not yet divided by their lengths",
+        "the number is far above 1",
+        _measured(4),
+        remedy=_COSINE,
+        nudge="Can a cosine be above 1?",
+        where="the last step",
     ),
     slip(
         "closeness-distance",
