@@ -24,7 +24,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs site model dictionary pictures wheel wheels release clean
+.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs student teacher site model dictionary pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -96,6 +96,14 @@ docs: $(VENV)/.docs ## build the documentation, executing every page and the not
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet tests/course
 	@echo "docs/_build/html/index.html"
+
+student: $(VENV)/.docs ## the notebooks for students, without solutions: build/student
+	rm -rf build/student
+	$(BIN)/python docs/notebooks.py student build/student
+
+teacher: $(VENV)/.docs ## the notebooks for teachers, with solutions and notes: build/teacher
+	rm -rf build/teacher
+	$(BIN)/python docs/notebooks.py teacher build/teacher
 
 site: $(VENV)/.docs ## the documentation with its live pages as a folder for any static host, or to open from a disk: build/site
 	rm -rf build/site

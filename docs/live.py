@@ -155,32 +155,10 @@ def address(page: str, text: str, options: dict[str, str]) -> str:
     return f"{page}#{urlencode({'text': text, **state})}"
 
 
-def in_notebook(text: str, options: dict[str, str], body: str) -> str:
-    """What a notebook says in place of the frame: how to open the same."""
-    state = state_of(text, options)
-    words = ["?" if token == "[MASK]" else token for token in model().tokenizer(text).tokens]
-    todo = ["press *Open the lab*", "press *Look inside*"]
-    if "head" in state:
-        todo.append(f"choose head {state.get('layer', 0)}.{state['head']}")
-    if "query" in state:
-        todo.append(f"click *{words[state['query']]}*")
-    if "second" in state:
-        todo.append(f"press *Beside another sentence* and write *{state['second']}*")
-    if "colouring" in state:
-        todo.append(f"colour the map by *{COLOURINGS[state['colouring']]}*")
-    for edit in state.get("edits", []):
-        if edit["op"] == "causal":
-            todo.append("set *Each token* to *sees earlier tokens only*")
-        elif edit["op"] == "hide":
-            todo.append(f"hide *{words[edit['token']]}*")
-        else:
-            usual = (model().dim / model().num_heads) ** -0.5  # what stands for temperature 1
-            todo.append(f"move *Attention temperature* to {usual / edit['value']:.2f}")
-    if state.get("beside"):
-        todo.append("press *Beside the original*")
-    call = f"Run `qkv.play({json.dumps(text, ensure_ascii=False)})` in a cell of its own"
-    lines = [f"**Live.** {call}, then {', '.join(todo)}.", "", *body.strip().splitlines()]
-    return "\n".join(f"> {line}".rstrip() for line in lines)
+def in_notebook(text: str, options: dict[str, str]) -> str:
+    """The call that opens the same view in a notebook."""
+    state = address("", text, options).replace('"', "'")
+    return f'qkv.play(state="{state}")'
 
 
 class Live(SphinxDirective):

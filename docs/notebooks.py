@@ -8,13 +8,16 @@ Tags of code cells say what goes where:
     remove-cell             what holds the page to its numbers; on the site it runs unseen
 
 and so do directives: an admonition of the class `teacher` is for teachers, one of the class
-`dropdown` (a hint) folds, a raw one is for the site alone, and a live view becomes a line that says
-how to open it.
+`dropdown` (a hint) folds, a raw one is for the site alone, and a live view becomes a cell that
+opens it. The first cell of code looks whether qkv is there.
+
+    python docs/notebooks.py student build/student    # or teacher
 """
 
 import ast
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import live
@@ -31,6 +34,15 @@ NOTES = {
     "class.",
 }
 NEEDS = " It needs qkv with the extra `plot` (in a clone: `pip install '.[plot]'`), no more.*"
+LIVE = "\0live: "  # begins the line of a call that has a cell of its own
+INSTALL = """import importlib.util
+
+if importlib.util.find_spec("qkv") is None:
+    print("qkv is missing. In a clone of qkv, run: pip install '.[plot]'")
+else:
+    import qkv
+
+    print(f"qkv {qkv.__version__} is ready")"""
 BOXES = {"admonition", "note", "tip", "hint", "important", "warning"}
 
 
@@ -69,12 +81,12 @@ def answered(text: str) -> nbformat.NotebookNode:
 KINDS = {"student": student, "teacher": teacher}
 
 
-def write(page: Path, folder: Path) -> list[Path]:
-    """Write both notebooks of a lesson: `2-by-hand-student.ipynb`, `2-by-hand-teacher.ipynb`."""
+def write(page: Path, folder: Path, kinds: Iterable[str] = KINDS) -> list[Path]:
+    """Write the notebooks of a lesson: `2-by-hand-student.ipynb`, `2-by-hand-teacher.ipynb`."""
     written = []
-    for kind, make in KINDS.items():
+    for kind in kinds:
         path = folder / f"{page.stem}-{kind}.ipynb"
-        nbformat.write(make(page.read_text(encoding="utf-8")), path)
+        nbformat.write(KINDS[kind](page.read_text(encoding="utf-8")), path)
         written.append(path)
     return written
 
@@ -129,7 +141,7 @@ def _directive(name: str, title: str, content: str, notes: bool) -> str:
     if name == "raw" or ("teacher" in classes and not notes):
         return ""
     if name == "live":
-        return live.in_notebook(title, options, body)
+        return f"{LIVE}{live.in_notebook(title, options)}\n\n{body.strip()}"
     if name == "math":
         return f"$$\n{body.strip()}\n$$"
     if name not in BOXES:
@@ -151,6 +163,11 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
             if number == 0:
                 heading, _, rest = source.partition("\n")
                 source = f"{heading}\n\n{NOTES[kind]}{NEEDS}\n{rest}"
+            before, live_view, after = source.partition(LIVE)
+            if live_view:  # one at most between two cells
+                call, _, after = after.partition("\n")
+                cells += [_cell("markdown", before, f"{number}-before"), _live(call, number)]
+            source = (after if live_view else before).strip()
             made = nbformat.v4.new_markdown_cell(source) if source else None
         else:
             source = kept(cell, answers.get(number))
@@ -164,9 +181,25 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
             made.metadata["jupyter"] = {"source_hidden": True}
         made["id"] = f"cell-{number}"
         cells.append(made)
+    cells.insert(1, _cell("code", INSTALL, "install", "install"))
     kernel = {"kernelspec": page.metadata["kernelspec"]} if "kernelspec" in page.metadata else {}
     metadata = kernel | {"qkv": {"tasks": tasks(page.cells)}}
     return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def _cell(kind: str, source: str, name: str, *tags: str) -> nbformat.NotebookNode:
+    """A cell that the page does not have."""
+    make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}[kind]
+    made = make(source.strip())
+    made["id"] = f"cell-{name}"
+    if tags:
+        made.metadata["tags"] = [*tags]
+    return made
+
+
+def _live(call: str, number: int) -> nbformat.NotebookNode:
+    """The cell of a live view, which `qkv check` leaves out."""
+    return _cell("code", call, f"{number}-live", "live")
 
 
 def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
@@ -230,3 +263,16 @@ def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
         first = cells[stub].source.partition("\n")[0]
         raise ValueError(f"the stub {first!r} has no solution after it")
     return answers
+
+
+def main() -> None:
+    """Write the notebooks of one kind into a folder of their own."""
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in lessons():
+        write(page, folder, [kind])
+    print(f"{folder}: {len(lessons())} notebooks")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ import html
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -42,7 +43,11 @@ FULL = 10
 def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run a notebook in a kernel of its own; what a cell raises is raised here."""
     # what a cell printed may arrive late where much else runs: after 4 s it would be left out
-    NotebookClient(notebook, timeout=120, iopub_timeout=60, kernel_name="python3").execute()
+    with tempfile.TemporaryDirectory() as folder:  # live views write their page beside the notebook
+        resources = {"metadata": {"path": folder}}
+        NotebookClient(
+            notebook, timeout=120, iopub_timeout=60, kernel_name="python3", resources=resources
+        ).execute()
     return notebook
 
 

@@ -12,6 +12,7 @@ import live
 import notebooks
 import pytest
 
+import qkv
 from qkv.edits import operations
 
 TEXT = "the bank of the river"
@@ -175,8 +176,16 @@ def test_a_wrong_one_is_told_in_the_build(tmp_path: Path) -> None:
         assert re.search(rf"{name}\.md:\d+: .*{complaint}", said), said
 
 
-def test_a_notebook_says_how_to_open_the_same() -> None:
-    view = """````{live} the bank of the river
+def test_a_notebook_has_a_cell_that_opens_the_same() -> None:
+    page = """---
+kernelspec: {display_name: Python 3, language: python, name: python3}
+---
+
+# 9. A lesson
+
+Before.
+
+````{live} the bank of the river
 :only: sentence second head
 :second: the bank gave a loan
 :layer: 1
@@ -186,19 +195,21 @@ def test_a_notebook_says_how_to_open_the_same() -> None:
 :inside:
 
 Click *river*.
-````"""
-    assert notebooks.for_notebook(view) == (
-        '> **Live.** Run `qkv.play("the bank of the river")` in a cell of its own, then press '
-        "*Open the lab*, press *Look inside*, choose head 1.2, click *bank*, press *Beside another "
-        "sentence* and write *the bank gave a loan*, set *Each token* to *sees earlier tokens "
-        "only*, hide *river*, move "
-        "*Attention temperature* to 0.18, press *Beside the original*.\n"
-        ">\n"
-        "> Click *river*."
-    )
+````
 
+After.
 
-def test_a_notebook_names_what_is_on_the_page() -> None:
-    options = {"only": "sentence map", "query": "[MASK]", "colouring": "effect"}
-    said = live.in_notebook("She wore a [MASK].", options, "Look.")
-    assert "click *?*, colour the map by *what removing it changes*.\n" in said
+```{code-cell} ipython3
+x = 1
+```
+"""
+    heading, install, call, after, _ = notebooks.student(page).cells[:5]
+    assert heading.source.endswith("Before.")
+    assert notebooks.cell_tags(install) == {"install"}
+    assert (call.cell_type, notebooks.cell_tags(call)) == ("code", {"live"})
+    view = eval(call.source, {"qkv": qkv})
+    assert view.text == "the bank of the river"
+    state = dict(parse_qsl(view.state[1:]))
+    assert (state["layer"], state["head"], state["query"]) == ("1", "2", "2")
+    assert json.loads(state["edits"])[1] == {"op": "hide", "token": 5}
+    assert after.source == "Click *river*.\n\nAfter."

@@ -77,7 +77,10 @@ SOLUTION = "def double(x):\n    return 2 * x"
 
 
 def code(notebook: nbformat.NotebookNode) -> list[str]:
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    """The code cells of the page: the first cell, which looks for qkv, is left out."""
+    first, *others = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert first == notebooks.INSTALL
+    return others
 
 
 def prose(notebook: nbformat.NotebookNode) -> str:
@@ -136,7 +139,7 @@ def test_code_of_pictures_and_asserts_is_folded_and_a_solution_is_not() -> None:
     folded = {
         cell.source: cell.metadata.get("jupyter", {}).get("source_hidden", False)
         for cell in notebooks.teacher(LESSON).cells
-        if cell.cell_type == "code"
+        if cell.cell_type == "code" and "install" not in notebooks.cell_tags(cell)
     }
     assert folded == {
         "picture = 1": True,
@@ -205,3 +208,23 @@ def test_a_task_is_a_stub_and_its_solution(change: tuple[str, str], complaint: s
     for make in (*notebooks.KINDS.values(), notebooks.answered):
         with pytest.raises(ValueError, match=complaint):
             make(text)
+
+
+def test_the_folder_for_students_has_no_solution(tmp_path: Path, monkeypatch) -> None:
+    for kind in notebooks.KINDS:
+        monkeypatch.setattr("sys.argv", ["notebooks.py", kind, str(tmp_path / kind)])
+        notebooks.main()
+    students, teachers = ([*(tmp_path / kind).iterdir()] for kind in ("student", "teacher"))
+    assert len(students) == len(teachers) == len(notebooks.lessons())
+    cells = [cell for path in students for cell in nbformat.read(path, as_version=4).cells]
+    handed_out = "\n".join(cell.source for cell in cells)
+    solutions = [
+        cell.source
+        for page in notebooks.lessons()
+        for cell in notebooks.teacher(page.read_text(encoding="utf-8")).cells
+        if "solution" in notebooks.cell_tags(cell)
+    ]
+    assert len(solutions) > 20
+    for solution in solutions:
+        assert solution not in handed_out
+    assert not any({"solution", "remove-cell"} & notebooks.cell_tags(cell) for cell in cells)

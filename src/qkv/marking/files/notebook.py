@@ -15,6 +15,7 @@ from qkv.marking.errors import in_words
 from qkv.marking.outcome import RAISED
 
 SUFFIX = ".ipynb"
+_LIVE = "live"  # tags a cell that only shows a page
 _PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the cell as Python
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 
@@ -24,7 +25,8 @@ class Notebook:
     """What a notebook says.
 
     Attributes:
-        cells: its code cells in order, each with its number among them (from 1), magics left out.
+        cells: its code cells in order, each with its number among them (from 1), magics left out;
+            those that only show a live page are not among them.
         tasks: the tasks, or the names of functions, that it was made to be marked for; None where
             it does not say.
     """
@@ -68,8 +70,12 @@ def read(text: bytes) -> Notebook:
     """
     try:
         book = json.loads(text)
-        code = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
-        cells = tuple((number, _plain("".join(one))) for number, one in enumerate(code, start=1))
+        code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+        cells = tuple(
+            (number, _plain("".join(cell["source"])))
+            for number, cell in enumerate(code, start=1)
+            if _LIVE not in cell.get("metadata", {}).get("tags", [])
+        )
         tasks = book.get("metadata", {}).get("qkv", {}).get("tasks")
         return Notebook(cells, None if tasks is None else tuple(map(str, tasks)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
