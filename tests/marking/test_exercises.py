@@ -367,3 +367,64 @@ def test_sentences_are_judged_by_what_is_learned_of_them(more, keys):
 def test_too_few_values_are_an_error():
     with pytest.raises(TypeError, match=r"marks 3 values, and 2 were given: check\(\(w_q, w_k"):
         check((ASK, OFFER), task="projections")
+
+
+# -- batches, where a lesson asks for them --------------------------------------------------------
+
+
+def _soft(s):
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def _of_texts(q, k, v):
+    return _soft(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def _of_one_text(q, k, v):
+    rows = [_soft(k @ row / np.sqrt(len(row))) @ v for row in q]
+    return np.array(rows)
+
+
+def _einsum(q, k, v):
+    s = np.einsum("...id,...jd->...ij", q, k) / q.shape[-1] ** 0.5
+    return np.einsum("...ij,...jv->...iv", _soft(s), v)
+
+
+def _transposed(q, k, v):
+    return _soft(q @ k.T / np.sqrt(q.shape[-1])) @ v
+
+
+def _masked(q, k, v, mask):
+    s = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    s = np.where(mask, s, -np.inf)
+    top = s.max(axis=-1, keepdims=True)
+    e = np.exp(s - np.where(np.isfinite(top), top, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    return e / np.where(total == 0, 1, total) @ v
+
+
+def _masked_one_text(q, k, v, mask):
+    if q.ndim > 2:
+        raise ValueError("one text at a time")
+    return _masked(q, k, v, mask)
+
+
+@pytest.mark.parametrize(
+    ("mine", "task", "key"),
+    [
+        (_of_texts, "batched-attention", None),
+        (_einsum, "batched-attention", None),
+        (_of_one_text, "batched-attention", "one-text-only"),
+        (_transposed, "batched-attention", "batch-transpose"),
+        (_of_one_text, "attention", None),
+        (_of_one_text, "tiles", "one-text-only"),
+        (_masked, "batched-mask", None),
+        (_masked_one_text, "batched-mask", "one-text-only"),
+        (_masked_one_text, "mask", None),
+    ],
+)
+def test_batches_are_asked_for_where_the_task_says_so(mine, task, key):
+    result = check(mine, task=task)
+    assert result.mistake == key, str(result)
+    assert result.points == (10 if key is None else 6)

@@ -56,4 +56,5 @@ def tasks_in(names: set[str]) -> list[str]:
     >>> tasks_in({"softmax", "helper"})
     ['softmax']
     """
-    return [name for name, task in TASKS.items() if names.intersection(task.looks_for)]
+    asked = {name: task for name, task in TASKS.items() if not task.by_name}
+    return [name for name, task in asked.items() if names.intersection(task.looks_for)]

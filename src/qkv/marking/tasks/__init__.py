@@ -1,13 +1,13 @@
 """The tasks by their names, in the order of the course: a module each."""
 
-from qkv.marking.tasks.attention import ATTENTION, MENDED, TILES
+from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv.marking.tasks.averages import RECURRENCE_TABLE, SCORE_NEEDED
 from qkv.marking.tasks.backward import GRADIENTS, SOFTMAX_BACK
 from qkv.marking.tasks.block import BLOCK
 from qkv.marking.tasks.decoder import DECODER
 from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
-from qkv.marking.tasks.mask import MASK
+from qkv.marking.tasks.mask import BATCHED_MASK, MASK
 from qkv.marking.tasks.positions import POSITIONS
 from qkv.marking.tasks.roles import CLOSENESS, NEIGHBOUR_SCORE
 from qkv.marking.tasks.rotation import ROTATION
@@ -25,8 +25,10 @@ _IN_ORDER = (
     CALM_QUERY,
     SOFTMAX,
     ATTENTION,
+    BATCHED_ATTENTION,
     TILES,
     MASK,
+    BATCHED_MASK,
     HEADS,
     POSITIONS,
     ROTATION,

@@ -24,6 +24,8 @@ class Task:
         ways: by which arrays it may be called, the usual one first.
         also: other names, taken only where the task was asked for by its name.
         everyday: those of `looks_for` that a helper may have, which is no answer to the task.
+        by_name: the task is marked only where it was asked for by its name, since another one looks
+            for the same functions.
         may_use: the task is to use qkv, so that calls of it are no help.
         values: the names of the values that are marked, of a task whose answer is no function.
     """
@@ -38,3 +40,4 @@ class Task:
     everyday: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     may_use: bool = False
+    by_name: bool = False

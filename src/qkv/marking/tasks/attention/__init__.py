@@ -1,5 +1,5 @@
 """The task `attention`: softmax(Q K^T / sqrt(d)) V, with what masks and heads it takes."""
 
-from qkv.marking.tasks.attention.marker import ATTENTION, MENDED, TILES
+from qkv.marking.tasks.attention.marker import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 
-__all__ = ["ATTENTION", "MENDED", "TILES"]
+__all__ = ["ATTENTION", "BATCHED_ATTENTION", "MENDED", "TILES"]

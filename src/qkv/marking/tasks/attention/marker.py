@@ -32,8 +32,9 @@ from qkv.marking.tasks.task import Task
 class AttentionMarking(Marking):
     """An attention function on its way through the tests."""
 
-    def __init__(self, task: str, call: Learner, signature: str) -> None:
+    def __init__(self, task: str, call: Learner, signature: str, *, batches: bool = False) -> None:
         super().__init__(task, call.name, call, compute, RIGHT, returns=findings.RETURN)
+        self.needs_batches = batches
         self.call: Learner = call
         self.signature, self.cases = signature, cases(signature)
         self.of_weight_one = self.cases["one key"]
@@ -70,10 +71,10 @@ class AttentionMarking(Marking):
         return found
 
 
-def _marks(task: str) -> Callable[[Callable[..., Any], str], CheckResult]:
+def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
     """What marks a function that is called with the arrays of a signature."""
     return lambda function, signature: _mark(
-        AttentionMarking(task, learner(function, signature), signature)
+        AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
 
 
@@ -93,12 +94,21 @@ def _mended(result: CheckResult) -> CheckResult:
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 
 
+BATCHED_ATTENTION = Task(
+    name="batched-attention",
+    looks_for=ATTENTION.looks_for,
+    signature="attention(query, key, value) -> out, also of batches (B, L, d)",
+    asks="attention as in the task attention, of one text (L, d) and of several at once (B, L, d)",
+    mark=_marks("batched-attention", batches=True),
+    ways=("qkv",),
+    by_name=True,
+)
 TILES = Task(
     name="tiles",
     looks_for=("tiled",),
     signature="tiled(query, key, value, size=2) -> out",
     asks="attention, tile by tile of so many keys, with a running maximum, sum and output",
-    mark=_marks("tiles"),
+    mark=_marks("tiles", batches=True),
     ways=("qkv",),
 )
 MENDED = Task(
@@ -212,7 +222,7 @@ def try_masks(
     m.ask("a mask", known)
     m.ask("a row masked out", mistakes.EMPTY, findings.empty_row)
     if batches:
-        m.ask("a mask on a batch", may_refuse=True)
+        m.ask("a mask on a batch", may_refuse=not m.needs_batches)
     return True
 
 
@@ -249,9 +259,13 @@ def is_made_for_numbers(nothing: Outcome) -> bool:
 
 
 def takes_batches(m: AttentionMarking) -> bool:
-    """Two texts at once: a function may refuse them, but not mix them up."""
-    if refused_batch(m) is not None:
-        m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+    """Two texts at once: a function may refuse them if it may, but not mix them up."""
+    refused = refused_batch(m)
+    if refused is not None:
+        if m.needs_batches:
+            m.find(of_mistake(mistakes.ONE_TEXT, refused))
+        else:
+            m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
         return False
     m.ask("batches", mistakes.BATCHES, findings.wrong_batch)
     return not m.wrong

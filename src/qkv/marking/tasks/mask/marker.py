@@ -14,7 +14,7 @@ from qkv.marking.tasks.task import Task
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Masked attention, or if it cannot be called so, a causal mask."""
     try:
-        return mark_masked(function)
+        return mark_masked(function, "mask", batches=False)
     except TypeError as error:
         try:
             return mark_causal(function)
@@ -30,4 +30,13 @@ MASK = Task(
     " causal one hides from each word those after it",
     mark=_mark,
     also=("attention", "scaled_dot_product_attention"),
+)
+BATCHED_MASK = Task(
+    name="batched-mask",
+    looks_for=("masked_attention",),
+    signature="masked_attention(query, key, value, mask) -> out, also of batches (B, L, d)",
+    asks="masked attention as in the task mask, of one text (L, d) and of several at once"
+    " (B, L, d)",
+    mark=lambda function, way: mark_masked(function, "batched-mask", batches=True),
+    by_name=True,
 )

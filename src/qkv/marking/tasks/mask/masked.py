@@ -73,8 +73,8 @@ def _no_row_left(m: AttentionMarking, wrong: Outcome) -> Finding | None:
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
 
-def mark_masked(function: Callable[..., Any]) -> CheckResult:
-    """Attention that must take a mask.
+def mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> CheckResult:
+    """Attention that must take a mask, and batches if these are asked for.
 
     Raises:
         TypeError: it takes none.
@@ -85,7 +85,7 @@ def mark_masked(function: Callable[..., Any]) -> CheckResult:
             f"check: {call.name} has no parameter for a mask: call it mask, attn_mask or"
             " attention_mask"
         )
-    m = AttentionMarking("mask", call, "qkv")
+    m = AttentionMarking(task, call, "qkv", batches=batches)
     first_calls(m)
     if m.wrong:
         return m.result()
@@ -107,7 +107,9 @@ def mark_masked(function: Callable[..., Any]) -> CheckResult:
         two = m.cases["batches"][-1]
         padding = np.array([[[True, True, False]], [[True, False, True]]])  # (B, 1, S)
         padded = replace(two, mask=padding)
-        m.test(Group("padding of two texts", [padded], mistakes.TEXTS, may_refuse=True))
+        m.test(
+            Group("padding of two texts", [padded], mistakes.TEXTS, may_refuse=not m.needs_batches)
+        )
     if "causal" in call.options:
         m.ask("a causal mask", (*attention.CAUSAL, *attention.HIDING, *attention.EMPTY))
         if each_pair:

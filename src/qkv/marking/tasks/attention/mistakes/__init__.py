@@ -5,7 +5,7 @@ are several variants. Because steps are independent, two mistakes together are s
 replacements.
 """
 
-from qkv.marking.tasks.attention.mistakes.batches import BATCHES
+from qkv.marking.tasks.attention.mistakes.batches import BATCHES, ONE_TEXT
 from qkv.marking.tasks.attention.mistakes.core import RESULT, core
 from qkv.marking.tasks.attention.mistakes.habits import PER_KEY, WEIGHTS_FIRST
 from qkv.marking.tasks.attention.mistakes.heads import HEADS, IN_TURN, ONE_HEAD, rejoin_in_turn
@@ -30,6 +30,7 @@ __all__ = [
     "OFFSET",
     "OF_CAUSAL",
     "ONE_HEAD",
+    "ONE_TEXT",
     "PER_KEY",
     "PROJECTIONS",
     "RESULT",

@@ -30,3 +30,12 @@ BATCHES = mended(
     ),
     where="every axis and transpose that is counted from the front",
 )
+
+ONE_TEXT = mistake(
+    "one-text-only",
+    "it takes one text (L, d) at a time, and batches (B, L, d) are asked for",
+    "a batch fails, or comes out misshapen",
+    remedy=SCALE,
+    nudge="Give it two texts at once, q (2, 3, 4): which line fails first?",
+    where="every axis and transpose that is counted from the front, and each loop over rows",
+)
