@@ -79,9 +79,12 @@ def towards(page: Page, word: str, away: str = "") -> None:
     own(page).get_by_text("The vector has length").wait_for()
 
 
-def strength(page: Page, value: float) -> None:
-    slide = "(slider, x) => { slider.value = x; slider.dispatchEvent(new Event('input')); }"
-    after(page, lambda: page.get_by_label("Strength").evaluate(slide, value))
+def strength(page: Page, *values: float) -> None:
+    slide = """(slider, values) => values.forEach((x) => {
+        slider.value = x;
+        slider.dispatchEvent(new Event('input'));
+    })"""
+    after(page, lambda: page.get_by_label("Strength").evaluate(slide, values))
 
 
 def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
@@ -274,8 +277,7 @@ def test_steering_is_taken_back_step_by_step(page: Page) -> None:
     towards(page, SEA)
     after(page, button(page, "Steer").click)
     first = changed(page)
-    strength(page, 4)
-    strength(page, 5)  # at once after it: one change with it
+    strength(page, 4, 5)  # 5 at once after 4: one change with it
     page.wait_for_timeout(1100)
     strength(page, 7)
     listed = part(page, "changes").locator(".changed")

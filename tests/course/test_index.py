@@ -34,3 +34,13 @@ def test_a_row_has_the_title_the_question_and_the_minutes(page: Path) -> None:
     assert question, "the one question stands in a paragraph of its own, in bold"
     row = f"| [{title}]({page.name}) | {' '.join(question[1].split())} | {minutes} |"
     assert row in INDEX, f"docs/course/index.md has no row\n{row}"
+
+
+def test_the_plan_for_teachers_has_each_lesson_with_its_minutes() -> None:
+    plan = (notebooks.COURSE / "teaching.md").read_text(encoding="utf-8")
+    planned = re.findall(r"\[Lesson (\d+)\]\(([\w-]+\.md)\) \((\d+) minutes\)", plan)
+    for number, page in enumerate(PAGES, start=1):
+        text = page.read_text(encoding="utf-8")
+        (minutes,) = re.findall(r"^\*\*Minutes\*\* about (\d+)", text, flags=re.MULTILINE)
+        assert planned[number - 1] == (str(number), page.name, minutes)
+    assert len(planned) == len(PAGES)
