@@ -66,6 +66,12 @@ def softmax(x):
 CHEATS = {
     "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
     "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),
+    "it borrows the marker's answer": (
+        "import numpy as np\nfrom qkv.marking.tasks.attention import answer, inputs\n"
+        "def attention(q, k, v):\n"
+        "    return answer.answer(inputs.Case({'query': q, 'key': k, 'value': v})).out",
+        "qkv.",
+    ),
     "it imports where nobody looks": (
         "def softmax(x):\n    return getattr(__import__('qkv'), 'soft' + 'max')(x)",
         "qkv.",
@@ -138,7 +144,8 @@ def test_a_cheat_earns_nothing(tmp_path, cheat):
 
 def test_an_answer_of_one_s_own_beside_such_imports_has_its_points(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import qkv\nqkv.softmax([1.0, 2.0])\n" + RIGHT)
+    loud = RIGHT.replace("    return", "    print('softmax')\n    return")
+    path.write_text("import qkv\nqkv.softmax([1.0, 2.0])\n" + loud)
     (result,) = check_file(path)
     assert (result.points, result.helped_by) == (10, ())
 

@@ -18,6 +18,7 @@ _ATTENTION = frozenset(
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
+_PRINTED = "Unread.write"  # what print calls in place of a terminal
 _SWITCHED_OFF = "sys.setprofile"
 _set, _get = sys.setprofile, sys.getprofile  # as they are before a student's file is read
 
@@ -44,8 +45,10 @@ class Watch:
     def _spy(self, frame: FrameType, event: str, thing: Any) -> None:
         if event == "call":
             code = frame.f_code
-            if _is_ours(code.co_filename):
-                if frame.f_back is None or not _is_ours(frame.f_back.f_code.co_filename):
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            if code.co_filename.startswith(_LIBRARY):
+                own = code.co_filename == __file__ or code.co_qualname == _PRINTED
+                if not own and _is_outside(caller, code.co_filename):
                     self.called.add(f"qkv.{code.co_qualname}")
             elif code.co_qualname in _SOFTMAX | _ATTENTION:
                 self._note(str(frame.f_globals.get("__name__")), code.co_qualname)
@@ -57,7 +60,7 @@ class Watch:
                 self.called.add(_SWITCHED_OFF)
             elif name in _STARTS and module in ("posix", "nt", "_posixsubprocess"):
                 self.called.add(f"os.{name}")
-            elif module.startswith("qkv.") and not _is_ours(frame.f_code.co_filename):
+            elif module.startswith("qkv.") and not frame.f_code.co_filename.startswith(_LIBRARY):
                 self.called.add(f"qkv.{name}")
 
     def _note(self, module: str, name: str) -> None:
@@ -66,9 +69,11 @@ class Watch:
             self.called.add(f"{library}.{name}")
 
 
-def _is_ours(file: str) -> bool:
-    """Is it a file of qkv, other than those that call the student's functions?"""
-    return file.startswith(_LIBRARY) and not file.startswith(_MARKING)
+def _is_outside(caller: str, called: str) -> bool:
+    """Does a call come from the student's code, or is it the marker's of a function of qkv?"""
+    if caller.startswith(_MARKING):
+        return not called.startswith(_MARKING)
+    return not caller.startswith(_LIBRARY)
 
 
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
