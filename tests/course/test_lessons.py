@@ -97,6 +97,7 @@ def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> N
     assert not any("Code cell" in verdict.message for verdict in full)
     empty = check_file(tmp_path / "empty.ipynb", seconds=60)
     assert [verdict.task for verdict in empty] == tasks
+    assert not any("Code cell" in verdict.message for verdict in empty)  # no traceback
     for verdict in empty:
         planted = ("causal-upper", "heads-reshape")  # one has a function to mend
         assert verdict.points == 0

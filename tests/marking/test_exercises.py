@@ -428,3 +428,33 @@ def test_batches_are_asked_for_where_the_task_says_so(mine, task, key):
     result = check(mine, task=task)
     assert result.mistake == key, str(result)
     assert result.points == (10 if key is None else 6)
+
+
+# -- what is not filled in yet --------------------------------------------------------------------
+
+
+def softmax(scores):
+    """Its words are no answer."""
+    ...
+
+
+class SelfAttention:
+    def __init__(self, embed_dim, num_heads, seed=0): ...
+
+    def __call__(self, x): ...
+
+
+@pytest.mark.parametrize(
+    ("mine", "task"), [(softmax, "softmax"), (SelfAttention, "self-attention-class")]
+)
+def test_an_empty_cell_has_a_verdict_of_one_line(mine, task):
+    result = check(mine, task=task)
+    assert (result.points, result.mistakes) == (0, ("returns-nothing",))
+    assert str(result) == f"{mine.__name__}: nothing is filled in yet. 0 of 10 points."
+
+
+def test_an_answer_that_forgets_to_return_is_told_so():
+    def softmax(scores):
+        scores.sum()
+
+    assert "it returns None" in str(check(softmax, task="softmax"))

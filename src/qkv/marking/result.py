@@ -81,6 +81,8 @@ class CheckResult:
 
     def __str__(self) -> str:
         points = f"{self.points} of 10 points"
+        if self.mistakes and not self.hint:  # nothing is there to be hinted at
+            return f"{self.text()} {points}."
         if self.mistakes or self.fragile:
             points += "; .text(2) of this says where to look, .text(3) what mends it"
         return f"{self.text()}\n\n{points}"
