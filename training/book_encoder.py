@@ -192,15 +192,18 @@ def make(
     learned: Unseen | Taught | Guessed = objective
     if recipe.told < 1 or recipe.guessed:
         neighbours = counted(read_books, wordnet, tokenizer, objective.content)
-        teacher = None if recipe.guessed else Network(before)
+        teacher = Network(before) if recipe.told < 1 else None
         best = weights(neighbours, teacher, tokenizer, source)
-        neighbours.weights = best[: len(neighbours.weights)]
-        if teacher is None:
-            learned = Guessed(
-                guessable(read_books, wordnet, neighbours, tokenizer, recipe), objective
-            )
-        else:
+        gaps = []
+        if recipe.guessed:
+            alone = best if teacher is None else weights(neighbours, None, tokenizer, source)
+            neighbours.weights = alone
+            gaps = guessable(read_books, wordnet, neighbours, tokenizer, recipe)
+        if teacher is not None:
+            neighbours.weights = best[:-1]
             learned = Taught(objective, teacher, float(best[-1]), neighbours, recipe.told)
+        if gaps:
+            learned = Guessed(gaps, objective.mask, recipe.tokens, learned)
     return trained(
         recipe,
         network,
