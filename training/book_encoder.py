@@ -189,12 +189,12 @@ def make(
     begin = [Path(one) for one in (recipe.after, recipe.beside) if one]
     before = carried_over(mean_of(*begin), tokenizer)
     network = Network(before)
-    learned: Unseen | Taught | Guessed = objective
+    learned: Unseen | Taught = objective
+    gaps = []
     if recipe.told < 1 or recipe.guessed:
         neighbours = counted(read_books, wordnet, tokenizer, objective.content)
         teacher = Network(before) if recipe.told < 1 else None
         best = weights(neighbours, teacher, tokenizer, source)
-        gaps = []
         if recipe.guessed:
             alone = best if teacher is None else weights(neighbours, None, tokenizer, source)
             neighbours.weights = alone
@@ -202,12 +202,11 @@ def make(
         if teacher is not None:
             neighbours.weights = best[:-1]
             learned = Taught(objective, teacher, float(best[-1]), neighbours, recipe.told)
-        if gaps:
-            learned = Guessed(gaps, objective.mask, recipe.tokens, learned)
+    words_part = Guessed(gaps, objective.mask, recipe.tokens, learned) if gaps else learned
     return trained(
         recipe,
         network,
-        [Part(learned), Part(senses, begin=recipe.begin)],
+        [Part(words_part), Part(senses, begin=recipe.begin)],
         folder,
         Muon(network),
         resume=resume,
