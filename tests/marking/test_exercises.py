@@ -215,7 +215,9 @@ WRONG = [
     ("gradients", HEAD, "return x.T @ d_q, x.T @ d_k,", "return x.T @ d_k, x.T @ d_q,",
      "gradients-changed-places"),
     ("gradients", HEAD, "return x.T @ d_q, x.T @ d_k, x.T @ d_v", "return x.T @ d_q, x.T @ d_k",
-     "raises"),
+     "wrong-parts"),
+    ("gradients", HEAD, "return x.T @ d_q, x.T @ d_k, x.T @ d_v",
+     "return (x.T @ d_q)[0], x.T @ d_k, x.T @ d_v", "wrong-parts"),
 ]  # fmt: skip
 
 

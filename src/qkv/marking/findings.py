@@ -97,7 +97,7 @@ def nothing_done(runs: list[Outcome]) -> Finding | None:
             return Finding("returns-input", says, shows, nudge=nudge, where=where, run=wrong)
     numbers = {number for out in outs if out is not None for number in np.unique(out).tolist()}
     if len(numbers) == 1 and np.isfinite([*numbers]).all():
-        says = f"it returns {numbers.pop():g} everywhere, whatever it is given"
+        says = f"it returns {numbers.pop() + 0:g} everywhere, whatever it is given"
         shows = "the output does not depend on the input"
         where = "the array that is returned: is it ever written to?"
         wrong = first_wrong(runs)
@@ -106,7 +106,8 @@ def nothing_done(runs: list[Outcome]) -> Finding | None:
 
 
 def _equal(out: Array | None, given: Any) -> bool:
-    return out is not None and isinstance(given, np.ndarray) and np.array_equal(out, given)
+    is_number = isinstance(given, np.ndarray | int | float)
+    return out is not None and is_number and np.array_equal(out, given)
 
 
 def nothing_returned(run: Outcome, says: str, remedy: str) -> Finding:

@@ -106,8 +106,10 @@ def _is_empty(thing: Any) -> bool:
     if inspect.isclass(thing):
         functions = [one for one in vars(thing).values() if inspect.isfunction(one)]
         return "__call__" in vars(thing) and all(map(_is_empty, functions))
-    is_named = inspect.isfunction(thing) and thing.__name__ != "<lambda>"
-    return is_named and thing.__code__.co_code in _EMPTY
+    if not inspect.isfunction(thing) or thing.__name__ == "<lambda>":
+        return False
+    code = thing.__code__
+    return code.co_code in _EMPTY and {*code.co_consts} <= {None, thing.__doc__}
 
 
 def _values(things: Any, task: Task) -> CheckResult:

@@ -24,7 +24,8 @@ class CheckResult:
         points: 10, less 4 for each mistake and 1 for what is fragile, but not below 0; 0 where
             nothing was done, or nothing that came out could be explained.
         example: the smallest inputs that show what was found first, by name, then `"yours"`, what
-            came out (or the exception), and `"right"`, what should have. Empty where nothing was.
+            came out (or the exception), and `"right"`, what should have; where several arrays are
+            returned, `"yours d_w_q"` and so on. Empty where nothing was.
         task: what was marked; None for a file that no task could be marked in.
         hint: of what was found first, in three grades: a nudge, where to look, and the line that
             mends it. Empty where nothing was.
@@ -108,7 +109,8 @@ def _labelled(label: str, text: str) -> list[str]:
 
 def _named(name: str, value: Any) -> list[str]:
     """An input or an output with its name before it."""
-    label = _LABELS.get(name, name)
+    side, _, part = name.partition(" ")
+    label = " ".join(filter(None, [_LABELS.get(side, side), part]))
     if type(value) is not np.ndarray:
         return [f"  {label} = {words_of(value)}"]
     text = np.array2string(value, precision=4, suppress_small=True, separator=" ", threshold=60)

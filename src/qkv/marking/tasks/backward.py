@@ -113,7 +113,7 @@ SOFTMAX_BACK = exercise(
     returns="return weights * (...)  # (L, S)",
 )
 
-_PARTS = ("w_q", "w_k", "w_v")
+_PARTS = ("d_w_q", "d_w_k", "d_w_v")
 _HEAD = "d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature as parameters_of
 from typing import Any
 
@@ -14,7 +14,7 @@ from qkv.marking.draws import per_seed
 from qkv.marking.engine import Group, mark_in_steps, nothing_known
 from qkv.marking.findings import Finding
 from qkv.marking.mistake import Mistake, Steps, mistake
-from qkv.marking.outcome import Outcome, name_of, numbers
+from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.task import Task
@@ -81,13 +81,16 @@ def exercise(
     cases = per_seed(lambda: [Call(dict(zip(names, one, strict=True))) for one in draw()])
 
     def compute(case: Call, steps: Steps) -> Array:
-        return np.asarray(_joined(steps[_DO](*case.arguments.values()), parts))
+        made = steps[_DO](*case.arguments.values())
+        return _joined(made) if parts else np.asarray(made)
 
     def mark(function: Callable[..., Any], way: str) -> CheckResult:
         options_of(function, names, {})
 
         def call(case: Call) -> Any:
-            returned = _joined(function(*case.arguments.values()), parts)
+            returned = function(*case.arguments.values())
+            if parts:
+                return _checked(returned, right(*case.arguments.values()), parts)
             if isinstance(returned, tuple) and isinstance(right(*case.arguments.values()), list):
                 return [*returned]
             if within and (out := numbers(returned)) is not None:
@@ -96,29 +99,82 @@ def exercise(
                 return next((a for a in near if np.allclose(out, a, 0, within)), returned)
             return returned
 
-        return mark_in_steps(
+        def unlike(wrong: Outcome) -> Finding | None:
+            return _not_parts(wrong, returns) or otherwise(wrong)
+
+        result = mark_in_steps(
             name,
             name_of(function),
             call,
             compute,
             {_DO: right},
-            [Group(what, cases(), mistakes, otherwise)],
+            [Group(what, cases(), mistakes, unlike)],
             returns=returns,
         )
+        if not parts or not result.example:
+            return result
+        wanted = right(*(result.example[name] for name in names))
+        return replace(result, example=_apart(result.example, wanted, parts))
 
     return Task(
         name, (right.__name__,), signature, asks, mark, everyday=(right.__name__,), may_use=may_use
     )
 
 
-def _joined(returned: Any, parts: Sequence[str]) -> Any:
-    """Several arrays as one row of numbers, as they are compared; one array as it is."""
-    if not parts or returned is None:
-        return returned
-    if not isinstance(returned, tuple | list) or len(returned) != len(parts):
-        raise TypeError(f"{len(parts)} arrays should come back: {', '.join(parts)}")
-    arrays = [numbers(one) for one in returned]
-    if any(a is None for a in arrays):
-        raise TypeError(f"each of {', '.join(parts)} should be an array of numbers")
-    # shapes stand before the numbers, so that no array passes for its transpose
-    return np.concatenate([np.r_[a.shape, a.ravel()] for a in arrays if a is not None])
+class _NotParts(TypeError):
+    """Something else than the arrays that were asked for was returned."""
+
+    def __init__(self, returned: Any, says: str) -> None:
+        super().__init__(says)
+        self.returned = returned
+
+
+def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
+    """What to say where something else was returned than the arrays that were asked for."""
+    if not isinstance(wrong.error, _NotParts):
+        return None
+    return Finding(
+        "wrong-parts",
+        str(wrong.error),
+        "whoever calls it takes the arrays apart again",
+        returns,
+        nudge="Print what it returns, and the shape of each array in it.",
+        where="the return statement",
+        run=replace(wrong, error=None, returned=wrong.error.returned),
+    )
+
+
+def _joined(returned: Sequence[Array]) -> Array:
+    """Several arrays as one row of numbers, as they are compared."""
+    return np.concatenate([np.ravel(one) for one in returned])
+
+
+def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Array | None:
+    """The same of what a learner's function returned, which may be anything."""
+    if returned is None:
+        return None
+    arrays = [numbers(one) for one in returned] if isinstance(returned, tuple | list) else []
+    several = f" of {len(arrays)}" if arrays else ""
+    if len(arrays) != len(parts) or any(a is None for a in arrays):
+        said = f"it returns {kind_of(returned)}{several}, not the arrays {', '.join(parts)}"
+        raise _NotParts(returned, said)
+    for part, a, right in zip(parts, arrays, wanted, strict=True):
+        if a is not None and a.shape != right.shape:
+            said = f"{part} has the shape {a.shape}, it should be {right.shape}"
+            raise _NotParts(returned, said)
+    return _joined([a for a in arrays if a is not None])
+
+
+def _apart(
+    example: Mapping[str, Any], wanted: Sequence[Array], parts: Sequence[str]
+) -> dict[str, Any]:
+    """An example in which what was joined is several arrays again, each with its name."""
+    found: dict[str, Any] = {}
+    ends = np.cumsum([a.size for a in wanted])
+    for name, value in example.items():
+        if name in ("yours", "right") and isinstance(value, np.ndarray) and value.size == ends[-1]:
+            pieces = zip(parts, np.split(value, ends[:-1]), wanted, strict=True)
+            found |= {f"{name} {part}": piece.reshape(a.shape) for part, piece, a in pieces}
+        else:
+            found[name] = value
+    return found
