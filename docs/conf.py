@@ -15,6 +15,7 @@ import qkv
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
 import live
 import notebooks
+import slides
 from substitutions import filled
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
@@ -82,14 +83,17 @@ def fill_in(app, docname, source):
 
 
 def offer_notebooks(app, doctree):
-    """Put the links to a lesson's two notebooks under its title."""
+    """Put the links to a lesson's two notebooks and to its slides under its title."""
     page = Path(app.env.doc2path(app.env.docname))
     if page in notebooks.lessons():
         links = [
             f'<a href="{page.stem}-{kind}.ipynb" download>the {kind}\'s</a>'
             for kind in notebooks.KINDS
         ]
-        line = f'<p class="notebooks">As a notebook: {" or ".join(links)}</p>'
+        links = (
+            f'As a notebook: {" or ".join(links)}. As <a href="{page.stem}-slides.html">slides</a>'
+        )
+        line = f'<p class="notebooks">{links}.</p>'
         title = next(iter(doctree.findall(nodes.title)))
         title.parent.insert(title.parent.index(title) + 1, nodes.raw("", line, format="html"))
 
@@ -108,6 +112,13 @@ def write_notebooks(app, error):
             notebooks.write(page, Path(app.outdir, "course"))
 
 
+def write_slides(app, error):
+    """Write the slides of each lesson beside its page."""
+    if error is None and app.builder.format == "html":
+        for page in notebooks.lessons():
+            slides.write(Path(app.outdir, "course", f"{page.stem}.html"))
+
+
 def write_play(app, error):
     """Write the page that index.md frames, beside it."""
     if error is None and app.builder.format == "html":
@@ -122,4 +133,5 @@ def setup(app):
     app.connect("doctree-read", fold_boxes)
     app.connect("build-finished", tidy_notebooks)
     app.connect("build-finished", write_notebooks)
+    app.connect("build-finished", write_slides)
     app.connect("build-finished", write_play)

@@ -1,0 +1,130 @@
+"""The slides of a lesson, from its built page: one page to project, with what the page shows.
+
+A slide has a heading, the first sentence of each paragraph (and every sentence with a bold word),
+and at most one thing to look at: a picture, a formula, a cell, a table or a live view. What is
+said below that thing stays with it, up to a paragraph that begins in bold or leads to the next
+thing with a colon. Answers stay folded; hints, solutions and notes for teachers are left out.
+"""
+
+import re
+from collections.abc import Iterator
+from copy import copy
+from pathlib import Path
+
+from bs4 import BeautifulSoup, Tag
+
+LEFT_OUT = {"teacher", "hint", "tag_solution", "notebooks", "headerlink"}
+SHOWN = {"cell", "math-wrapper", "math", "table-wrapper", "live"}
+SCRIPTS = re.compile(r"documentation_options|doctools|sphinx_highlight|furo\.js", re.IGNORECASE)
+# a sentence ends here, whatever tags stand around the place
+END = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]</strong>)|(?<=[.?!]</em>))\s+(?=(?:<[^>]+>)*[A-Z0-9*])")
+
+
+def write(page: Path) -> Path:
+    """Write the slides of a built page beside it: `3-one-function-slides.html`."""
+    path = page.with_name(f"{page.stem}-slides.html")
+    path.write_text(slides(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def slides(page: str) -> str:
+    """The page of slides of a built page of a lesson."""
+    soup = BeautifulSoup(page, "html.parser")
+    for script in soup.head("script") + soup.body("script"):
+        if SCRIPTS.search(script.get("src", script.text)):
+            script.extract()
+    scripts = soup.body("script")  # of formulas
+    top = soup.select_one("article section")
+    for tag in top.find_all(class_=[*LEFT_OUT]):
+        tag.decompose()
+    for link in top.find_all("a", class_="internal"):
+        link.unwrap()
+    title = top.h1.get_text()
+    made = [*_of_section(top)]
+    main = soup.new_tag("main")
+    for number, parts in enumerate(made, 1):
+        slide = soup.new_tag("section", id=f"slide-{number}", tabindex="-1")
+        slide.extend(parts)
+        main.append(slide)
+    soup.body.clear()
+    soup.body["class"] = "slides"
+    soup.body.append(main)
+    soup.body.extend(scripts)
+    soup.title.string = f"{title}: slides"
+    for name, attributes in {
+        "link": {"rel": "stylesheet", "href": "../_static/slides.css"},
+        "script": {"src": "../_static/slides.js", "defer": ""},
+    }.items():
+        soup.head.append(soup.new_tag(name, attrs=attributes))
+    return str(soup)
+
+
+def _of_section(section: Tag) -> Iterator[list[Tag]]:
+    """The slides of a section and of those in it, each as what stands on it."""
+    heading = section.find(re.compile("^h[1-6]$"), recursive=False)
+    is_task = "task" in section["id"]  # what it asks for is told in full
+    slide: list[Tag] = []
+    shown = False  # is there something to look at?
+    for tag in section.find_all(True, recursive=False):
+        if tag is heading or tag.name in ("span", "script") or _says_nothing(tag):
+            continue
+        if tag.name == "section":
+            if slide:
+                yield [copy(heading), *slide]
+            slide, shown = [], False
+            yield from _of_section(tag)
+            continue
+        is_shown = bool({*tag.get("class", [])} & SHOWN)
+        if (shown and is_shown) or (slide and _begins_anew(tag, shown)):
+            yield [copy(heading), *slide]
+            slide, shown = [], False
+        slide.append(_seen(tag) if is_shown else copy(tag) if is_task else _shortened(tag))
+        shown = shown or is_shown
+    if slide:
+        yield [copy(heading), *slide]
+
+
+def _says_nothing(tag: Tag) -> bool:
+    """Does a cell mark the solution of the page, or have folded code and no output?"""
+    if "cell" not in tag.get("class", []):
+        return False
+    code = tag.select_one(".cell_input pre")
+    is_check = code is not None and re.search(r"^qkv\.check\(", code.get_text(), re.MULTILINE)
+    return bool(is_check) or (not _seen(tag).get_text(strip=True) and not tag.find("img"))
+
+
+def _begins_anew(tag: Tag, shown: bool) -> bool:
+    """Does a paragraph begin another slide, where something may be shown on this one?"""
+    if tag.name != "p":
+        return False
+    starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
+    text = tag.get_text().rstrip()
+    leads = starts_bold or text.endswith(":") or "Before you run this" in text
+    return _is_question(tag) or text.startswith("From memory.") or (shown and leads)
+
+
+def _is_question(tag: Tag) -> bool:
+    """Is it the question of the lesson, which is all bold?"""
+    return tag.name == "p" and [getattr(one, "name", "") for one in tag.contents] == ["strong"]
+
+
+def _seen(tag: Tag) -> Tag:
+    """What a cell shows: the picture alone where its code is folded."""
+    tag = copy(tag)
+    if "tag_hide-input" in tag.get("class", []):
+        for folded in tag.select(":scope > details.above-input"):
+            folded.decompose()
+    return tag
+
+
+def _shortened(tag: Tag) -> Tag:
+    """Of a paragraph its first sentence, and every other one with a word in bold."""
+    if tag.name != "p" or _is_question(tag):
+        return copy(tag)
+    first, *others = END.split(tag.decode_contents())
+    if others and first.endswith("</strong>"):  # a heading within the line
+        first = f"{first} {others.pop(0)}"
+    if first.count("(") > first.count(")"):
+        first = first[: first.rindex("(")]
+    kept = [first, *(one for one in others if "<strong>" in one)]
+    return BeautifulSoup(f"<p>{' '.join(kept)}</p>", "html.parser").p
