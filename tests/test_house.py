@@ -105,7 +105,7 @@ STEPS = {
     ],
     "marking": [
         {"elsewhere", "draws"},
-        {"errors", "mistake", "outcome", "result", "tensors"},
+        {"errors", "mistake", "outcome", "result", "stub", "tensors"},
         {"parameters", "raised"},
         {"explain", "findings"},
         {"engine"},

@@ -266,7 +266,7 @@ ENDS = [
         "class Odd:\n    def __str__(self):\n        1 / 0\ndef softmax(x):\n    return Odd()",
     ),
     ("wrong-type", "def softmax(x):\n    return x + 1j"),
-    ("returns-nothing", "def softmax(x):\n    pass"),
+    ("returns-nothing", "def softmax(x):\n    x.sum()"),
 ]
 
 
@@ -334,6 +334,21 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
     result = only(file(source), seconds=0.05)  # five times asked
     assert result.mistakes == ("endless-loop",)
     assert len(asked) > 15
+
+
+@pytest.mark.attack
+def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_path, monkeypatch):
+    """It sleeps whenever it is looked at, and still gets a little of each second."""
+    note, asked = tmp_path / "note", []
+
+    def processor(pid):
+        if note.exists():  # the function is called
+            asked.append(time.monotonic())
+        return False, 0.1 * (asked[-1] - asked[0]) if asked else 0.0
+
+    monkeypatch.setattr(process, "processor", processor)
+    source = f"import time\ndef softmax(x):\n    open({str(note)!r}, 'w')\n    time.sleep(4)"
+    assert only(file(source), seconds=2).mistakes == ("returns-nothing",)
 
 
 @pytest.mark.attack

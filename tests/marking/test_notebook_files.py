@@ -98,3 +98,18 @@ def test_what_is_no_notebook_is_said(tmp_path, text):
     path.write_text(text)
     (result,) = check_file(path)
     assert result.mistakes == ("not-a-notebook",)
+
+
+@pytest.mark.attack
+def test_a_cell_may_take_six_times_as_long_and_no_longer(book):
+    """Some lessons train a model."""
+    for waits, mistakes in ((3, ()), (60, ("endless-loop",))):
+        path = book(f"import time\ntime.sleep({waits})\n{SOFTMAX}")
+        (result,) = check_file(path, "softmax", seconds=1)
+        assert result.mistakes == mistakes
+
+
+def test_a_function_that_is_still_a_stub_has_a_verdict_of_one_line(book):
+    (result,) = check_file(book("def softmax(scores):\n    '''(..., S) -> (..., S).'''\n    ..."))
+    assert result.message == "softmax: nothing is filled in yet."
+    assert result.points == 0

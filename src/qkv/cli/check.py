@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
-    help="How long reading the file, each cell of a notebook, and each task may take. Default: 10.",
+    help="How long reading the file and each task may take; a cell of a notebook may take six times"
+    " as long. Default: 10.",
 )
 @click.option(
     "--junit",

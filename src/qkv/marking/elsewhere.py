@@ -14,6 +14,10 @@ class Elsewhere:
         """The arrays that it holds, with the way to each."""
         raise NotImplementedError
 
+    def is_stub(self) -> bool:
+        """Is it as a lesson hands it out, with nothing filled in?"""
+        raise NotImplementedError
+
 
 class RaisedElsewhere(BaseException):
     """An exception of another process, where its frames are.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from qkv.arrays import whole_number
 from qkv.marking.draws import seeded
 from qkv.marking.outcome import name_of
 from qkv.marking.result import CheckResult
+from qkv.marking.stub import is_stub
 from qkv.marking.tensors import takes_tensors
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check(
             " check(my_attention), without brackets after its name"
         )
     whole_number(seed, call="check", name="seed", least=0)
-    if _is_empty(function):
+    if is_stub(function):
         said = f"{name_of(function)}: nothing is filled in yet."
         return CheckResult(said, ("returns-nothing",), points=0, task=chosen.name)
     with (
@@ -89,27 +89,6 @@ def check(
         np.errstate(all="ignore"),
     ):  # wrong formulas overflow and divide by zero: that is the point
         return chosen.mark(takes_tensors(function), way)
-
-
-def _stub(x: Any) -> None: ...
-
-
-def _stub_with_words(x: Any) -> None:
-    """A function that has a docstring."""
-
-
-_EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
-
-
-def _is_empty(thing: Any) -> bool:
-    """Is it as a lesson hands it out: a body of ... alone, or a class of such functions?"""
-    if inspect.isclass(thing):
-        functions = [one for one in vars(thing).values() if inspect.isfunction(one)]
-        return "__call__" in vars(thing) and all(map(_is_empty, functions))
-    if not inspect.isfunction(thing) or thing.__name__ == "<lambda>":
-        return False
-    code = thing.__code__
-    return code.co_code in _EMPTY and {*code.co_consts} <= {None, thing.__doc__}
 
 
 def _values(things: Any, task: Task) -> CheckResult:

@@ -24,6 +24,7 @@ from qkv.arrays import whole_number
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.child import UNTOLD
 from qkv.marking.files.found import failed, listed, names_of, not_marked
+from qkv.marking.files.notebook import SUFFIX
 from qkv.marking.files.remote import Ended, Remotes
 from qkv.marking.files.watch import answers
 from qkv.marking.files.wire import Packed
@@ -35,13 +36,16 @@ from qkv.marking.tasks import Task
 SECONDS = 10.0  # that a task may take, of which a right solution takes a hundredth
 MEGABYTES = 2048
 _START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
+_CELL = 6  # times as long may a cell of a notebook take: some lessons train a model
 _PATIENCE = 20  # times as long may pass where other programs take the processors
 _TICK = 0.1
 _LINE = 1 << 26  # bytes of a line that is told; no verdict has so many
 
 _WORDS = re.compile(r"\w+")
 
-_ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_MOVES = 0.02  # of a second that a process gets in a second where it is held up, and not asleep
+
+_ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 
 
 def check_file(
@@ -74,8 +78,9 @@ def check_file(
         path: the file.
         task: the name of a task, or of its function; None for each whose function the file has.
         seed: draws the inputs, as for `check`.
-        seconds: how long reading the file, each cell of a notebook, and each task may take; longer
-            where other programs take the processors.
+        seconds: how long reading the file and each task may take. A cell of a notebook may take six
+            times as long, since some lessons train a model. All may take longer where other
+            programs keep the processors busy.
         megabytes: how much memory it may take beyond what libraries bring (not on Windows).
         waiting: is called several times a second.
 
@@ -253,7 +258,7 @@ class _Process:
     def __init__(
         self, file: str, seconds: float, megabytes: int, waiting: Callable[[], None]
     ) -> None:
-        alarm = min(_START + _PATIENCE * seconds * 20, 1e6)  # more than any run takes
+        alarm = min(_START + _PATIENCE * _CELL * seconds * 20, 1e6)  # more than any run takes
         program = "from qkv.marking.files.child import main; main()"
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         # -P: nothing of the folder that this is run in takes the place of a library
@@ -270,7 +275,7 @@ class _Process:
         except BaseException:
             self._said.close()
             raise
-        self._seconds, self._waiting = seconds, waiting
+        self._file, self._seconds, self._waiting = file, seconds, waiting
         self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process that the file runs in, a child of that child
@@ -296,8 +301,9 @@ class _Process:
         with suppress(OSError):  # it is gone: that shows when it is heard
             self._child.stdin.write(json.dumps(request | {"n": number}).encode() + b"\n")
             self._child.stdin.flush()
+        is_book = request["do"] == "read" and self._file.lower().endswith(SUFFIX)
         while True:
-            told = self._hear(self._seconds)
+            told = self._hear(self._seconds * (_CELL if is_book else 1))
             if told is None:
                 raise Ended(*self._ended())
             if told.get("n") == number:
@@ -331,18 +337,22 @@ class _Process:
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
         """The next thing that is told; None if it ended before, Ended if it takes too long."""
-        begin = time.monotonic()
+        begin = noted = time.monotonic()
+        moves, before = False, self._used
         try:
             while True:
                 with suppress(queue.Empty):
                     return self._lines.get(timeout=min(_TICK, seconds))
                 self._waiting()
-                passed = self._waited + time.monotonic() - begin
+                now = time.monotonic()
+                passed = self._waited + now - begin
                 waits, used = self._processor()
+                if now - noted >= 1:
+                    noted, moves, before = now, used - before >= _MOVES, used
                 # on a busy machine it may not have had its time yet, and that is not its fault
-                held_up = waits and used - self._used < seconds / 2
+                held_up = (waits or moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
-                    raise Ended("endless-loop", f"it was ended after {self._seconds:g} s")
+                    raise Ended("endless-loop", f"it was ended after {seconds:g} s")
         finally:
             self._waited += time.monotonic() - begin
 

@@ -136,6 +136,10 @@ class Remote(Elsewhere):
         """The arrays that it holds, with the way to each."""
         return self._remotes.arrays(self)
 
+    def is_stub(self) -> bool:
+        """Is it as a lesson hands it out, with nothing filled in?"""
+        return bool(self._remotes.ask("stub", self))
+
 
 class RemoteFunction(Remote):
     """Something of the student's that may be called."""
