@@ -344,7 +344,7 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
     def processor(pid):
         if note.exists():  # the function is called
             asked.append(time.monotonic())
-        return False, 0.1 * (asked[-1] - asked[0]) if asked else 0.0
+        return False, 0.04 * (asked[-1] - asked[0]) if asked else 0.0
 
     monkeypatch.setattr(process, "processor", processor)
     source = f"import time\ndef softmax(x):\n    open({str(note)!r}, 'w')\n    time.sleep(4)"

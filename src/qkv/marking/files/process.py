@@ -286,6 +286,7 @@ class _Process:
     def begin(self) -> None:
         """From now on it has its time anew."""
         self._waited, (_, self._used) = 0.0, self._processor()
+        self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
 
     def ask(self, request: Packed) -> Mapping[str, Any]:
         """The reply to a request.
@@ -337,8 +338,7 @@ class _Process:
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
         """The next thing that is told; None if it ended before, Ended if it takes too long."""
-        begin = noted = time.monotonic()
-        moves, before = False, self._used
+        begin = time.monotonic()
         try:
             while True:
                 with suppress(queue.Empty):
@@ -347,10 +347,11 @@ class _Process:
                 now = time.monotonic()
                 passed = self._waited + now - begin
                 waits, used = self._processor()
-                if now - noted >= 1:
-                    noted, moves, before = now, used - before >= _MOVES, used
+                if now - self._noted >= 1:
+                    self._moves = used - self._used_then >= _MOVES
+                    self._noted, self._used_then = now, used
                 # on a busy machine it may not have had its time yet, and that is not its fault
-                held_up = (waits or moves) and used - self._used < seconds / 2
+                held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
                     raise Ended("endless-loop", f"it was ended after {seconds:g} s")
         finally:
