@@ -113,6 +113,11 @@ class ModelBase:
         """Make what computes of the parameters, anew after a change."""
         self._body: Transformer = self.design.build(self._weights.parameters)
 
+    def _changed(self) -> None:
+        """Compute with other parameters than those that were read."""
+        self._weights = replace(self._weights, stored=None)
+        self._build()
+
     @property
     def max_seq_length(self) -> int | None:
         """The most tokens of a text, special ones included, None for no limit.
@@ -162,7 +167,22 @@ class ModelBase:
         name: it is `model.parameters["embed.weight"].T`, without the scale that Gemma multiplies
         the table's rows by when it reads.
         """
-        return Parameters(self._weights.parameters, self._build)
+        return Parameters(self._weights.parameters, self._changed)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256, in hexadecimal, of the parameters as they are stored.
+
+        It covers name, type, shape and bytes of every tensor in the files, so that `dtype=` of
+        `qkv.load` does not change it, and neither does another way to spread them over files. Of a
+        model whose parameters were replaced, and of `"random"`, it covers the tensors as `save`
+        writes them.
+
+        >>> import qkv
+        >>> qkv.load("books").sha256 == qkv.load("books", dtype="float64").sha256
+        True
+        """
+        return self._weights.sha256
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
         """The same model with other arrays, which are copied.
@@ -189,7 +209,7 @@ class ModelBase:
                 )
             arrays[name] = frozen(copied)
         found = copy(self)
-        found._weights = replace(self._weights, parameters=arrays)
+        found._weights = replace(self._weights, parameters=arrays, stored=None)
         found._build()
         return found
 

@@ -1,5 +1,7 @@
 """Reading weights: types, names, shards, and files that are broken in every way."""
 
+import copy
+import hashlib
 import json
 import pickle
 import warnings
@@ -499,3 +501,80 @@ def test_a_damaged_config_is_an_error_or_is_read(fuzzed, data):
         assert [key for key in unread if plain(key, 300) not in str(noted[0].message)] == []
     else:
         assert "\n" not in error
+
+
+# the digest
+
+
+def by_hand(*paths):
+    """The digest of files by its definition, read without our reader."""
+    tensors = {}
+    for path in paths:
+        raw = path.read_bytes()
+        begin = 8 + int.from_bytes(raw[:8], "little")
+        for name, about in json.loads(raw[8:begin]).items():
+            if name != "__metadata__":
+                first, last = about["data_offsets"]
+                tensors[name] = about["dtype"], about["shape"], raw[begin + first : begin + last]
+    found = hashlib.sha256()
+    for name, (kind, shape, content) in sorted(tensors.items()):
+        found.update(
+            b"\0".join(
+                [name.encode(), kind.encode(), str(shape)[1:-1].replace(" ", "").encode(), b""]
+            )
+        )
+        found.update(content)
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "int8"])
+def test_the_digest_is_of_the_tensors_as_they_are_stored(folder, tmp_path, dtype):
+    load(folder.write()).save(tmp_path / "saved", dtype=dtype)
+    models = [load(tmp_path / "saved", dtype=kind) for kind in (None, "float64", "bfloat16")]
+    expected = by_hand(tmp_path / "saved" / "model.safetensors")
+    assert [model.sha256 for model in models] == [expected] * 3
+    twins = [copy.deepcopy(models[0]), pickle.loads(pickle.dumps(models[0]))]
+    assert [twin.sha256 for twin in twins] == [expected] * 2
+    assert twins[1]._weights.stored == expected  # and not the files once more
+
+
+def test_the_digest_of_shards_is_that_of_one_file(folder, tmp_path):
+    whole = load(folder.write()).sha256
+    names = sorted(folder.tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    (folder.path / "model.safetensors").unlink()
+    for file, some in files.items():
+        folder.weights(file, {name: folder.tensors[name] for name in some})
+    assert load(folder.path).sha256 == whole == by_hand(*(folder.path / file for file in files))
+
+
+def test_the_digest_changes_with_any_bit_name_and_parameter(folder):
+    model = load(folder.write())
+    known = {model.sha256}
+    name = "encoder.layer.0.output.dense.bias"
+    bits = folder.tensors[name].view(np.uint32)
+    bits[3] ^= 1
+    known.add(load(folder.write()).sha256)
+    folder.tensors["pooler.dense.bias"] = np.zeros(12, np.float32)
+    known.add(load(folder.write()).sha256)
+    folder.tensors["pooler.dense.bias"] = np.zeros((1, 12), np.float32)
+    known.add(load(folder.write()).sha256)
+    other = model.with_parameters(dict(model.parameters))
+    other.parameters["embed.weight"] = other.parameters["embed.weight"] * 2
+    known.add(other.sha256)
+    assert len(known) == 5
+    known.add(model.sha256)
+    assert len(known) == 5
+    model.parameters["embed.weight"] = model.parameters["embed.weight"] * 2
+    assert model.sha256 == other.sha256
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_digest_of_other_parameters_is_that_of_the_file_they_are_saved_to(
+    folder, tmp_path, dtype
+):
+    model = load(folder.write(), dtype=dtype)
+    model.parameters["embed.weight"] = np.asarray(model.parameters["embed.weight"], np.float32) / 2
+    model.save(tmp_path / "saved")
+    assert model.sha256 == by_hand(tmp_path / "saved" / "model.safetensors")
+    assert model.sha256 == load(tmp_path / "saved").sha256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import numpy as np
 from qkv.arrays import Array, Shape
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.files.tensors import FLOATS, TYPES, Tensors
+from qkv.models.files.tensors import FLOATS, TYPES, Tensors, digest, of_array
 from qkv.models.network.designs import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -190,12 +191,31 @@ class Weights:
         parameters: by our names, linear weights as (in, out).
         heads: tensors that are not computed with, by the names in the files.
         places: our name of a parameter -> the tensor of the files that it comes from.
+        stored: the files that they were read from, or the digest of those; None where parameters
+            were made or replaced.
     """
 
     names: Names
     parameters: MutableMapping[str, Array]
     heads: dict[str, Array] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
+    stored: Tensors | str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copies take: the digest of the files, and not the files."""
+        return {**self.__dict__, "stored": self.stored and self.sha256}
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the tensors as they are stored, whatever type they were converted to.
+
+        Where parameters were replaced, of the tensors as `Model.save` would write them.
+        """
+        if isinstance(self.stored, str):
+            return self.stored
+        if self.stored is not None:
+            return self.stored.sha256()
+        return digest((name, *of_array(array)) for name, array in self.to_files().items())
 
     def to_files(self) -> dict[str, Array]:
         """The tensors under the names that they have in files."""
@@ -273,7 +293,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
         places[name] = prefix + theirs
-    return Weights(names, parameters, heads, places)
+    return Weights(names, parameters, heads, places, tensors)
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ TYPES = {
     **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8},
     **{"U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_},
 }
+KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
+KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
 _MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
@@ -114,6 +117,16 @@ class Tensors(dict[str, Stored]):
         for name in [name for name in self if name + SCALE in self]:
             self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
 
+    def sha256(self) -> str:
+        """The digest of all tensors as they stand in the files, a matrix of int8 as int8."""
+        rows = []
+        for name, one in self.items():
+            kind = "I8" if isinstance(one, Int8Rows) else one.kind
+            rows.append((name, kind, one.shape, one.raw))
+            if isinstance(one, Int8Rows):
+                rows.append((name + SCALE, one.scales.kind, one.scales.shape, one.scales.raw))
+        return digest(rows)
+
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
         """A matrix of int8 with the scales that stand beside it; it counts as float32."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
@@ -125,6 +138,28 @@ class Tensors(dict[str, Stored]):
                 "F16 (rows,)"
             )
         return Int8Rows(rows.path, "F32", rows.shape, rows.raw, scales)
+
+
+def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
+    """The SHA-256, in hexadecimal, of tensors: name, type, shape and bytes of each.
+
+    In the order of their names, each adds `name`, type and shape, with a zero byte behind each of
+    the three, and its bytes as safetensors writes them. The shape is written as in "16,4".
+
+    >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
+    'f2f043c8ed9c5c29'
+    """
+    found = hashlib.sha256()
+    for name, kind, shape, raw in sorted(tensors, key=lambda one: one[0]):
+        sizes = ",".join(map(str, shape))
+        found.update(f"{name}\0{kind}\0{sizes}\0".encode())
+        found.update(raw)
+    return found.hexdigest()
+
+
+def of_array(array: Array) -> tuple[str, tuple[int, ...], bytes]:
+    """Type, shape and bytes of an array, as safetensors writes them."""
+    return KINDS[array.dtype.name], array.shape, array.tobytes()
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
