@@ -283,13 +283,23 @@ def test_a_word_that_is_swapped_in_can_be_hidden(small: qkv.Model) -> None:
     assert view.edits == [swap, {"op": "hide", "token": 3}]
 
 
+def test_an_array_becomes_a_record(small: qkv.Model) -> None:
+    z = small.trace(SMALL)["z", 0] / 2
+    view = play(SMALL, model=small, edit={("z", 0): z})
+    assert view.edits == [{"op": "set", "at": "z", "layer": 0, "value": z[0].tolist()}]
+    assert view.opened == small.predict(SMALL, edit={("z", 0): z})[0]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"hide": "dog"}, "play: hide has 'dog', which is in no text: the words are the, cat"),
         ({"hide": [9]}, "play: hide has place 9 and no text has more than 9 tokens"),
         ({"ablate": [(9, 0)]}, "play: ablate has layer 9 and the model has "),
-        ({"edit": {("z", 0): np.copy}}, r"play: edit has a function for \('z', 0\), which no reco"),
+        (
+            {"edit": {("z", 0): np.copy}},
+            r"play: edit has a function for blocks\.0\.attn\.hook_z, wh",
+        ),
         ({"edit": [{"op": "hide", "token": 77}]}, r"play: edit\[0\] \(hide\) has token 77"),
     ],
 )

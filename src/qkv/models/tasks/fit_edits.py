@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_whole_number, shown
-from qkv.edits import Edits, Record, operations
+from qkv.edits import Edits, Record, operations, schema
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks.edit import At, EditedRun, is_number
@@ -21,7 +21,7 @@ from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation
-from qkv.trace.names import parse
+from qkv.trace.names import meant, parse
 from qkv.trace.seq2seq import SIDES
 
 _HIDES = ("hide", "mask", "causal")  # what `Trace.changed` tells as "hide"
@@ -252,6 +252,8 @@ def plain(
 ) -> list[dict[str, Any]]:
     """The records of one text as JSON can hold them: no words, and nothing counted from the end.
 
+    An array that takes the place of an activation is a record "set".
+
     Args:
         edits: what was asked for, which fits the model and the text.
         text: the text, with what records swap.
@@ -259,17 +261,23 @@ def plain(
         pieces: as for `fit`.
 
     Raises:
-        ValueError: something is a function, or an array outside a record; or there is no such
-            layer, head, word or place.
+        ValueError: something is a function, or an array for an activation that no record names; or
+            there is no such layer, head, word or place.
     """
     call = edits.call
-    for name, change in edits.changes.items():
-        what = "a function" if callable(change) else "an array"
-        raise ValueError(
-            f"{call}: edit has {what} for {shown(name)}, which no record holds: give records, as "
-            '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
-        )
+    sites = schema()["$defs"]["site"]["enum"]
     found: list[dict[str, Any]] = []
+    for name, change in _named(edits.changes, body, False, call).items():
+        layer = parse(name).layer
+        at = [site for site in sites if name in meant((site, layer), len(body.layers))]
+        if callable(change) or not at:
+            what = "a function" if callable(change) else "an array"
+            raise ValueError(
+                f"{call}: edit has {what} for {name}, which no record holds: give an array for "
+                f"{', '.join(sites[:-1])} or {sites[-1]}, or records, as "
+                '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
+            )
+        found.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
     for one in (_in_model(each, body, call) for each in edits.records):
         value = hide_value(one) if one.source == "hide" else None
         if isinstance(value, str):
@@ -288,6 +296,8 @@ def plain(
 
 
 def _as_json(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from qkv.see.page.html import WITH_WORKER, document
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
 from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
-from qkv.see.views.view import Heading
+from qkv.see.views.view import Heading, View
 from qkv.text.gaps import masked
 from qkv.trace import Trace
 
@@ -39,8 +40,29 @@ if TYPE_CHECKING:
 _FRAME = "width:100%;height:860px;border:0"
 
 
+class WithModels(View):
+    """A view whose page computes with the models that it holds."""
+
+    @property
+    @abstractmethod
+    def _models(self) -> list[Model]:
+        """The models."""
+
+    def _html(self) -> tuple[str, str]:
+        title, body = super()._html()
+        return title, f"{body}\n{engine_part(*map(engine_payload, self._models))}"
+
+    def _about(self) -> str:
+        if len(self._models) == 1:
+            return about_model(self._models[0])
+        return "".join(about_model(model, model.name) for model in self._models)
+
+    def _document(self) -> str:
+        return document(*self._html(), self.theme, WITH_WORKER, wide=True)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class PlayView(OneText):
+class PlayView(WithModels, OneText):
     """A page with a model inside, and what it opens on: a place of a text, and a word to hide.
 
     Its picture, what a terminal shows of it and `to_dict` are of what it opens on.
@@ -130,21 +152,9 @@ class PlayView(OneText):
         known = known_of(self.model) | both
         return self._page("play", title, start=start, state=self.state, **known)
 
-    def _html(self) -> tuple[str, str]:
-        title, body = super()._html()
-        return title, f"{body}\n{engine_part(*map(engine_payload, self._models))}"
-
     @property
     def _models(self) -> list[Model]:
         return [self.model] if self.other is None else [self.model, self.other.model]
-
-    def _about(self) -> str:
-        if self.other is None:
-            return about_model(self.model)
-        return "".join(about_model(model, model.name) for model in self._models)
-
-    def _document(self) -> str:
-        return document(*self._html(), self.theme, WITH_WORKER, wide=True)
 
     def _repr_html_(self) -> str:
         """A frame of the page, which is written to a file beside the notebook unless `embed`."""
@@ -223,8 +233,8 @@ def play(
             ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2 and 3,
             Gemma 1 to 3, and what is made of the same parts), or its name; both that come with qkv
             if left out.
-        edit: what is changed when the page opens, as records of `qkv.edits`; a reader can take it
-            back.
+        edit: what is changed when the page opens, as records of `qkv.edits`, or a mapping from
+            activations to arrays, which become records; a reader can take it back.
         ablate: heads that are left out then, as for `Model.trace`.
         hide: words, places and edges that are not looked at then, as there.
         state: the address of a page, or what stands behind its #: the page opens as that one was,
