@@ -77,8 +77,10 @@ def one_text(
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
 
-def mask_places(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> list[int]:
-    """Where the mask tokens of a text stand.
+def mask_places(
+    tokens: Tokenized, tokenizer: Tokenizer | None, name: str, call: str = "predict"
+) -> list[int]:
+    """Where the mask tokens of a text stand; `call` is who is named in an error.
 
     Raises:
         ValueError: there is none, or the model of this name has none.
@@ -87,13 +89,13 @@ def mask_places(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> li
     if mask is None:
         why = "no tokenizer" if tokenizer is None else "no mask token in its vocabulary"
         raise ValueError(
-            f"predict: {name} fills in words and has {why}, so nothing says where one is missing: "
+            f"{call}: {name} fills in words and has {why}, so nothing says where one is missing: "
             "take the logits of model(input_ids)"
         )
     places = [place for place, token in enumerate(tokens.tokens) if token == mask]
     if not places:
         raise ValueError(
-            f"predict: the text has no mask token, and {name} guesses words at these: write {mask} "
+            f"{call}: the text has no mask token, and {name} guesses words at these: write {mask} "
             f'where a word is missing, as "I sat on the {mask}.", or _'
         )
     return places

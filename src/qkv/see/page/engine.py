@@ -40,26 +40,26 @@ LARGE, MOST = 64_000_000, 500_000_000  # letters of a model: a browser holds no 
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
 
 
-def need_engine(model: Model) -> None:
-    """An error if a page cannot compute with a model.
+def need_engine(model: Model, call: str = "play") -> None:
+    """An error, which names the call, if a page cannot compute with a model.
 
     Raises:
         ValueError: see `engine_payload`.
     """
     for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
         raise ValueError(
-            f"play: {model.name} {why}: a page computes decoders and encoders that name masked "
+            f"{call}: {model.name} {why}: a page computes decoders and encoders that name masked "
             f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
             "model"
         )
     least = sum(array.size for array in model.parameters.values())  # bytes
-    _sized(model, least * 4 // 3)  # in base64
+    _sized(model, least * 4 // 3, call)  # in base64
 
 
-def engine_payload(model: Model) -> dict[str, Any]:
+def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     """A model as a page computes with it.
 
-    A warning says so if the page will be large.
+    A warning, which names the call, says so if the page will be large.
 
     Raises:
         ValueError: it is no decoder and no encoder with a head over words, or has a part or a
@@ -70,7 +70,7 @@ def engine_payload(model: Model) -> dict[str, Any]:
     >>> engine_payload(qkv.load())["sizes"]["layers"]
     4
     """
-    need_engine(model)
+    need_engine(model, call)
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
@@ -81,7 +81,7 @@ def engine_payload(model: Model) -> dict[str, Any]:
         for name, (array, rows) in parameters.items()
     }
     size = sum(len(one["b64"]) for one in packed.values())
-    said = _sized(model, size)
+    said = _sized(model, size, call)
     if size > LARGE:
         warnings.warn(f"{said}, which takes long to open", UserWarning, stacklevel=callers())
     return {
@@ -235,13 +235,13 @@ def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
     yield from reasons_of_tokenizer(model.tokenizer)
 
 
-def _sized(model: Model, size: int) -> str:
+def _sized(model: Model, size: int, call: str) -> str:
     """How large a page with so many letters is, in words.
 
     Raises:
         ValueError: a browser cannot load it.
     """
-    said = f"play: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
+    said = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
     if size > MOST:
         raise ValueError(
             f"{said}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "

@@ -6,7 +6,8 @@
 #             "layer": number, "head": number, "said": of this head by the rule (all three left out
 #             where the page is to choose), "query": place of a token | null,
 #             "hide": [places of the word that is to be hidden first],
-#             "view": the screen that opens: "front" | "lab", also where it is left out},
+#             "view": the screen that opens: "front" | "findings" | "lab", which also opens
+#             where it is left out},
 #   "state": what stands behind the # of an address that the page opens on, or "",
 #   "stories": [STORY, ...],     those of the model's card
 #   "roles": {"layer.head": [role, the measure that it has it by]},
@@ -15,6 +16,8 @@
 #   content words, all small: what the rule for a head needs (assets/store/rule.js)
 #   "next": whether logits are for the next token, "guesses": whether they are for masked words,
 #   "mask": what is written for such a word | null,
+#   of a page of findings also "findings": [what the file of each holds],
+#   "parts": what stands on it in order, [the place of a finding | the slot of an article's HTML],
 #   of a page with two models also "side": "encoder", "other": the same of the decoder }
 #
 # STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl
 
 from qkv.arrays import shown
@@ -41,7 +41,13 @@ _FRAME = "width:100%;height:860px;border:0"
 
 
 class WithModels(View):
-    """A view whose page computes with the models that it holds."""
+    """A view whose page computes with the models that it holds.
+
+    Attributes:
+        call: who is named in a warning.
+    """
+
+    call: ClassVar[str] = "play"
 
     @property
     @abstractmethod
@@ -50,7 +56,8 @@ class WithModels(View):
 
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
-        return title, f"{body}\n{engine_part(*map(engine_payload, self._models))}"
+        payloads = (engine_payload(model, self.call) for model in self._models)
+        return title, f"{body}\n{engine_part(*payloads)}"
 
     def _about(self) -> str:
         if len(self._models) == 1:

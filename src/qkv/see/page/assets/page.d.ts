@@ -22,7 +22,7 @@ interface Element {
 
 interface Door {
   where?: string;
-  model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[] }>;
+  model: Promise<import("./engine/parameters.js").Sizes & { name: string; words: string[]; exact?: boolean }>;
   models?: Record<string, Door["model"]>;
   run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/door.js").Run>;
   generate?(
@@ -36,6 +36,7 @@ interface Door {
     onpart: (part: { layer: number; head: number; resid: Float32Array; logits: Float32Array }) => void,
     options?: { model?: string; at?: number[]; most?: number; signal?: AbortSignal },
   ): Promise<void>;
+  findings?: { claim: string; holds: boolean; before: [string, number][]; after: [string, number][] }[];
   parameters?(names: string[], rows?: Record<string, number[]>, options?: { model?: string }): Promise<Record<string, Float32Array>>;
 }
 

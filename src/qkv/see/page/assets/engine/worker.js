@@ -34,10 +34,11 @@ const ASKED = { run, sweep, generate, parameters };
 
 onmessage = ({ data: { read, drop, ...question } }) => {
   if (read) {
-    model = readModel(JSON.parse(read));
+    const written = JSON.parse(read);
+    model = readModel(written);
     const { names } = model.tokenizer;
     const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // as predict names them
-    postMessage({ ready: { name: model.name, ...model.sizes, words } });
+    postMessage({ ready: { name: model.name, exact: written.exact, ...model.sizes, words } });
   } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
     jobs.push({ id: question.id, ask: question.ask, steps: ASKED[question.ask](question) });

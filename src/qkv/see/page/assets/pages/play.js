@@ -1,5 +1,6 @@
 // The live page: of one model or of two, of which one is open. Its screens take turns in one room: the first one that a
-// reader sees, the story, the games, and the lab, which has everything at once. store.js says what they are told.
+// reader sees, or the findings that the page is of, the story, the games, and the lab, which has everything at once.
+// store.js says what they are told.
 
 import { el } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -12,6 +13,7 @@ import { outcomePart } from "../parts/outcome.js";
 import { writingPart } from "../parts/writing.js";
 import { beatScreen } from "../screens/beat.js";
 import { breakScreen } from "../screens/breakit.js";
+import { findingsScreen } from "../screens/findings.js";
 import { frontScreen } from "../screens/front.js";
 import { gamesScreen } from "../screens/games.js";
 import { labScreen } from "../screens/lab.js";
@@ -27,7 +29,7 @@ import "./play.css";
 
 const GAMES = ["beat", "break", "watch"];
 /** @type {Partial<Record<PlayState["view"], string>>} */
-const WAYS = { front: "← Start", story: "How it works", games: "Games", lab: "Lab" };
+const WAYS = { findings: "Findings", front: "Start", story: "How it works", games: "Games", lab: "Lab" };
 /** @type {Record<string, string>} */
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
@@ -109,6 +111,7 @@ function pageOf(box, room, data, ui) {
     beat: () => beatScreen(ui, store),
     break: () => breakScreen(ui, store),
     watch: () => watchScreen(ui, store),
+    ...(data.findings && { findings: () => findingsScreen(ui, store) }),
   };
   /** @type {Partial<Record<PlayState["view"], Screen>>} */
   const screens = {}; // those that were open
@@ -157,11 +160,13 @@ function pageOf(box, room, data, ui) {
  * @param {LiveStore} store
  */
 function wayBar(store) {
-  const buttons = /** @type {[PlayState["view"], string][]} */ (Object.entries(WAYS)).map(([view, label]) => el("button", { type: "button", "data-view": view, onclick: () => store.set({ view }) }, label));
+  const { view: first } = store.data.start;
+  const ways = /** @type {[PlayState["view"], string][]} */ (Object.entries(WAYS)).filter(([view]) => view !== "findings" || view === first);
+  const buttons = ways.map(([view, label]) => el("button", { type: "button", "data-view": view, onclick: () => store.set({ view }) }, view === first ? `← ${label}` : label));
   const node = el("nav", { class: "ways", "aria-label": "screens", hidden: true }, buttons);
   /** @param {string} view */
   const update = (view) => {
-    node.hidden = store.data.start.view !== "front" || view === "front" || store.state.only !== null;
+    node.hidden = !["front", "findings"].includes(first) || view === first || store.state.only !== null;
     for (const button of buttons) button.setAttribute("aria-current", String(button.dataset.view === (GAMES.includes(view) ? "games" : view)));
   };
   return { node, update };

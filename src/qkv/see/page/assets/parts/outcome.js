@@ -325,7 +325,7 @@ export function outcomePart(ui, store) {
  * @param {Looked} now
  * @param {Outcome} given
  */
-function wordBars(now, { rows }) {
+export function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
   const place = word(nameAt(now, now.state.place));
   const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["What the model puts in place of ", place] : ["What the model makes of ", place];

@@ -122,8 +122,10 @@ export function stage(ui, onword = null) {
   /**
    * @param {Now} now
    * @param {boolean} bare  whether it is without lines
+   * @param {{heads?: [number, number][], query?: number}} shows  the lines: layer and head of each that they are of, all unless
+   *     given, and the token that they begin at, that of the guess unless given
    */
-  function update(now, bare = false) {
+  function update(now, bare = false, { heads, query } = {}) {
     const made = JSON.stringify([now.sentence, now.words, now.state.place]);
     if (made !== drawn) build(now);
     drawn = made;
@@ -140,13 +142,14 @@ export function stage(ui, onword = null) {
     });
     guessNow(now);
     const T = now.run.tokens.length;
-    const { place } = now.state;
-    const hasGap = all.some(({ gap: missing }) => missing);
+    const place = query ?? now.state.place;
+    const hasGap = query === undefined && all.some(({ gap: missing }) => missing);
     from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : place !== null && first <= place && place < last));
-    const row = bare || place === null ? null : meanRow(now, place, T);
+    const row = bare || place === null ? null : meanRow(now, place, T, heads);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
-    const who = now.model.next ? "the last word" : gap ? "the gap" : "the word";
-    fill(legend, row ? `A thicker line: ${who} looks there more, over all ${now.model.layers * now.model.heads} heads.` : null);
+    const who = query !== undefined ? `“${visible(now.run.tokens[query])}”` : now.model.next ? "the last word" : gap ? "the gap" : "the word";
+    const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
+    fill(legend, row ? `A thicker line: ${who} looks there more, ${where}.` : null);
     if (!weights) {
       paths.clear();
       fill(lines);
@@ -177,18 +180,20 @@ function stageWords({ sentence, run, words, state, model }) {
     const missing = run.tokens[first] === maskOf(model);
     return { first, last, text: missing ? "?" : own.trim() || name, before, gap, plain: !gap && !/[\p{L}\p{N}]/u.test(own) };
   });
-  if (model.next && model.words?.length) found.push({ first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
+  const behind = found.findLastIndex(({ first }) => first <= (state.place ?? Infinity)) + 1;
+  if (model.next && model.words?.length) found.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
   return found;
 }
 
 /**
- * What a token looks at, the mean of all heads of all layers: (T).
+ * What a token looks at, the mean of these heads, or of all heads of all layers: (T).
  * @param {Now} now
  * @param {number} place
  * @param {number} T
+ * @param {[number, number][]} [some]
  */
-function meanRow({ run }, place, T) {
-  const heads = run.pattern.flat();
+function meanRow({ run }, place, T, some) {
+  const heads = some ? some.map(([layer, head]) => run.pattern[layer][head]) : run.pattern.flat();
   const total = new Float64Array(T);
   for (const weights of heads) for (let t = 0; t < T; t++) total[t] += weights[place * T + t] / heads.length;
   return total;

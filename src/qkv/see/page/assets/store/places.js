@@ -30,6 +30,21 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
   return found.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
 }
 
+/**
+ * The text that the model reads with edits; both runs get the words of theirs.
+ * @param {string} text
+ * @param {Run} original  of this text, without edits
+ * @param {Run} run  with edits; the same where there are none
+ * @param {Edit[]} edits
+ * @param {any} model
+ */
+export function withWords(text, original, run, edits, model) {
+  original.words ??= wordsOf(text, original, model);
+  const read = withSwaps(text, original, edits);
+  if (run !== original) [run.offsets, run.words] = [read.offsets, wordsOf(read.text, { ...run, ...read }, model)];
+  return read.text;
+}
+
 /** @param {Edit} edit */
 export function isSwap({ op }) {
   return op === "swap";
@@ -42,7 +57,7 @@ export function isSwap({ op }) {
  * @param {Edit[]} edits
  * @returns {{text: string, offsets: [number, number][]}}
  */
-export function withSwaps(text, { offsets }, edits) {
+function withSwaps(text, { offsets }, edits) {
   const put = new Map(editsOf(edits, "swap").map(({ token, with: name }) => [token, name]));
   if (!put.size) return { text, offsets };
   let [found, last] = ["", 0];

@@ -14,7 +14,7 @@ import { pick } from "../base/values.js";
  * @property {number} layer
  * @property {number} head
  * @property {number | null} query  the token that is chosen
- * @property {"lab" | "front" | "story" | "games" | "beat" | "break" | "watch"} view  the screen that is open
+ * @property {"lab" | "front" | "story" | "games" | "beat" | "break" | "watch" | "findings"} view  the screen that is open
  * @property {boolean} inside  whether the lab is unfolded
  * @property {"pattern" | "effect" | "change"} colouring  of the map
  * @property {boolean} beside  whether the original stands beside
@@ -54,7 +54,7 @@ const MOST_MASKS = 4_000_000; // in an address
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
 const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
-export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
+export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
 const OF_LAB = ["second", "inside", "colouring", "beside", "tab", "merge", "card", "steer"]; // what only the lab shows: an address with one opens it
 

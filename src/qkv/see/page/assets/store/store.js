@@ -4,7 +4,7 @@
 import { plainTokens } from "../base/tokens.js";
 import { pick } from "../base/values.js";
 import { editsOf } from "../engine/edits.js";
-import { placed, withSwaps, wordsOf } from "./places.js";
+import { placed, withWords } from "./places.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
 import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHash } from "./state.js";
@@ -237,12 +237,10 @@ export function playStore(data, heard) {
     const key = JSON.stringify([text, place, layer]);
     const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
     const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
-    original.words ??= wordsOf(text, original, model);
-    const read = withSwaps(text, original, edits);
-    if (run !== original) [run.offsets, run.words] = [read.offsets, wordsOf(read.text, { ...run, ...read }, model)];
+    const sentence = withWords(text, original, run, edits, model);
     unchanged = { key, run: original };
     const second = await secondOf(self.engine, state, tokens.run, model, signal);
-    return { state, run, original, second, sentence: read.text };
+    return { state, run, original, second, sentence };
   }
 
   /**

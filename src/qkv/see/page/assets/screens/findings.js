@@ -1,0 +1,254 @@
+// Findings, alone or in an article: each claim with the picture that shows it, before and after. The model in this page measures
+// each again and says whether it holds. A reader changes a finding where it stands, or takes it to the lab.
+
+import { el, fill, word } from "../base/elements.js";
+import { fixed } from "../base/text.js";
+import { plainTokens } from "../base/tokens.js";
+import { range } from "../base/values.js";
+import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { stateOf } from "../store/state.js";
+import { withWords } from "../store/places.js";
+import { inWords } from "../parts/changes.js";
+import { isRemoved } from "../parts/map.js";
+import { outcomeOf, wordBars } from "../parts/outcome.js";
+import { handOver } from "../parts/save.js";
+import { hiding } from "../parts/sentence.js";
+import { stage } from "../parts/stage.js";
+import "./findings.css";
+
+/** @typedef {import("../base/mount.js").Ui} Ui */
+/** @typedef {import("../engine/door.js").Run} Run */
+/** @typedef {import("../engine/edits.js").Edit} Edit */
+/** @typedef {import("../store/store.js").Now} Now */
+/** @typedef {import("../store/store.js").Told} Told */
+/** @typedef {import("../store/store.js").LiveStore} LiveStore */
+/** @typedef {import("./lab.js").Screen} Screen */
+
+/** @typedef {[string, number][]} Predictions  words with their probabilities, the most probable first */
+
+/**
+ * A finding as its file has it, see src/qkv/findings/schema.json.
+ * @typedef {object} Finding
+ * @property {{name: string, sha256: string}} model
+ * @property {string} text
+ * @property {number} position
+ * @property {Edit[]} edits
+ * @property {string} claim
+ * @property {Predictions} before
+ * @property {Predictions} after
+ */
+
+const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // of a probability: as `qkv verify` has it, and where the page's parameters are rounded
+const SHORT = 26; // characters of a text that stands twice on a line
+const OF_HEADS = ["z", "q", "k", "v", "pattern"];
+
+/**
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @returns {Screen}
+ */
+export function findingsScreen(ui, store) {
+  /** @type {{findings: Finding[], parts: (string | number)[]}} */
+  const { findings, parts } = store.data;
+  const cards = findings.map((finding, k) => cardOf(ui, store, finding, k));
+  const node = el("div", { class: "findings", "data-part": "findings" },
+    parts.map((part) => (typeof part === "number" ? cards[part].node : el("slot", { name: part }))));
+  /** @type {Promise<void> | null} */
+  let measured = null;
+
+  async function measureAll() {
+    const found = await Promise.all(cards.map((card) => card.measure()));
+    globalThis.qkv.findings = found;
+  }
+
+  /** @param {Told} now */
+  async function update(now) {
+    if (now.run) await (measured ??= measureAll());
+    for (const card of cards) card.show();
+  }
+  return { node, update };
+}
+
+/**
+ * One finding.
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @param {Finding} finding
+ * @param {number} k  its number on the page
+ */
+function cardOf(ui, store, finding, k) {
+  const { text, position, claim } = finding;
+  const pictures = [stage(ui), stage(ui, ([first, last]) => change(hiding(edits, range(first, last))))];
+  const title = el("h2", { id: ui.id("claim"), tabindex: -1 }, claim || `“${text}”`);
+  const verdict = el("div", { class: "verdict" }, "Measuring in this page …");
+  const list = el("ul", { class: "changed", "aria-label": "edits" });
+  const sides = el("div", { class: text.length > SHORT ? "shown" : "shown twice" },
+    el("figure", {}, el("figcaption", {}, el("h3", {}, "Before")), pictures[0].node),
+    el("figure", {}, el("figcaption", { "data-part": "changes" }, el("h3", {}, "After"), list), pictures[1].node));
+  const bars = el("div", { class: "outcome" });
+  const back = el("button", { type: "button", hidden: true, onclick: () => change(finding.edits) }, "Back to the finding");
+  const lab = el("button", { type: "button", class: "primary", "data-qkv-first": k === 0, onclick: openLab }, "Change it in the lab");
+  const save = el("button", { type: "button", onclick: () => handOver(`finding-${k + 1}.json`, new Blob([JSON.stringify(finding)])) }, "Save the finding");
+  const note = el("p", { class: "note" }, "Press a word to hide it, an edit to undo it. ", el("code", {}, "qkv verify"), ` checks the saved finding without this page: ${finding.model.name}, sha256 ${finding.model.sha256.slice(0, 12)}….`);
+  const node = el("section", { class: "finding", "aria-labelledby": title.id }, title, verdict, sides, bars, el("div", { class: "acts" }, lab, back, save), note);
+  /** @type {Edit[]} */
+  let edits = finding.edits; // as the reader has them
+  /** @type {any} */
+  let model;
+  /** @type {{original: Run, run: Run} | null} */
+  let runs = null;
+  let away = false; // whether the reader took it to the lab
+
+  /** @param {Edit[]} some */
+  async function runsOf(some) {
+    const { engine } = /** @type {{engine: Door}} */ (store);
+    model ??= await engine.model;
+    /** @param {Edit[]} own */
+    const run = (own) => engine.run(text, own, { at: [position], layers: [] });
+    const original = await run([]);
+    return { original, run: some.length ? await run(some) : original };
+  }
+
+  /** Measures the finding, and says whether it holds. */
+  async function measure() {
+    const none = /** @type {Predictions} */ ([]);
+    try {
+      runs = await runsOf(edits);
+      const marks = await marksBlanks(store.data.side);
+      const before = predictionsOf(runs.original, position, finding.before.length, model, marks);
+      const after = predictionsOf(runs.run, position, finding.after.length, model, marks);
+      const wrong = [...differences("before", finding.before, before, model.exact), ...differences("after", finding.after, after, model.exact)];
+      judge(!wrong.length, wrong);
+      return { claim, holds: !wrong.length, before, after };
+    } catch (/** @type {any} */ reason) {
+      judge(false, [`It cannot be measured: ${reason.message}`]);
+      return { claim, holds: false, before: none, after: none };
+    }
+  }
+
+  /** @param {boolean} holds @param {any[]} wrong */
+  function judge(holds, wrong) {
+    verdict.dataset.holds = String(holds);
+    const within = model?.exact ? `to ${TOLERANCE}` : `to ${ROUNDED}: the parameters in this page are rounded to 16 bits`;
+    fill(verdict, el("p", {}, el("b", {}, holds ? "✓ Holds. " : "✗ Does not hold. "),
+      holds ? `Measured again in this page: the words keep their order, and their probabilities agree ${within}.` : "Measured again in this page:"),
+    holds ? null : el("ul", {}, wrong.map((line) => el("li", {}, line))));
+  }
+
+  /** @param {Edit[]} some */
+  async function change(some) {
+    edits = some;
+    document.documentElement.dataset.qkv = "busy";
+    const found = await runsOf(some);
+    if (edits !== some) return;
+    runs = found;
+    show();
+    ui.say(`${bars.querySelector("tbody th")?.textContent} is the most probable word.`);
+    document.documentElement.dataset.qkv = "ready";
+  }
+
+  function openLab() {
+    away = true;
+    const [first] = headsOf(edits, model) ?? [];
+    store.set({ text, edits, place: position, query: position, ...(first && { layer: first[0], head: first[1] }), view: "lab" });
+  }
+
+  function show() {
+    if (away && node.isConnected) {
+      node.scrollIntoView();
+      away = false;
+    }
+    back.hidden = edits === finding.edits;
+    if (!runs) return;
+    const { original, run } = runs;
+    const sentence = withWords(text, original, run, edits, model);
+    const state = Object.freeze({ ...stateOf({ ...store.state, text, edits }), place: position });
+    /** @type {Now} */
+    const now = { state, model, run, original, sentence, words: run.words ?? [], second: null, busy: false, error: null, ruled: null };
+    const [heads, query] = [headsOf(edits, model), queryOf(edits)];
+    const left = heads?.filter(([layer, head]) => !isRemoved(edits, layer, head));
+    const plain = stateOf({ ...state, edits: [] });
+    pictures[0].update({ ...now, run: original, words: original.words ?? [], sentence: text, state: plain }, false, { heads, query });
+    pictures[1].update(now, left?.length === 0, { heads: left, query });
+    fill(list, inWords(now).map(({ said, gone }) => {
+      const undo = () => change(edits.filter((edit) => !gone.includes(edit)));
+      return el("li", {}, el("button", { type: "button", onclick: undo }, said, el("span", { class: "cross", "aria-label": "remove" }, "×")));
+    }));
+    const [before, after] = [original, run].map(({ logits }) => chancesOf(logits));
+    fill(bars, wordBars({ ...now, state }, outcomeOf(before, after, model.words)));
+  }
+  return { node, measure, show };
+}
+
+/**
+ * The heads that edits name, as layer and head; undefined where they name none.
+ * @param {Edit[]} edits
+ * @param {any} model
+ * @returns {[number, number][] | undefined}
+ */
+function headsOf(edits, { heads: count, kv_heads = count }) {
+  /** @type {Map<string, [number, number]>} */
+  const found = new Map();
+  for (const { op, at = "", layer, head } of edits) {
+    if (layer === undefined || !(op === "ablate" || head !== undefined || OF_HEADS.includes(at))) continue;
+    const shared = ["k", "v"].includes(at) ? count / kv_heads : 1; // query heads that read one key head
+    const [first, last] = head === undefined ? [0, count] : [head * shared, (head + 1) * shared];
+    for (const one of range(first, last)) found.set(`${layer}.${one}`, [layer, one]);
+  }
+  return found.size ? [...found.values()] : undefined;
+}
+
+/**
+ * The one query that edits of single rows name; undefined where there is none, or several.
+ * @param {Edit[]} edits
+ */
+function queryOf(edits) {
+  const found = new Set(edits.map(({ op, at, query, token }) => (["mask", "row"].includes(op) ? query : at === "pattern" || at === "z" ? token : undefined)));
+  return found.size === 1 ? [...found][0] : undefined;
+}
+
+// ---- what is measured
+
+/**
+ * Whether the tokenizer marks the blank before a word.
+ * @param {string | undefined} side
+ */
+async function marksBlanks(side) {
+  const { tokens } = await globalThis.qkv.run("a a", [], { model: side, at: [], layers: [] });
+  return tokens.some((token) => /^[Ġ▁Ċ]/.test(token));
+}
+
+/**
+ * The most probable words at a position, named as Python names them.
+ * @param {Run} run
+ * @param {number} position
+ * @param {number} count
+ * @param {any} model
+ * @param {boolean} marks
+ * @returns {Predictions}
+ */
+function predictionsOf({ tokens, logits }, position, count, model, marks) {
+  const chances = chancesOf(logits);
+  const behind = tokens.slice(0, model.next ? position + 1 : position).slice(-1);
+  const front = [...(marks ? ["Ġ"] : []), ...behind];
+  /** @param {number} id */
+  const name = (id) => plainTokens([...front, model.words[id]], []).at(-1);
+  return likeliestOf(chances, count).map((id) => [name(id), chances[id]]);
+}
+
+/**
+ * Where predictions differ from those of a finding, a line for each.
+ * @param {string} when
+ * @param {Predictions} said
+ * @param {Predictions} found
+ * @param {boolean} exact
+ */
+function differences(when, said, found, exact) {
+  /** @param {[string, number]} prediction */
+  const shown = ([name, share]) => [word(name), `, ${fixed(share, 4)}`];
+  return said.flatMap((one, k) => {
+    const own = found[k];
+    if (own?.[0] === one[0] && Math.abs(own[1] - one[1]) <= (exact ? TOLERANCE : ROUNDED)) return [];
+    return [[`${when}, word ${k + 1}: `, ...shown(one), " in the finding, ", ...(own ? shown(own) : ["nothing"]), " here"]];
+  });
+}
