@@ -22,7 +22,7 @@ FLOORS = [
     {"models"},
     {"circuits", "learn"},
     {"see"},  # reads the run folder that learning writes
-    {"marking", "integrations", "measure", "scale", "serve"},
+    {"findings", "marking", "integrations", "measure", "scale", "serve"},
     {"cli"},
 ]
 # Rooms that may import less than everything below them.
@@ -132,6 +132,7 @@ STEPS = {
         {""},
     ],
     "edits": [{"schema"}, {"given"}, {""}],
+    "findings": [{"finding_file", "article"}, {"measured"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
 # The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.

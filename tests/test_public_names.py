@@ -15,8 +15,8 @@ def test_tab_offers_what_is_called_by_hand_before_any_of_it_was_used() -> None:
     assert {"attention", "compare", "learn", "load", "record", "replay", "show", "walk"} <= offered
     # what the module needs for itself is not offered
     assert not {"Any", "TYPE_CHECKING", "import_module", "_SEEING"} & offered
-    rooms = {"attend", "circuits", "embed", "integrations", "layers", "learn", "models", "scale"}
-    rooms |= {"see", "text"}
+    rooms = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn", "models"}
+    rooms |= {"scale", "see", "text"}
     assert {*qkv.__all__, *rooms, "__version__"} == offered
 
 

@@ -7,7 +7,18 @@ from pathlib import Path
 import qkv
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
-ROOMS = ("attend", "circuits", "embed", "layers", "learn", "marking", "models", "scale", "see")
+ROOMS = (
+    "attend",
+    "circuits",
+    "embed",
+    "findings",
+    "layers",
+    "learn",
+    "marking",
+    "models",
+    "scale",
+    "see",
+)
 ROOMS += ("text", "trace")
 
 

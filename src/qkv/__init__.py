@@ -22,6 +22,7 @@ from qkv.text import WordTokenizer
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
+    from qkv.findings import Finding, finding, publish
     from qkv.integrations.record import record
     from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Finding",
     "KVCache",
     "Model",
     "ModelError",
@@ -44,6 +46,7 @@ __all__ = [
     "backend",
     "check",
     "compare",
+    "finding",
     "get_num_threads",
     "head_view",
     "image_view",
@@ -51,6 +54,7 @@ __all__ = [
     "merge_attention",
     "play",
     "plot_shift",
+    "publish",
     "record",
     "replay",
     "self_attention",
@@ -69,6 +73,7 @@ _ROOMS = (
     "attend",
     "circuits",
     "embed",
+    "findings",
     "integrations",
     "layers",
     "learn",
@@ -80,9 +85,12 @@ _ROOMS = (
 
 # Where they are, of what loads on first use; the rest of it is in qkv.see.
 _LATER = {
+    "Finding": "qkv.findings",
     "Model": "qkv.models",
     "ModelError": "qkv.models",
+    "finding": "qkv.findings",
     "load": "qkv.models",
+    "publish": "qkv.findings",
     "record": "qkv.integrations.record",
 }
 

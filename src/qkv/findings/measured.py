@@ -1,0 +1,387 @@
+"""A finding: what edits change at one position of a text, measured, checked and published."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qkv.arrays import shown, whole_number
+from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.findings.article import read_article
+from qkv.findings.finding_file import read, write
+from qkv.models import load
+from qkv.models.files.find import find_model, shipped
+from qkv.models.model import Model
+from qkv.models.tasks.predict import mask_places
+from qkv.see.views.findings import FindingsView, findings_view
+from qkv.text.tokenizer import check_text
+
+if TYPE_CHECKING:
+    from qkv.text import Tokenized
+
+TOP = 5  # words that a finding keeps
+TOLERANCE = 1e-4  # of a probability, as in assets/screens/findings.js
+
+Prediction = tuple[str, float]
+AnyModel = Model | str | os.PathLike[str]
+
+
+class Verification(NamedTuple):
+    """Whether a finding holds, and if not, what differs.
+
+    Attributes:
+        holds: whether words keep their order and probabilities agree to 0.0001.
+        differences: a sentence for each difference.
+    """
+
+    holds: bool
+    differences: list[str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a model predicts at one position of a text, before and after edits.
+
+    `finding` measures one, `Finding.load` reads one.
+
+    Attributes:
+        model: "name" and "sha256", that of the parameters as they are stored.
+        text: the text as it was given.
+        position: the token at which words are predicted, from 0; a decoder predicts the next one.
+        edits: the records of the schema `qkv.edits.schema()`.
+        claim: what the edits change, in words.
+        before: the five most probable words without edits, with their probabilities.
+        after: the same with edits.
+
+    >>> import qkv
+    >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
+    >>> found.position, found.edits
+    (6, [{'op': 'hide', 'token': 4}])
+    >>> found.verify().holds
+    True
+    """
+
+    model: dict[str, str]
+    text: str
+    position: int
+    edits: list[dict[str, Any]]
+    claim: str
+    before: list[Prediction]
+    after: list[Prediction]
+    _model: Model | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        (was, share), (now, left) = self.before[0], self.after[0]
+        return (
+            f"<Finding {self.claim or self.text!r} of {self.model['name']}: {was} {share:.4f} "
+            f"before, {now} {left:.4f} after>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the file holds, ready for JSON."""
+        pairs = {name: [list(one) for one in getattr(self, name)] for name in ("before", "after")}
+        fields = {name: getattr(self, name) for name in ("model", "text", "position", "edits")}
+        return {"qkv_finding": 1, **fields, "claim": self.claim, **pairs}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the finding to a JSON file, whole or not at all."""
+        write(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Finding:
+        """Read the finding in a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no finding; the message names the field and what it must be.
+        """
+        fields = read(path)
+        del fields["qkv_finding"]
+        for name in ("before", "after"):
+            fields[name] = [(word, float(share)) for word, share in fields[name]]
+        return cls(**fields)
+
+    def verify(self, model: AnyModel | None = None) -> Verification:
+        """Measure the finding again.
+
+        Args:
+            model: the model, its folder or its name; without it the model that comes with qkv under
+                the finding's name. Nothing is downloaded.
+
+        Returns:
+            `.holds`, whether words keep their order and probabilities agree to 0.0001, and
+            `.differences`, a sentence for each. A model with other parameters does not verify a
+            finding: nothing is measured then.
+
+        Raises:
+            FileNotFoundError: the model is not on this machine.
+            ValueError: no model is given and the finding's does not come with qkv; or its position
+                or its edits do not fit the text.
+        """
+        used = self._used(model, "verify")
+        if used.sha256 != self.model["sha256"]:
+            return Verification(False, [self._other(used)])
+        found = self._differences(used, "verify")
+        return Verification(not found, found)
+
+    def to_html(
+        self, path: str | os.PathLike[str], model: AnyModel | None = None, *, theme: str = "auto"
+    ) -> None:
+        """Write the page of this finding alone, as `publish` does."""
+        publish(path, [self], model=model, theme=theme)
+
+    def _used(self, model: AnyModel | None, call: str) -> Model:
+        """The model to measure with."""
+        if isinstance(model, Model):
+            return model
+        if model is not None:
+            find_model(model, download=False)
+            return load(model)
+        if self._model is not None:
+            return self._model
+        name = self.model["name"]
+        if name not in shipped():
+            raise ValueError(
+                f"{call}: the finding is of {shown(name)}, which does not come with qkv: give that "
+                "model, or its folder"
+            )
+        return load(shipped()[name])
+
+    def _differences(self, used: Model, call: str) -> list[str]:
+        """How predictions of a model differ from those of the finding, a sentence for each."""
+        tokens = _tokens(used, self.text, call)
+        measured = _measured(used, tokens, self.position, self.edits, call)
+        given = zip(("before", "after"), (self.before, self.after), measured, strict=True)
+        return [line for name, said, now in given for line in _differences(name, said, now)]
+
+    def _other(self, used: Model) -> str:
+        """That a model has other parameters, in a sentence."""
+        name, sha256 = self.model["name"], self.model["sha256"]
+        return (
+            f"the parameters differ: the finding is of {name}, sha256 {sha256[:12]}..., and this "
+            f"is {used.name}, sha256 {used.sha256[:12]}..."
+        )
+
+
+def finding(
+    model: Model,
+    text: str,
+    *,
+    position: int | None = None,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+    claim: str = "",
+) -> Finding:
+    """Measure what edits change at one position of a text.
+
+    Args:
+        model: an encoder with a head over words, or a decoder.
+        text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
+        position: a token, counted from the end with -1: an encoder predicts the word there, a
+            decoder the token behind it. Default: the first mask token; for a decoder the last
+            token.
+        ablate: heads to leave out, as in `Model.trace`.
+        hide: words, tokens and edges that no query sees, as there.
+        edit: records, or a mapping from activations to arrays, which become records. A function
+            has no record.
+        claim: what this shows, in a sentence.
+
+    Returns:
+        The finding, with `.before` and `.after`, the five most probable words.
+
+    Raises:
+        TypeError: the model is no model, the text or the claim no string.
+        ValueError: the model predicts no words, the text is empty, too long or without a missing
+            word; there is no such token; an edit is a function, or does not fit the text.
+
+    >>> import qkv
+    >>> model = qkv.load("books-decoder")
+    >>> found = qkv.finding(model, "The king and the", ablate=[(0, 1)], claim="Head 0.1 matters.")
+    >>> found.position, [len(found.before), len(found.after)]
+    (3, [5, 5])
+    """
+    call = "finding"
+    if not isinstance(model, Model):
+        raise TypeError(f"{call}: model is {shown(model)}: give a model, as qkv.load() does")
+    check_text(claim, call=call, name="claim")
+    tokens = _tokens(model, text, call)
+    if position is None and model.generates:
+        position = -1
+    elif position is None:
+        [position, *_] = mask_places(tokens, model.tokenizer, model.name, call)
+    place = whole_number(position, call=call, name="position", least=-sys.maxsize)
+    position = place + len(tokens) * (place < 0)
+    edits = model._plain(edits_of(edit, ablate, hide, call=call), tokens)
+    before, after = _measured(model, tokens, position, edits, call)
+    about = {"name": model.name, "sha256": model.sha256}
+    return Finding(about, text, position, edits, claim, before, after, model)
+
+
+def verify_files(
+    paths: Sequence[str | os.PathLike[str]], model: AnyModel | None = None
+) -> list[tuple[Finding, Verification]]:
+    """Read findings and measure them again, as `Finding.verify` does; a model is loaded once.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `Finding.load` and `Finding.verify`; the message names
+            the file.
+    """
+    findings = [Finding.load(path) for path in paths]
+    used: dict[str, Model] = {}
+    found = []
+    for path, one in zip(paths, findings, strict=True):
+        name = "" if model is not None else one.model["name"]
+        try:
+            if name not in used:
+                used[name] = one._used(model, "verify")
+            found.append((one, one.verify(used[name])))
+        except ValueError as error:
+            raise ValueError(f"{path}: {str(error).removeprefix('verify: ')}") from error
+    return found
+
+
+def publish(
+    path: str | os.PathLike[str],
+    findings: Finding | Sequence[Finding] = (),
+    *,
+    article: str | os.PathLike[str] | None = None,
+    model: AnyModel | None = None,
+    theme: str = "auto",
+) -> None:
+    """Write one page with findings and the model inside, which works offline.
+
+    The page opens on the claims. It shows each text before and after the edits, measures both
+    again with the model inside, says whether the claim holds, and lets a reader change the text,
+    the edits and everything else.
+
+    Args:
+        path: the HTML file.
+        findings: those to show, of one model.
+        article: a Markdown file; a paragraph `![claim](finding.json)` in it places a finding, the
+            file relative to the article's folder. Findings that it does not place follow it.
+        model: the model, its folder or its name, where it does not come with qkv.
+        theme: of the page: "light", "dark", or "auto" for that of the system.
+
+    Raises:
+        FileNotFoundError: a file or the model is not on this machine.
+        ValueError: there is no finding, findings are of several models, the model has other
+            parameters than theirs, a file is damaged, or a page cannot compute the model.
+
+    >>> import qkv, tempfile
+    >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     qkv.publish(f"{folder}/page.html", [found])
+    """
+    view_of(findings, article=article, model=model, theme=theme).to_html(path)
+
+
+def view_of(
+    findings: Finding | Sequence[Finding],
+    *,
+    article: str | os.PathLike[str] | None = None,
+    model: AnyModel | None = None,
+    theme: str = "auto",
+) -> FindingsView:
+    """What `publish` writes."""
+    call, title = "publish", ""
+    given = [findings] if isinstance(findings, Finding | str) else list(findings)
+    for one in given:
+        if not isinstance(one, Finding):
+            raise TypeError(
+                f"{call}: findings has {shown(one)}: give findings, as qkv.finding or "
+                "qkv.Finding.load makes them"
+            )
+    parts: list[str | Finding] = []
+    if article is not None:
+        title, parts = read_article(article, _placed)
+    placed = [_of(part) for part in parts if isinstance(part, Finding)]
+    parts += [one for one in given if _of(one) not in placed]
+    all_ = [part for part in parts if isinstance(part, Finding)]
+    if not all_:
+        where = "" if article is None else f" in {article}"
+        raise ValueError(f"{call}: there is no finding{where}: give at least one")
+    names = {one.model["sha256"]: one.model["name"] for one in all_}
+    if len(names) > 1:
+        raise ValueError(
+            f"{call}: the findings are of {len(names)} models, {' and '.join(names.values())}: "
+            "publish one page for each"
+        )
+    own = (one._model for one in all_ if one._model is not None)
+    used = all_[0]._used(next(own, None) if model is None else model, call)
+    if used.sha256 not in names:
+        raise ValueError(f"{call}: {all_[0]._other(used)}: give the model of the finding")
+    for one in all_:
+        differences = one._differences(used, call)
+        if differences:
+            warnings.warn(
+                f"{call}: {one.claim or one.text!r} does not hold, and the page says so: "
+                f"{differences[0]}",
+                UserWarning,
+                stacklevel=3,
+            )
+    shown_ = [part if isinstance(part, str) else part.to_dict() for part in parts]
+    return findings_view(used, shown_, title or all_[0].claim or all_[0].text, theme=theme)
+
+
+def _of(one: Finding) -> dict[str, Any]:
+    """What a finding measures, whatever it claims."""
+    return one.to_dict() | {"claim": ""}
+
+
+def _placed(path: Path, claim: str) -> Finding:
+    """The finding of a file, with the claim that an article states where it has none."""
+    found = Finding.load(path)
+    return found if found.claim else Finding(**{**vars(found), "claim": claim})
+
+
+def _tokens(model: Model, text: str, call: str) -> Tokenized:
+    """The tokens of a text that the model reads whole.
+
+    Raises:
+        ValueError: the model predicts no words, or the text is empty or too long.
+    """
+    check_text(text, call=call, name="text")
+    model._need_words(call)
+    if not model.continues:
+        raise ValueError(f"{call}: {model.name} reads one text and writes another: take a decoder")
+    model._need_tokenizer(call)
+    tokens, limit = model.tokenize(text), model.max_seq_length
+    if all(tokens.special) and model.mask not in tokens.tokens:
+        raise ValueError(f"{call}: the text is empty: there is no word in it")
+    if limit is not None and len(tokens) > limit:
+        raise ValueError(
+            f"{call}: the text has {len(tokens)} tokens and {model.name} reads at most {limit}: "
+            "shorten it"
+        )
+    return tokens
+
+
+def _measured(
+    model: Model, tokens: Tokenized, position: int, edits: Sequence[dict[str, Any]], call: str
+) -> list[list[Prediction]]:
+    """The most probable words at a position, without and with edits."""
+    if not 0 <= position < len(tokens):
+        raise ValueError(
+            f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
+            f"to {len(tokens) - 1}"
+        )
+    top = min(TOP, model._need_words(call))
+    runs = [edits_of(some, call=call, given="edits") for some in ([], list(edits))]
+    return [model.guesses(tokens, [position], top, run)[0] for run in runs]
+
+
+def _differences(name: str, said: Sequence[Prediction], now: Sequence[Prediction]) -> list[str]:
+    """Where predictions differ from those of a finding, a sentence for each."""
+    found = []
+    for rank, (one, other) in enumerate(zip_longest(said, now[: len(said)]), 1):
+        if other is None or one[0] != other[0] or not abs(one[1] - other[1]) <= TOLERANCE:
+            here = "nothing" if other is None else f"{other[0]}, {other[1]:.4f}"
+            found.append(f"{name}, word {rank}: {one[0]}, {one[1]:.4f} in the finding, {here} here")
+    return found

@@ -1,0 +1,242 @@
+"""A finding: what it measures, what it writes edits as, and whether it holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.findings.measured import TOLERANCE
+
+from .conftest import GLASS
+
+Prediction = list[tuple[str, float]]
+
+
+def alike(found: Prediction, expected: Prediction) -> None:
+    """The same words with the same probabilities, as far as float32 goes."""
+    assert [word for word, _ in found] == [word for word, _ in expected]
+    np.testing.assert_allclose([p for _, p in found], [p for _, p in expected], atol=2e-6)
+
+
+def test_before_and_after_are_the_predictions(glass: qkv.Finding, exact: qkv.Model) -> None:
+    alike(glass.before, exact.predict(GLASS)[0])
+    alike(glass.after, exact.predict(GLASS, hide="glass")[0])
+    assert glass.before[0][0] != glass.after[0][0]
+    assert glass.model == {"name": "books", "sha256": exact.sha256}
+    assert (glass.text, glass.position) == (GLASS, 6)
+    assert glass.edits == [{"op": "hide", "token": 4}]
+    assert repr(glass).startswith("<Finding 'A glass makes it wine.' of books: ")
+
+
+@pytest.mark.parametrize("gap", ["_", "[mask]", "___"])
+def test_a_gap_may_be_typed_in_any_way(model: qkv.Model, glass: qkv.Finding, gap: str) -> None:
+    found = qkv.finding(model, GLASS.replace("[MASK]", gap), hide="glass")
+    assert (found.position, found.before, found.after) == (6, glass.before, glass.after)
+    assert found.text == f"She drank a glass of {gap}."
+    assert found.verify(model).holds
+
+
+def test_a_decoder_predicts_the_token_behind_the_position(decoder: qkv.Model) -> None:
+    text = "Here is Miss Green. Who is Miss"
+    found = qkv.finding(decoder, text, ablate=[(2, 5)])
+    assert (found.position, found.edits) == (7, [{"op": "ablate", "layer": 2, "head": 5}])
+    alike(found.before, decoder.predict(text)[0])
+    alike(found.after, decoder.predict(text, ablate=[(2, 5)])[0])
+    # a decoder sees nothing behind a position, so that the text may as well end there
+    earlier = qkv.finding(decoder, text, position=2)
+    assert qkv.finding(decoder, text, position=-6).position == 2
+    alike(earlier.before, decoder.predict("Here is Miss")[0])
+    assert earlier.after == earlier.before
+    assert earlier.verify().holds
+
+
+def test_the_position_of_an_encoder_needs_no_mask(model: qkv.Model, exact: qkv.Model) -> None:
+    text = "She drank a glass of wine."
+    found = qkv.finding(model, text, position=6, ablate=[(0, None)])
+    logits = exact(exact.tokenize(text).ids, ablate=[(0, None)]).logits[0, 6]
+    powers = np.exp(logits - logits.max())
+    assert found.after[0][1] == pytest.approx(powers.max() / powers.sum(), abs=2e-6)
+    # of two gaps it is the first
+    assert qkv.finding(model, "A [MASK] and a [MASK].").position == 2
+
+
+def test_arguments_become_records(model: qkv.Model) -> None:
+    trace = model.trace(GLASS)
+    swapped = model.trace(GLASS.replace("glass", "cup"))
+    z, mlp = swapped["z", 2], swapped["mlp_out", 1]
+    found = qkv.finding(
+        model,
+        GLASS,
+        edit={("z", 2): z, "blocks.1.hook_mlp_out": mlp},
+        ablate={(0, -1): np.float32([0.5] * 32), (1, 0): "mean"},
+        hide=[(-3, 4, 1)],
+    )
+    by_op = {(one["op"], one.get("at", one.get("head"))): one for one in found.edits}
+    assert list(by_op) == [
+        ("set", "z"),
+        ("set", "mlp_out"),
+        ("ablate", 5),
+        ("ablate", 0),
+        ("mask", None),
+    ]
+    np.testing.assert_array_equal(by_op["set", "z"]["value"], z[0])
+    assert by_op["ablate", 5] == {"op": "ablate", "layer": 0, "head": 5, "with": [0.5] * 32}
+    assert by_op["ablate", 0]["with"] == "mean"
+    assert by_op["mask", None] == {"op": "mask", "query": 6, "key": 4, "layer": 1}
+    arguments: Any = {
+        "edit": {("z", 2): z, ("mlp_out", 1): mlp},
+        "ablate": {(0, -1): np.float32([0.5] * 32), (1, 0): "mean"},
+        "hide": [(6, 4, 1)],
+    }
+    alike(found.after, model.predict(GLASS, **arguments)[0])
+    assert len(trace.tokens) == 9
+
+
+def test_one_array_for_all_layers_is_a_record_for_each(model: qkv.Model) -> None:
+    zero = np.zeros((1, 9, 6, 32))
+    found = qkv.finding(model, GLASS, edit={"z": zero})
+    assert [(one["at"], one["layer"]) for one in found.edits] == [("z", n) for n in range(4)]
+    alike(found.after, model.predict(GLASS, ablate=[(n, None) for n in range(4)])[0])
+
+
+def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
+    def refused(edit: Any, said: str) -> None:
+        with pytest.raises((ValueError, TypeError), match=said) as raised:
+            qkv.finding(model, GLASS, edit=edit)
+        assert "\n" not in str(raised.value)
+
+    refused(
+        {("z", 2): lambda z: z}, r"^finding: edit has a function for blocks\.2\.attn\.hook_z, wh"
+    )
+    refused(
+        {"embed": np.zeros((1, 9, 192))},
+        "^finding: edit has an array for hook_embed, which no record holds: give an array for",
+    )
+    refused({("z", 2): np.zeros((1, 8, 6, 32))}, r"^finding: edit has shape \(1, 8, 6, 32\) for")
+    refused(
+        {("z", 2): np.full((1, 9, 6, 32), np.nan)}, "^finding: edits.0. .set. has value .* finite"
+    )
+    refused([{"op": "hide", "token": 9}], "^finding: edit.0. .hide. has token 9: give 0 to 8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "books"}, "^finding: model is 'books': give a model, as qkv.load"),
+        ({"text": 3}, "^finding: text is int, not a string"),
+        ({"text": " "}, "^finding: the text is empty"),
+        (
+            {"text": "She drank."},
+            "^finding: the text has no mask token, and books guesses words at",
+        ),
+        (
+            {"text": "a " * 80},
+            "^finding: the text has 82 tokens and books reads at most 64: shorten",
+        ),
+        ({"position": 9}, "^finding: position is 9 and the text has 9 tokens: give 0 to 8$"),
+        ({"position": -10}, "^finding: position is -1 and the text has 9 tokens"),
+        ({"position": 1.5}, "^finding: position is 1.5: give a whole number"),
+        ({"claim": None}, "^finding: claim is NoneType, not a string"),
+        ({"claim": "\ud800"}, "^finding: claim has the lone surrogate"),
+        ({"hide": "dog"}, "^finding: hide has 'dog', which is in no text"),
+        ({"ablate": [(9, 0)]}, "^finding: ablate has layer 9"),
+        ({"model": qkv.load("random")}, "^finding: random has no head, so it gives no logits"),
+    ],
+)
+def test_bad_arguments(model: qkv.Model, options: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"model": model, "text": GLASS, **options}
+    with pytest.raises((ValueError, TypeError), match=said):
+        qkv.finding(given.pop("model"), given.pop("text"), **given)
+
+
+# ---- whether it holds
+
+
+def with_first(found: qkv.Finding, by: float, name: str = "after") -> qkv.Finding:
+    """A finding whose most probable word has another probability."""
+    (word, share), *others = getattr(found, name)
+    return replace(found, **{name: [(word, share + by), *others]})
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_probabilities_agree_to_a_ten_thousandth(glass: qkv.Finding, name: str) -> None:
+    assert TOLERANCE == 1e-4
+    assert glass.verify() == (True, [])
+    for by in (0.9e-4, -0.9e-4):
+        assert with_first(glass, by, name).verify().holds
+    for by in (1.1e-4, -1.1e-4, np.nan):
+        holds, [line] = with_first(glass, by, name).verify()
+        assert not holds
+        assert line.startswith(f"{name}, word 1: ")
+
+
+def test_words_keep_their_order(glass: qkv.Finding) -> None:
+    first, second, *others = glass.before
+    other = replace(glass, before=[(second[0], first[1]), (first[0], second[1]), *others])
+    holds, lines = other.verify()
+    assert not holds
+    assert lines == [
+        f"before, word 1: {second[0]}, {first[1]:.4f} in the finding, "
+        f"{first[0]}, {first[1]:.4f} here",
+        f"before, word 2: {first[0]}, {second[1]:.4f} in the finding, "
+        f"{second[0]}, {second[1]:.4f} here",
+    ]
+    assert replace(glass, before=glass.before[:2], after=glass.after[:1]).verify().holds
+
+
+def test_another_text_or_edit_is_another_finding(glass: qkv.Finding) -> None:
+    assert not replace(glass, text=GLASS.replace("drank", "broke")).verify().holds
+    assert not replace(glass, edits=[]).verify().holds
+    assert not replace(glass, position=5).verify().holds
+
+
+def test_the_type_of_the_weights_does_not_matter(glass: qkv.Finding, exact: qkv.Model) -> None:
+    assert glass.verify(exact) == (True, [])
+
+
+def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Finding) -> None:
+    table = model.parameters["embed.weight"].copy()
+    table[5, 0] += 1e-3
+    other = model.with_parameters({**model.parameters, "embed.weight": table})
+    holds, [line] = glass.verify(other)
+    assert not holds
+    assert line == (
+        f"the parameters differ: the finding is of books, sha256 {model.sha256[:12]}..., and this "
+        f"is books, sha256 {other.sha256[:12]}..."
+    )
+    own = qkv.finding(other, GLASS, hide="glass")
+    assert own.verify() == (True, [])  # with the model that measured it
+    assert not replace(own, _model=None).verify().holds  # with the one that has its name
+
+
+def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:
+    made = qkv.finding(qkv.load(small), "the cat sat on the [MASK].", ablate=[(0, 1)])
+    sent = replace(made, _model=None)
+    with pytest.raises(ValueError, match=r"^verify: the finding is of 'small', which does not"):
+        sent.verify()
+    assert sent.verify(small).holds
+    assert sent.verify(str(small)).holds
+    assert sent.verify(qkv.load(small)).holds
+    with pytest.raises(FileNotFoundError, match="not on this machine, and nothing is downloaded"):
+        sent.verify("nobody/nothing")
+
+
+def test_what_does_not_fit_the_text_is_an_error(glass: qkv.Finding) -> None:
+    for changes, said in (
+        ({"position": 9}, "verify: position is 9 and the text has 9 tokens: give 0 to 8"),
+        ({"position": 10**400}, "verify: position is 1000"),
+        ({"edits": [{"op": "hide", "token": 9}]}, r"verify: edits\[0\] \(hide\) has token 9"),
+        (
+            {"edits": [{"op": "ablate", "layer": 10**30}]},
+            r"verify: edits\[0\] \(ablate\) has layer",
+        ),
+        ({"text": "a " * 80}, "verify: the text has 82 tokens"),
+        ({"text": "\u200b"}, "verify: the text is empty"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            replace(glass, **changes).verify()
