@@ -15,10 +15,12 @@ from qkv.cli.generate import generate
 from qkv.cli.guess import guess
 from qkv.cli.info import info
 from qkv.cli.play import play
+from qkv.cli.publish import publish
 from qkv.cli.replay import replay
 from qkv.cli.serve import serve
 from qkv.cli.show import show
 from qkv.cli.train import train
+from qkv.cli.verify import verify
 from qkv.cli.walk import walk
 
 
@@ -43,6 +45,6 @@ def main(context: click.Context) -> None:
 
 for verb in (
     *(walk, show, compare, play, replay, guess),
-    *(encode, generate, train, check, serve, bench, info),
+    *(encode, generate, train, check, publish, verify, serve, bench, info),
 ):
     main.add_command(verb)

@@ -184,6 +184,12 @@ def ablate_option(does: str) -> Callable[..., Any]:
 
 model_option = _named_model("books, books-decoder, minilm, random", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
+finding_model_option = click.option(
+    "--model",
+    metavar="NAME",
+    help="The model of the findings, where it does not come with qkv: a folder, or a name that was "
+    "downloaded before.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
 
