@@ -32,7 +32,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "findings/*"]  # articles, which `write_findings` publishes
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -125,6 +125,15 @@ def write_play(app, error):
         qkv.play().to_html(Path(app.outdir, "play.html"))
 
 
+def write_findings(app, error):
+    """Publish the articles in findings/, which findings.md links to."""
+    if error is None and app.builder.format == "html":
+        folder = Path(app.outdir, "findings")
+        folder.mkdir(exist_ok=True)
+        for article in Path(app.srcdir, "findings").glob("*.md"):
+            qkv.publish(folder / f"{article.stem}.html", article=article)
+
+
 def setup(app):
     """Sphinx calls this once it has read the configuration."""
     live.setup(app)
@@ -135,3 +144,4 @@ def setup(app):
     app.connect("build-finished", write_notebooks)
     app.connect("build-finished", write_slides)
     app.connect("build-finished", write_play)
+    app.connect("build-finished", write_findings)
