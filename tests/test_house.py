@@ -20,8 +20,9 @@ FLOORS = [
     {"text", "embed", "attend", "edits"},
     {"layers"},
     {"models"},
-    {"circuits", "learn"},
+    {"learn"},
     {"see"},  # reads the run folder that learning writes
+    {"circuits"},  # shows its results with `see`
     {"findings", "marking", "integrations", "measure", "scale", "serve"},
     {"cli"},
 ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.circuits.checks import check_trace, check_words, kept
-from qkv.models.model import Model
+from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
 
 _CALL = "logit_lens"
@@ -54,12 +54,6 @@ def logit_lens(model: Model, trace: Trace) -> Array:
     for layer in range(count):
         found[layer + 1] = model.unembed(kept(trace, _CALL, *handed_on(model, layer)))
     return found
-
-
-def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """What a trace may call the vectors that a layer hands on."""
-    own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
-    return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]
 
 
 def has_linear_head(model: Model) -> bool:

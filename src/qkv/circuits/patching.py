@@ -11,8 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array, shown
 from qkv.circuits.checks import Logit, check_logit, check_words
-from qkv.circuits.lens import handed_on
-from qkv.models.model import Model
+from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
 from qkv.trace.activations import short_name
 

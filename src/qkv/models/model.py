@@ -881,3 +881,9 @@ class Model(ComparingModel):
         if record is not None and edited.is_pair:
             record = record.under("encoder.")
         return {"record": record, "masks": masks, **given}
+
+
+def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
+    """What a trace may call the vectors that a layer hands on."""
+    own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
+    return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

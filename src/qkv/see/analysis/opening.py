@@ -9,8 +9,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
-from qkv.circuits.lens import handed_on
 from qkv.edits import edits_of
+from qkv.models.model import handed_on
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens

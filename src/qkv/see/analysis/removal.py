@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
-from qkv.circuits.lens import handed_on
+from qkv.models.model import handed_on
 from qkv.models.tasks.predict import in_words, likeliest
 from qkv.see.analysis.findings import STANDS_OUT
 from qkv.trace import Trace
