@@ -195,7 +195,7 @@ def image(axes: Axes) -> AxesImage:
 def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     view = show(lesson.trace(CAT), layer=0, head=1)
     figure = view.figure()
-    grid, lines, _, scale = figure.axes
+    grid, lines, scale = figure.axes  # and nothing that was not asked for
     np.testing.assert_array_equal(image(grid).get_array(), view.weights)
     assert image(grid).get_clim() == (0, 1)
     for share in (0.0, 0.05, 0.5, 1.0):

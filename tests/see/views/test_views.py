@@ -705,7 +705,6 @@ def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda m: show(CAT, model=m),
         lambda m: compare(CAT, BANK, word="sat", model=m),
         lambda m: walk(CAT, model=m),
     ],

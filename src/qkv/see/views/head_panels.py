@@ -310,9 +310,9 @@ def arrows(
     )
 
 
-def arrows_of(trace: Trace, shown: Heads | None = None) -> list[Panel]:
+def arrows_of(trace: Trace) -> list[Panel]:
     """The words of a text before and after; none where their vectors were not traced."""
-    words = findings.words_before_and_after(trace, shown)
+    words = findings.words_before_and_after(trace)
     return [Later(make=lambda: arrows(*words))] if words else []
 
 

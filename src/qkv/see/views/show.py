@@ -16,7 +16,7 @@ from qkv.see.analysis.inputs import places_in, traced
 from qkv.see.analysis.removal import removal_of
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
-from qkv.see.views.head_panels import OneText, arrows_of, heading_of, link_to_dict, movement_table
+from qkv.see.views.head_panels import OneText, heading_of, link_to_dict, movement_table
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
@@ -56,8 +56,7 @@ class ShowView(OneText):
 
     def panels(self) -> list[list[Panel]]:
         """The head, the other heads worth a look, and how far attention moved each word."""
-        first, *more = super().panels()
-        rows = [[*first, *arrows_of(self.trace, self.shown)], *more]
+        rows = super().panels()
         if self.movement is not None:
             rows.append([movement_table(self.shown, self.movement)])
         return rows
