@@ -145,7 +145,8 @@ def test_orange_is_left_for_what_the_reader_changed() -> None:
     assert is_orange("#ff9d5c")
     used = [color for theme in colours.THEMES.values() for color in (*theme.more, *theme.less)]
     used += [color for theme in colours.THEMES.values() for color in theme.lines]
-    used += [cube_color(place) for theme in colours.THEMES.values() for place in theme.cells]
+    for theme in colours.THEMES.values():
+        used += [cube_color(place) for place in (*theme.cells, *theme.cells_less)]
     folder = Path(qkv.see.__file__).parent
     for path in (*folder.rglob("*.py"), *folder.rglob("page/assets/**/*.*s")):
         if path.is_file() and path.name != "play.css":  # which says what orange they are in
@@ -153,19 +154,20 @@ def test_orange_is_left_for_what_the_reader_changed() -> None:
     assert [color for color in used if is_orange(color)] == []
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("depth", [256, 1 << 24])
 @pytest.mark.parametrize("theme", THEMES)
-def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int) -> None:
+def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: int) -> None:
     screen = Screen(colors=depth, theme=theme)
     assert screen.shading(0.0) == ""
-    assert screen.shading(0.004) == ""  # what is written as 0.00
+    assert screen.shading(sign * 0.004) == ""  # what is written as 0.00
     found = []
     first = 5 if depth > 256 else 25
-    assert screen.shading((first - 1) / 1000) == ""
+    assert screen.shading(sign * (first - 1) / 1000) == ""
     for k in range(first, 1001):
         ink, color = (
             cube_color(int(name[6:-1])) if name.startswith("color") else name
-            for name in screen.shading(k / 1000).split(" on ")
+            for name in screen.shading(sign * k / 1000).split(" on ")
         )
         assert contrast(ink, color) >= 4.5
         found.append(color)

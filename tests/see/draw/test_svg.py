@@ -1,6 +1,9 @@
 """Static pictures: well-formed, with the words and the numbers of what they show."""
 
+import base64
+import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from qkv.models import Model, random_model
 from qkv.see import View, compare, head_view, play, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
 from qkv.see.draw import svg
-from qkv.see.draw.colours import AFTER, BEFORE, INK, THEMES, shade
+from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, THEMES, TONES, shade
 from qkv.see.draw.panels import Arrows, Bars, HeatMap, Line, Lines, Links, Panel
 from qkv.trace import Trace
 
@@ -71,13 +75,16 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
         lambda m: play(),
     ],
 )
-def test_every_picture_is_white_and_well_formed(make, lesson: Model) -> None:
-    view: View = make(lesson)
+@pytest.mark.parametrize(("theme", "paper"), [("auto", "#ffffff"), ("dark", "#12161c")])
+def test_every_picture_has_its_ground_and_is_well_formed(
+    make, theme: str, paper: str, lesson: Model
+) -> None:
+    view: View = replace(make(lesson), theme=theme)
     text = view.svg()
     root = parsed(text)
     assert root.tag == f"{NAMESPACE}svg"
     ground = root[0]
-    assert (ground.tag, ground.get("fill")) == (f"{NAMESPACE}rect", "#ffffff")
+    assert (ground.tag, ground.get("fill")) == (f"{NAMESPACE}rect", paper)
     assert "id=" not in text  # two pictures on one page do not know each other
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     width, height = (float(number) for number in root.get("viewBox").split()[2:])
@@ -98,6 +105,62 @@ def test_a_heat_map_goes_from_the_ground_to_full_colour() -> None:
     found = words(text)
     assert found[1:5] == ["c", "d", "a", "0.00"]
     assert found[-3:] == ["0.00", "0.50", "weight, stretched"]
+
+
+def test_cells_may_have_words_above_their_numbers() -> None:
+    values = np.array([[0.25, 1.0]])
+    panel = heat_map(values, ["a"], ["b", "c"], words=[["river", "a long word"]], of="probability")
+    assert words(of(panel))[4:8] == ["river", "0.250", "a long word", "1.000"]
+    root = parsed(of(panel))
+    wide = {one.get("width") for one in root.iter(f"{NAMESPACE}rect") if one.get("shape-rendering")}
+    assert len(wide) == 1
+    assert float(wide.pop()) > svg._width("a long word")
+
+
+def test_a_cell_too_small_for_its_number_says_it_where_it_is_pointed_at() -> None:
+    values = np.arange(400.0).reshape(20, 20)
+    names = [f"n{i}" for i in range(20)]
+    root = parsed(of(heat_map(values, names, names, top=None, of="score")))
+    said = [title.text for title in root.iter(f"{NAMESPACE}title")]
+    assert said[21] == "n1, n1: 21.00"
+    assert len(said) == 400
+
+
+def test_maps_with_one_scale_are_coloured_alike_and_the_ground_is_named() -> None:
+    options = {"top": None, "of": "metric", "ground": 2.0, "scale": (0.0, 4.0)}
+    text = of(heat_map(np.array([[1.0, 2.0, 3.0]]), ["a"], ["b", "c", "d"], **options))
+    colors = [
+        element.get("fill")
+        for element in parsed(text).iter(f"{NAMESPACE}rect")
+        if element.get("shape-rendering") == "crispEdges"
+    ]
+    assert colors == [shade(-0.5), shade(0), shade(0.5)]
+    assert words(text)[-3:] == ["0.000", "4.000", "metric (no colour: 2.000)"]
+    small = of(heat_map(np.array([[1.6, 4.0]]), ["a"], ["b", "c"], compact=True, **options))
+    assert pixels(small) == [[shade(-0.2), shade(1)]]
+
+
+def test_a_small_map_of_many_cells_keeps_the_strongest() -> None:
+    values = np.zeros((301, 301))
+    values[0, 1], values[1, 0], values[300, 300] = -0.2, 0.1, 1.0
+    hidden = np.zeros((301, 301), bool)
+    hidden[3:6, 3:6] = hidden[6, 6] = True
+    options = {"top": None, "of": "score", "scale": (-1.0, 1.0), "compact": True}
+    names = [""] * 301
+    found = pixels(of(heat_map(values, names, names, hidden=hidden, **options)))
+    assert (len(found), len(found[0])) == (101, 101)  # a pixel for three cells
+    assert found[0][0] == shade(-0.2)
+    assert found[100][100] == shade(1)
+    assert found[1][1] == FAINT
+    assert found[2][2] == shade(0)  # one of nine is hidden
+    assert {color for row in found for color in row} == {shade(-0.2), shade(0), shade(1), FAINT}
+
+
+def pixels(text: str) -> list[list[str]]:
+    """The colours of the one image of a picture."""
+    (found,) = re.findall('base64,([^"]+)"', text)
+    image = Image.open(io.BytesIO(base64.b64decode(found)))
+    return [["#" + "".join(f"{c:02x}" for c in pixel) for pixel in row] for row in np.array(image)]
 
 
 def test_what_is_hidden_is_hatched_and_has_no_number() -> None:
@@ -224,7 +287,7 @@ def test_long_and_blank_labels() -> None:
     found = words(of(Bars(names=["a" * 30, "  ", ""], values=[1.0, 0.5, 0.1])))
     assert found[1::2] == ["a" * 13 + "…", "␣␣", "∅"]
     bars = [Bars(names=[name], values=[1.0]) for name in ("你好你好", "abcd")]
-    wide, narrow = (svg.part(panel).width for panel in bars)
+    wide, narrow = (svg.part(panel, TONES["light"]).width for panel in bars)
     assert wide > narrow
 
 

@@ -131,6 +131,39 @@ def test_the_background_is_the_weight_and_at_nothing_the_terminals_own(theme: st
         assert not any(backgrounds(line) for line in grid(screen, weights, ["a", "b"], ["a", "b"]))
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_numbers_below_the_ground_have_a_colour_of_their_own(theme: str) -> None:
+    values = np.array([[-20.0, 1.0], [11.0, -4.0]])
+    options = {"top": None, "of": "metric", "ground": 1.0}
+    screen = Screen(colors=1 << 24, theme=theme)
+    lines = grid(screen, values, ["a", "b"], ["c", "d"], **options)
+    assert [found_numbers(line) for line in lines[1:3]] == [[-20.0, 1.0], [11.0, -4.0]]
+    assert backgrounds(lines[1]) == [shade(-1, theme)]
+    assert backgrounds(lines[2]) == [shade(10 / 21, theme), shade(-5 / 21, theme)]
+    scale = backgrounds(lines[3])
+    assert (scale[0], scale[-1]) == (shade(-1, theme), shade(1, theme))
+    assert lines[3].plain.startswith("scale metric (no colour: 1.000) -20.000 ")
+    few = grid(Screen(colors=256, theme=theme), values, ["a", "b"], ["c", "d"], **options)
+    assert backgrounds(few[1]) == [{"light": "color(88)", "dark": "color(218)"}[theme]]
+    plain = grid(Screen(), values, ["a", "b"], ["c", "d"], **options)
+    assert plain[1].plain.split() == ["a", "█-20.000", "1.000"]
+    assert plain[3].plain.endswith(" -20.000 █▓▒░ ░▒▓█ 22.000")
+
+
+def test_cells_may_have_words_in_place_of_numbers() -> None:
+    values, words = np.array([[0.9, 0.0]]), [["river", "a word that is too long"]]
+    lines = grid(Screen(), values, ["a"], ["b", "c"], words=words, of="probability")
+    assert lines[1].plain.split(maxsplit=2) == ["a", "█river", "a word that …"]
+    assert lines[2].plain.startswith("scale probability 0.000 ")
+
+
+def test_columns_left_out_are_summed_of_weights_alone() -> None:
+    names = [f"w{i}" for i in range(40)]
+    lines = grid(Screen(), table(40), names, names, of="mean weight")
+    assert "others" not in lines[0].plain
+    assert lines[-1].plain.endswith("those of the largest numbers.")
+
+
 def test_a_stretched_grid_ends_at_its_largest_weight_and_says_so() -> None:
     weights = np.array([[0.1, 0.4]])
     lines = grid(Screen(colors=1 << 24), weights, ["a"], ["a", "b"], top=0.4)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from qkv.models import random_model
 from qkv.see import View, compare, head_view, plot_shift, replay, show, walk
+from qkv.see.draw.colours import THEMES
+from qkv.see.draw.panels import Bars, HeatMap, Panel, Prose
 from qkv.see.page import html, payload
 from qkv.trace import Trace
 
@@ -120,6 +123,51 @@ def test_one_view_is_one_text_and_two_are_two() -> None:
     assert Page(other).attribute("div", "data-qkv") != [mark]
     assert f'start("{mark}", ' in first
     assert Page(first).attribute("div", "id") == []
+
+
+# Pictures without a script
+
+
+def variables(css: str, start: str) -> dict[str, str]:
+    """The colours that a rule gives to variables."""
+    (rule,) = re.findall(re.escape(start) + r"\{(--qkv[^}]*)\}", css)
+    return dict(part.split(":") for part in rule.split(";") if part)
+
+
+def panels() -> list[list[Panel]]:
+    values = np.array([[0.5, -2.0], [1.0, 0.25]])
+    map_ = HeatMap(title="a map", values=values, rows="ab", columns="cd", top=None, of="score")
+    bars = Bars(title="bars", names=["#ffffff", "b"], values=[1.0, -0.5])
+    return [[map_, bars], [replace(map_, compact=True), Prose(text="a note of <b>")]]
+
+
+def test_a_picture_has_the_colours_of_both_themes() -> None:
+    text = html.picture("a title", ["a line"], panels(), "auto")
+    alone = {name: html.picture("a title", ["a line"], panels(), name) for name in THEMES}
+    css, body = text.split("</style>")
+    rules = {
+        "light": variables(css, "body .qkv-picture"),
+        "dark": variables(css, "body:not([data-theme=light]) .qkv-picture"),
+    }
+    assert variables(css, "body[data-theme=dark] .qkv-picture") == rules["dark"]
+    assert "@media (prefers-color-scheme:dark){body:not([data-theme=light]) .qkv-picture{" in css
+    for name, colors in rules.items():
+        found = re.sub(r"var\((--[^)]*)\)", lambda part, own=colors: own[part[1]], body)
+        # of two images, which differ in their pixels, each theme shows its own
+        other = {"light": "dark", "dark": "light"}[name]
+        found = re.sub(f'<g class="qkv-{other}">.*?</g>', "", found)
+        found = re.sub(f'<g class="qkv-{name}">(.*?)</g>', r"\1", found)
+        assert found == alone[name].split("</style>")[1]
+    assert body.count("<image") == 2
+    assert ">#ffffff</text>" in body  # a word, and no colour
+
+
+def test_a_picture_has_each_panel_by_itself_and_its_words_as_text() -> None:
+    found = Page(html.picture("a <title>", ["a line"], panels(), "light"))
+    assert found.tags.count("svg") == 3
+    assert found.attribute("div", "class").count("qkv-row") == 2
+    assert {"a <title>", "a line", "a note of <b>"} <= set(found.words)
+    assert found.attribute("svg", "aria-label") == ["a map", "bars", "a map"]
 
 
 # What comes from outside

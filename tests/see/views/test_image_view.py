@@ -183,7 +183,7 @@ def test_the_page_stands_alone(image, tmp_path: Path):
     assert np.array_equal(np.asarray(first), image)
     over = Image.open(io.BytesIO(base64.b64decode(pictures[1])))
     assert np.array_equal(np.asarray(over), view.shown(1))
-    assert "prefers-color-scheme: dark" in page
+    assert "prefers-color-scheme:dark" in page
     view.to_svg(tmp_path / "view.svg")
     svg = (tmp_path / "view.svg").read_text(encoding="utf-8")
     assert svg.startswith("<svg ")

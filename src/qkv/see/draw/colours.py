@@ -19,12 +19,14 @@ class Theme(NamedTuple):
         less: the same from 0 to -1.
         lines: of lines that are told apart. None is orange: that is for what the reader changed.
         cells: places among the 256 colours of a terminal, from the smallest weight to the largest.
+        cells_less: the same of numbers below 0.
     """
 
     more: tuple[str, ...]
     less: tuple[str, ...]
     lines: tuple[str, ...]
     cells: tuple[int, ...]
+    cells_less: tuple[int, ...]
 
 
 THEMES = {
@@ -35,6 +37,7 @@ THEMES = {
          "#a32239", "#8b172a", "#750b1d"),
         ("#0b62b0", "#b8123a", "#00795a", "#8a3fc0", "#666200", "#5a6270"),
         (195, 153, 110, 68, 25, 17),
+        (224, 217, 174, 167, 124, 88),
     ),
     "dark": Theme(
         ("#12161c", "#1d314a", "#1d486e", "#035e91", "#0473ab", "#0588c4", "#0b9cda", "#30b0ec",
@@ -43,6 +46,7 @@ THEMES = {
          "#ff9ca6", "#ffb8be", "#ffd2d5"),
         ("#63b0ff", "#ff8595", "#4fd0a5", "#d59bff", "#d9d04d", "#b4bcc8"),
         (17, 24, 31, 38, 81, 153),
+        (52, 88, 125, 168, 211, 218),
     ),
 }  # fmt: skip
 
@@ -138,15 +142,17 @@ def scale_end(weights: Iterable[Array], stretch: bool) -> float:
     return max((float(part.max(initial=0.0)) for part in finite), default=0.0) or 1.0
 
 
-def signed_end(values: Array) -> tuple[float, float]:
-    """Both ends of a scale of any numbers: 0 is one of them, or lies in the middle.
+def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
+    """Both ends of a scale of any numbers: the ground is one of them, or lies in the middle.
 
     >>> signed_end(np.array([-2.0, 1.0, np.inf])), signed_end(np.array([0.5, 1.0]))
     ((-2.0, 2.0), (0.0, 1.0))
+    >>> signed_end(np.array([2.0, 5.0]), 3.0)
+    (1.0, 5.0)
     """
-    finite = values[np.isfinite(values)]
-    top = float(np.abs(finite).max(initial=0.0)) or 1.0
-    return (-top if (finite < 0).any() else 0.0), top
+    away = values[np.isfinite(values)] - ground
+    far = float(np.abs(away).max(initial=0.0)) or 1.0
+    return ground - far if (away < 0).any() else ground, ground + far
 
 
 def css() -> str:

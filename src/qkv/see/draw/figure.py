@@ -15,7 +15,19 @@ from qkv.extras import need
 from qkv.files import replacing
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image, Lines, Links, Panel, Rows, pictured
+from qkv.see.draw.panels import (
+    HALF,
+    Arrows,
+    Bars,
+    Graph,
+    HeatMap,
+    Image,
+    Lines,
+    Links,
+    Panel,
+    Rows,
+    pictured,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,6 +101,11 @@ def _size(panel: Panel) -> tuple[float, float]:
         return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
     if isinstance(panel, HeatMap) and panel.compact:
         return 2.2, 2.5
+    if isinstance(panel, Graph):
+        columns, high = panel.size
+        return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
+    if isinstance(panel, HeatMap) and panel.words:
+        return max(6.8, 2.2 + 0.62 * len(panel.part.columns)), 2.0 + 0.4 * len(panel.part.rows)
     rows = len(panel.names) if isinstance(panel, Bars) else 0
     return {
         HeatMap: (6.8, 6.2), Links: (4.2, 6.2), Arrows: (6.4, 6.0), Lines: (6.6, 3.4),
@@ -103,12 +120,13 @@ def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
     panel = panel if panel.compact else panel.part
     low, high = panel.ends
     hatched = panel.hatched
-    values = np.where(hatched, 0.0, panel.values)
-    image = axes.imshow(values, cmap=_cmap(low, tone.theme), vmin=low, vmax=high, aspect="equal")
+    values = np.where(hatched, panel.ground, panel.values)
+    image = axes.imshow(values, cmap=_cmap(panel.signed, tone.theme), vmin=low, vmax=high)
+    axes.set_aspect("auto" if panel.words else "equal")
     for spine in axes.spines.values():  # its empty cells are as white as the figure
         spine.set_color(tone.line)
         spine.set_linewidth(0.6)
-    n = max(values.shape)
+    n, shares, form = max(values.shape), panel.shares, panel.form
     if panel.compact:
         axes.set_xticks([])
         axes.set_yticks([])
@@ -140,9 +158,10 @@ def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
                 )
             )  # fmt: skip
         elif n <= 14 and not panel.compact:
-            text = axes.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center")
-            text.set_fontsize(max(5.5, min(9.0, 88 / n)))
-            text.set_color(ink(shade(float(values[i, j]) / high, tone.theme)))
+            word = drawable([panel.words[i][j]])[0] + "\n" if panel.words else ""
+            text = axes.text(j, i, word + form(float(values[i, j])), ha="center", va="center")
+            _plain(text, max(5.5, min(9.0, 88 / n)))
+            text.set_color(ink(shade(float(shares[i, j]), tone.theme)))
     for i in panel.outlined:
         axes.add_patch(
             Rectangle(
@@ -179,17 +198,61 @@ def _links(axes: Axes, panel: Links, tone: Tone) -> None:
 def _bars(axes: Axes, panel: Bars, tone: Tone) -> None:
     """Names with a number each, and a bar for it."""
     places = range(len(panel.names))
-    axes.barh(places, panel.shares, color=tone.before)
     for place, value, share in zip(places, panel.values, panel.shares, strict=True):
-        axes.text(share + 0.02, place, panel.form.format(value), va="center", fontsize=8)
+        less = value < panel.ground
+        way, side = (-1, "right") if less else (1, "left")
+        axes.barh(place, way * share, color=tone.after if less else tone.before)
+        axes.text(
+            way * (share + 0.02), place, panel.form.format(value), va="center", fontsize=8,
+            ha=side,
+        )  # fmt: skip
     axes.set_yticks(places, drawable(panel.names))
     for label in axes.get_yticklabels():
         _plain(label, 9)
-    axes.set_xlim(0, 1.25)
+    axes.set_xlim(-1.25 if panel.signed else 0, 1.25)
     axes.set_xticks([])
     axes.invert_yaxis()
     axes.set_xlabel(panel.explained, fontsize=9)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
+    """Nodes in rows that go upwards, and edges as wide as their numbers, the strongest in front."""
+    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.path import Path
+
+    code = [Path.MOVETO, *[Path.CURVE4] * 3]
+    drawn = list(zip(panel.shares, panel.curves, strict=True))
+    for share, curve in reversed(drawn):
+        color = shade(float(np.copysign(max(0.25, abs(share)), share)), tone.theme)
+        axes.add_patch(
+            PathPatch(
+                Path(curve, code), fill=False, edgecolor=color, capstyle="butt",
+                linewidth=0.5 + 4 * abs(share),
+            )
+        )  # fmt: skip
+    for name, (x, y) in panel.nodes.items():
+        joined, label = name in panel.joined, panel.labels[name]
+        wide = max(0.75, 0.15 * len(label))
+        axes.add_patch(
+            FancyBboxPatch(
+                (x - wide / 2, y - HALF), wide, 2 * HALF, boxstyle="round,pad=0,rounding_size=0.1",
+                facecolor=tone.paper, edgecolor=tone.ink if joined else tone.faint, zorder=2,
+                linewidth=0.8,
+            )
+        )  # fmt: skip
+        text = axes.text(x, y, label, ha="center", va="center", zorder=3)
+        _plain(text, 7.5)
+        text.set_color(tone.ink if joined else tone.dim)
+    for row, name in panel.rows.items():
+        axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
+    columns, high = panel.size
+    axes.set_xlim(-1, columns + 0.6)
+    axes.set_ylim(-0.6, high + 0.6)
+    axes.set_xlabel(textwrap.fill(panel.said, 80), fontsize=8)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
 
 
 def _chart(axes: Axes, panel: Lines, tone: Tone) -> None:
@@ -403,18 +466,19 @@ def _glyphs(path: str) -> frozenset[int]:
 
 
 @lru_cache(maxsize=4)
-def _cmap(least: float, name: str) -> Colormap:
-    """The scale from the ground of a figure on; for a scale that begins below 0, both ways."""
+def _cmap(signed: bool, name: str) -> Colormap:
+    """The scale from the ground of a figure on, or both ways."""
     from matplotlib.colors import LinearSegmentedColormap
 
     theme = THEMES[name]
-    stops = [*(theme.less[:0:-1] if least < 0 else ()), *theme.more]
+    stops = [*(theme.less[:0:-1] if signed else ()), *theme.more]
     return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
 
 
 _DRAW: dict[type[Panel], Callable[[Axes, Any, Tone], None]] = {
     Arrows: _arrows,
     Bars: _bars,
+    Graph: _graph,
     HeatMap: _heat_map,
     Image: _image,
     Lines: _chart,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
 MOST_ROWS = 32  # rows and columns of a map in a picture
+# of a node of a graph, in columns and rows: where its inputs are, and half of its height
+INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,7 +45,10 @@ class HeatMap(Panel):
         rows: a label for each row.
         columns: a label for each column.
         top: the upper end of the scale, whose lower one is 0. None for numbers of any size and
-            sign, whose scale is as long as they need and has 0 at its lower end or in its middle.
+            sign, whose scale is as long as they need and has the ground at its lower end or in its
+            middle.
+        ground: the number that has the colour of the ground, where `top` is None.
+        scale: both ends, where it is also that of other maps and `top` is None.
         hidden: which cells a mask hides.
         score: what makes a row or a column worth showing where not all fit; else the numbers.
         of: what the numbers are.
@@ -51,12 +57,15 @@ class HeatMap(Panel):
         whole: how many rows and columns there are, where these are a part of them.
         most_rows: how many rows a terminal shows.
         compact: whether it is one of several small ones, without labels.
+        words: what stands in each cell above its number.
     """
 
     values: Array
     rows: Sequence[str]
     columns: Sequence[str]
     top: float | None = 1.0
+    ground: float = 0.0
+    scale: tuple[float, float] | None = None
     hidden: Array | None = None
     score: Array | None = None
     of: str = "weight"
@@ -65,6 +74,7 @@ class HeatMap(Panel):
     whole: tuple[int, int] | None = None
     most_rows: int = 24
     compact: bool = False
+    words: Sequence[Sequence[str]] | None = None
 
     @property
     def hatched(self) -> Array:
@@ -77,12 +87,28 @@ class HeatMap(Panel):
         """Both ends of the scale."""
         if self.top is not None:
             return 0.0, self.top
-        return signed_end(np.where(self.hatched, 0.0, self.values))
+        if self.scale is not None:
+            return self.scale
+        return signed_end(np.where(self.hatched, self.ground, self.values), self.ground)
+
+    @property
+    def signed(self) -> bool:
+        """Whether its scale goes both ways."""
+        return self.top is None and self.ends[0] < self.ground
+
+    @property
+    def shares(self) -> Array:
+        """How far each number is from the ground, from -1 to 1 at the ends of the scale."""
+        ground = self.ground if self.top is None else 0.0
+        return np.asarray((self.values - ground) / (self.ends[1] - ground))
 
     @property
     def scale_name(self) -> str:
         """What stands beside the scale."""
-        return self.of if self.top in (None, 1.0) else f"{self.of}, stretched"
+        if self.top in (None, 1.0):
+            ground = f" (no colour: {self.form(self.ground)})" if self.ground else ""
+            return self.of + ground
+        return f"{self.of}, stretched"
 
     @property
     def form(self) -> Callable[[float], str]:
@@ -92,7 +118,7 @@ class HeatMap(Panel):
     @cached_property
     def part(self) -> HeatMap:
         """The rows and columns of the largest score that a picture has room for."""
-        score = self.values if self.score is None else self.score
+        score = np.abs(self.shares) if self.score is None else self.score
         rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
         if (len(rows), len(columns)) == self.values.shape:
             return self
@@ -103,6 +129,7 @@ class HeatMap(Panel):
             rows=[self.rows[i] for i in rows],
             columns=[self.columns[j] for j in columns],
             hidden=None if self.hidden is None else self.hidden[cells],
+            words=self.words and [[self.words[i][j] for j in columns] for i in rows],
             score=None,
             outlined=[rows.index(i) for i in self.outlined if i in rows],
             whole=self.whole or (len(self.rows), len(self.columns)),
@@ -116,7 +143,12 @@ class HeatMap(Panel):
         assert self.whole is not None
         (n, m), (all_n, all_m) = self.values.shape, self.whole
         parts = f"{n} of {all_n} rows and {m} of {all_m} columns"
-        return f"Shown: {parts}, those of the largest {self.of}s."
+        return f"Shown: {parts}, those of the largest {self.what}."
+
+    @property
+    def what(self) -> str:
+        """What its numbers are called, several of them."""
+        return "weights" if self.of == "weight" else "numbers"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,19 +173,26 @@ class Bars(Panel):
         values: their numbers.
         form: how a number is written.
         top: the number of the longest bar; the largest if left out.
+        ground: the number that has no bar.
     """
 
     names: Sequence[str]
     values: Sequence[float]
     form: str = "{:.3f}"
     top: float | None = None
+    ground: float = 0.0
 
     @property
     def shares(self) -> list[float]:
         """How long each bar is, from 0 to 1; a number that is not finite has none."""
-        sizes = np.nan_to_num(np.abs(self.values), posinf=0.0)
+        sizes = np.nan_to_num(np.abs(np.asarray(self.values) - self.ground), posinf=0.0)
         most = (sizes.max(initial=0.0) if self.top is None else self.top) or 1.0
         return [min(1.0, float(size / most)) for size in sizes]
+
+    @property
+    def signed(self) -> bool:
+        """Whether its bars begin in the middle, since some go the other way."""
+        return any(value < self.ground for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -242,6 +281,101 @@ class Arrows(Panel):
             spots = {(names[i], *near[i]): i for i in reversed(self.named)}
             wanted += [(points[i], names[i], after) for i in sorted(spots.values())]
         return wanted
+
+
+class Edge(NamedTuple):
+    """An edge of a graph.
+
+    Attributes:
+        sender: the node where it begins.
+        receiver: the node where it ends.
+        input: by which input the receiver reads: "q", "k" or "v"; empty where it has one.
+        value: its number.
+    """
+
+    sender: str
+    receiver: str
+    input: str
+    value: float
+
+    @property
+    def end(self) -> str:
+        """The receiver and its input."""
+        return ".".join(filter(None, (self.receiver, self.input)))
+
+    @property
+    def name(self) -> str:
+        """Where it begins and ends."""
+        return f"{self.sender} → {self.end}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph(Panel):
+    """Nodes in rows that go upwards, and edges between them, the wider the larger their number.
+
+    Attributes:
+        nodes: where each stands: column and row, counted from the left and from below.
+        edges: those that are drawn, the largest first.
+        labels: what a node is called in the picture, by its name.
+        rows: names of rows, by their heights.
+        of: what the numbers are.
+        whole: how many edges there are, where these are a part of them.
+    """
+
+    nodes: Mapping[str, tuple[float, float]]
+    edges: Sequence[Edge]
+    labels: Mapping[str, str]
+    rows: Mapping[float, str]
+    of: str
+    whole: int
+    shown_in: frozenset[str] = PICTURE
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """The highest column and row."""
+        columns, rows = zip(*self.nodes.values(), strict=True)
+        return max(columns), max(rows)
+
+    @property
+    def shares(self) -> list[float]:
+        """The number of each edge as a share of the largest, from -1 to 1."""
+        most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
+        return [edge.value / most for edge in self.edges]
+
+    @property
+    def curves(self) -> list[Array]:
+        """The four points of each edge's Bézier curve, (4, 2), upwards from node to node."""
+        found = []
+        for edge in self.edges:
+            (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
+            end += INPUTS.get(edge.input, 0.0)
+            y, high = y + HALF, high - HALF
+            rise = 0.5 * (high - y)
+            # past the nodes between two that stand above each other
+            aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
+            found.append(
+                np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
+            )
+        return found
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """The nodes that have an edge."""
+        return frozenset(node for edge in self.edges for node in (edge.sender, edge.receiver))
+
+    @property
+    def form(self) -> Callable[[float], str]:
+        """How its numbers are written."""
+        return number_format(np.array([edge.value for edge in self.edges]))
+
+    @property
+    def said(self) -> str:
+        """What the colours mean, and how many edges are left out."""
+        signs = f"Width: {self.of}. Blue: above 0. Red: below 0."
+        count = len(self.edges)
+        if count == self.whole:
+            return signs
+        return f"{signs} Shown: {count} of {self.whole} edges, those of the largest numbers."
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -396,8 +530,12 @@ def number_format(values: Array) -> Callable[[float], str]:
     >>> form(0.5), form(-12.0), number_format(np.array([2e-6]))(2e-6)
     ('0.500', '-12.000', '2.00e-06')
     """
+    return number_spec(values).format
+
+
+def number_spec(values: Array) -> str:
+    """The same as a text to format."""
     size = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     if size and not 1e-2 <= size < 1e6:
-        return lambda x: f"{x:.2e}"
-    decimals = 3 if size < 100 else 2 if size < 1e4 else 1
-    return lambda x: f"{x:.{decimals}f}"
+        return "{:.2e}"
+    return "{:z.3f}" if size < 100 else "{:z.2f}" if size < 1e4 else "{:z.1f}"

@@ -64,20 +64,21 @@ class Screen:
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
-        """How rich is to colour a cell for a share from 0 to 1; nothing at 0, where the ground is.
+        """How rich is to colour a cell for a share from -1 to 1; nothing at 0, where the ground is.
 
         >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
         ('#000000 on #afe4ff', 'color(231) on color(17)')
         """
-        if share < 0.005 or self.theme is None:
+        if abs(share) < 0.005 or self.theme is None:
             return ""
         if self.colors > 256:
             color = shade(share, self.theme)
             return f"{ink(color)} on {color}"
-        cells = THEMES[self.theme].cells
-        if share < LEAST:
+        theme = THEMES[self.theme]
+        cells = theme.cells_less if share < 0 else theme.cells
+        if abs(share) < LEAST:
             return ""
-        place = cells[max(1, min(len(cells), round(share * len(cells)))) - 1]
+        place = cells[max(1, min(len(cells), round(abs(share) * len(cells)))) - 1]
         return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
 
     @property

@@ -15,9 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.draw.colours import AFTER, BEFORE, DIM, FAINT, INK, LINE, THEMES, ink, shade
+from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import Arrows, Bars, HeatMap, Image, Lines, Links, Panel, Rows, pictured
+from qkv.see.draw.panels import (
+    HALF,
+    Arrows,
+    Bars,
+    Graph,
+    HeatMap,
+    Image,
+    Line,
+    Lines,
+    Links,
+    Panel,
+    Rows,
+    pictured,
+)
 
 _SIZE = 11  # pixels of a letter's height
 _GAP = 24
@@ -32,16 +45,17 @@ class Part(NamedTuple):
     height: float
 
 
-def draw(title: str, lines: Sequence[str], rows: Rows) -> str:
-    """One SVG text on white: a title, panels in rows beside each other, then lines of prose."""
+def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> str:
+    """One SVG text: a title, panels in rows beside each other, then lines of prose."""
+    tone = TONES["dark" if dark else "light"]
     said, shown = pictured(rows)
-    grid = [[part(panel) for panel in row] for row in shown]
+    grid = [[part(panel, tone) for panel in row] for row in shown]
     wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
     for line in _wrapped(title, width - 2 * _GAP, 14):
         y += 14
-        elements.append(text(_GAP, y, line, size=14, weight="bold"))
+        elements.append(text(_GAP, y, line, tone.ink, size=14, weight="bold"))
         y += 6
     for row in grid:
         y += 14
@@ -55,36 +69,51 @@ def draw(title: str, lines: Sequence[str], rows: Rows) -> str:
     for words in (*lines, *said):
         for line in _wrapped(words, width - 2 * _GAP, 11):
             y += 11
-            elements.append(text(_GAP, y, line, size=11, fill=DIM))
+            elements.append(text(_GAP, y, line, tone.dim))
             y += 6
-    height = y + _GAP
+    return _whole(elements, (width, y + _GAP), title, tone, "max-width:100%;height:auto")
+
+
+def alone(panel: Panel, tone: Tone) -> str:
+    """One panel as an SVG text of its own, which stays as large as it is."""
+    drawn = part(panel, tone)
+    return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
+
+
+def _whole(
+    elements: Sequence[str], size: tuple[float, float], label: str, tone: Tone, style: str
+) -> str:
+    width, height = size
+    role = "group" if any("tabindex" in element for element in elements) else "img"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" style="max-width:100%;height:auto" role="img" '
-        f'aria-label="{_escaped(title)}" '
+        f'width="{width:g}" height="{height:g}" style="{style}" role="{role}" '
+        f'aria-label="{_escaped(label)}" '
         'font-family="system-ui, -apple-system, Segoe UI, sans-serif">'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(elements)}</svg>'
+        f'<rect width="100%" height="100%" fill="{tone.paper}"/>{"".join(elements)}</svg>'
     )
 
 
-def part(panel: Panel) -> Part:
+def part(panel: Panel, tone: Tone) -> Part:
     """A panel under its title."""
-    drawn = _DRAW[type(panel)](panel)
+    drawn = _DRAW[type(panel)](panel, tone)
     if not panel.title:
         return drawn
     weight = "normal" if isinstance(panel, Image) and not panel.chosen else "bold"
     below = f'<g transform="translate(0 20)">{"".join(drawn.elements)}</g>'
     width = max(drawn.width, 0.68 * len(panel.title) * _SIZE)
-    return Part([text(0, 12, panel.title, weight=weight), below], width, drawn.height + 20)
+    return Part(
+        [text(0, 12, panel.title, tone.ink, weight=weight), below], width, drawn.height + 20
+    )
 
 
 def text(
     x: float,
     y: float,
     content: str,
+    fill: str,
     *,
     size: float = _SIZE,
-    fill: str = INK,
     anchor: str = "start",
     weight: str = "normal",
     turn: float = 0,
@@ -99,64 +128,84 @@ def text(
     )
 
 
-def _heat_map(panel: HeatMap) -> Part:
+def _heat_map(panel: HeatMap, tone: Tone) -> Part:
     """Cells of colour with their labels, and a scale below; what has no number is hatched."""
     if panel.compact:
-        return _tile(panel)
+        return _tile(panel, tone)
     panel = panel.part
     rows, columns, hatched, form = panel.rows, panel.columns, panel.hatched, panel.form
-    low, high = panel.ends
     n, m = panel.values.shape
-    cell = 30.0 if max(n, m) <= 14 else 18.0 if max(n, m) <= 24 else 14.0
+    high = 30.0 if max(n, m) <= 14 else 18.0 if max(n, m) <= 24 else 14.0
+    wide = high
+    if panel.words is not None:
+        wide, high = max([_width(word) for row in panel.words for word in row], default=0) + 8, 30.0
     written = [form(x) for x in panel.values[~hatched].tolist()]
     size = 9.0 if max(map(len, written), default=0) <= 5 else 7.5
     left = max([_width(row) for row in rows], default=0) + 8
     top = max([_width(column) for column in columns], default=0) * 0.71 + 12
     elements = [
-        text(left + (j + 0.6) * cell, top - 6, _cut(column), turn=-45)
+        text(left + (j + 0.6) * wide, top - 6, _cut(column), tone.ink, turn=-45)
         for j, column in enumerate(columns)
     ]
-    marks = []
+    marks, shares = [], panel.shares
     for i, row in enumerate(rows):
-        y = top + i * cell
-        elements.append(text(left - 6, y + cell / 2 + 4, _cut(row), anchor="end"))
+        y = top + i * high
+        elements.append(text(left - 6, y + high / 2 + 4, _cut(row), tone.ink, anchor="end"))
         for j in range(m):
-            x = left + j * cell
+            x = left + j * wide
             if hatched[i, j]:
-                marks.append(f"M{x:g} {y + cell:g}l{cell:g} {-cell:g}")
+                marks.append(f"M{x:g} {y + high:g}l{wide:g} {-high:g}")
                 continue
-            color = shade(float(panel.values[i, j]) / high)
-            elements.append(
-                f'<rect x="{x:g}" y="{y:g}" width="{cell:g}" height="{cell:g}" fill="{color}" '
-                'shape-rendering="crispEdges"/>'
-            )
-            if cell == 30.0:
-                number, place = form(float(panel.values[i, j])), (x + cell / 2, y + cell / 2 + 3.5)
-                elements.append(text(*place, number, size=size, fill=ink(color), anchor="middle"))
+            color = shade(float(shares[i, j]), tone.theme)
+            number, cell = form(float(panel.values[i, j])), f'width="{wide:g}" height="{high:g}"'
+            drawn = f'<rect x="{x:g}" y="{y:g}" {cell} fill="{color}" shape-rendering="crispEdges"'
+            if high < 30.0:  # too small for a number, which shows where it is pointed at
+                said = _escaped(f"{row}, {columns[j]}: {number}")
+                elements.append(f"{drawn}><title>{said}</title></rect>")
+                continue
+            elements.append(f"{drawn}/>")
+            middle, low = x + wide / 2, y + high / 2 + 3.5
+            if panel.words is not None:
+                word = _cut(panel.words[i][j])
+                elements.append(text(middle, low - 5, word, ink(color), anchor="middle"))
+                low += 7
+            elements.append(text(middle, low, number, ink(color), size=size, anchor="middle"))
     if marks:
-        elements.append(f'<path d="{"".join(marks)}" stroke="{LINE}" fill="none"/>')
-    elements.append(_frame(left, top, m * cell, n * cell, LINE, 1))
-    elements += [_frame(left, top + i * cell, m * cell, cell, INK, 2) for i in panel.outlined]
-    bottom = top + n * cell + 14
-    elements += _scale(left, bottom, low, high, form, panel.scale_name)
+        elements.append(f'<path d="{"".join(marks)}" stroke="{tone.line}" fill="none"/>')
+    elements.append(_frame(left, top, m * wide, n * high, tone.line, 1))
+    elements += [_frame(left, top + i * high, m * wide, high, tone.ink, 2) for i in panel.outlined]
+    bottom = top + n * high + 14
+    elements += _scale(left, bottom, panel, tone)
     for note in filter(None, (f"hatched: {panel.missing}" if marks else "", panel.left_out)):
         bottom += 18
-        elements.append(text(left, bottom + 16, note, size=10, fill=DIM))
+        elements.append(text(left, bottom + 16, note, tone.dim, size=10))
     slant = _width(columns[-1]) * 0.71 if columns else 0
-    return Part(elements, left + max(m * cell + slant, 190.0), bottom + 22)
+    legend = 112 + 5.6 * len(panel.scale_name)
+    return Part(elements, left + max(m * wide + slant, legend, 190.0), bottom + 22)
 
 
-def _tile(panel: HeatMap) -> Part:
+def _tile(panel: HeatMap, tone: Tone) -> Part:
     """A small picture, a pixel a cell, what a mask hides in grey."""
-    colors = np.array([list(bytes.fromhex(shade(n / 255)[1:])) for n in range(256)], np.uint8)
-    shares = np.clip(np.nan_to_num(panel.values) / panel.ends[1], 0, 1)
-    pixels = colors[np.rint(shares * 255).astype(int)]
-    pixels[panel.hatched] = list(bytes.fromhex(FAINT[1:]))
+    scale = [list(bytes.fromhex(shade(n / 255, tone.theme)[1:])) for n in range(-255, 256)]
+    colors = np.array(scale, np.uint8)
+    shares = _pooled(np.clip(np.nan_to_num(panel.shares), -1, 1))
+    pixels = colors[255 + np.rint(shares * 255).astype(int)]
+    pixels[_pooled(~panel.hatched) == 0] = list(bytes.fromhex(tone.faint[1:]))
     image = _pixels(pixels, _SMALL, _SMALL, "image-rendering:pixelated")
-    return Part([image, _frame(0, 0, _SMALL, _SMALL, LINE, 1)], _SMALL, _SMALL)
+    return Part([image, _frame(0, 0, _SMALL, _SMALL, tone.line, 1)], _SMALL, _SMALL)
 
 
-def _links(panel: Links) -> Part:
+def _pooled(cells: Array) -> Array:
+    """Cells as few as a small picture has pixels: of each block the one furthest from 0."""
+    step = -(-max(cells.shape) // int(_SMALL))
+    (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
+    rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)
+    blocks = rows.swapaxes(1, 2).reshape(*rows.shape[::2], -1)
+    furthest = np.abs(blocks).argmax(-1)[..., None]
+    return np.asarray(np.take_along_axis(blocks, furthest, -1)[..., 0])
+
+
+def _links(panel: Links, tone: Tone) -> Part:
     """Lines as wide and as dark as the weight; those of one query stand out."""
     shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
@@ -170,7 +219,7 @@ def _links(panel: Links) -> Part:
             strength = min(1.0, weight) * (1.0 if i == query else 0.25)
             if strength < 0.01:
                 continue
-            color = THEMES["light"].lines[0] if i == query else "#888888"
+            color = THEMES[tone.theme].lines[0] if i == query else "#888888"
             elements.append(
                 f'<line x1="{left:g}" y1="{(i + 0.5) * step:g}" x2="{right:g}" '
                 f'y2="{(j + 0.5) * step:g}" stroke="{color}" '
@@ -178,14 +227,16 @@ def _links(panel: Links) -> Part:
             )
     for i, row in enumerate(shown.rows):
         face = "bold" if i == query else "normal"
-        elements.append(text(left - 6, (i + 0.5) * step + 4, _cut(row), anchor="end", weight=face))
+        elements.append(
+            text(left - 6, (i + 0.5) * step + 4, _cut(row), tone.ink, anchor="end", weight=face)
+        )
     for j, column in enumerate(shown.columns):
-        elements.append(text(right + 6, (j + 0.5) * step + 4, _cut(column)))
+        elements.append(text(right + 6, (j + 0.5) * step + 4, _cut(column), tone.ink))
     width = right + 6 + max([_width(column) for column in shown.columns], default=0)
     return Part(elements, width, max(len(shown.rows), len(shown.columns)) * step)
 
 
-def _chart(panel: Lines) -> Part:
+def _chart(panel: Lines, tone: Tone) -> Part:
     """Lines over names; of a line of few points the numbers too."""
     width, left, height = 460.0, 46.0, 150.0
     low, high = panel.ends
@@ -199,35 +250,35 @@ def _chart(panel: Lines) -> Part:
     for value in (low, (low + high) / 2, high):
         y = at((0, value))[1]
         elements += [
-            f'<path d="M{left:g} {y:.1f}H{width - 16:g}" stroke="{LINE}"/>',
-            text(left - 6, y + 4, f"{value:.2f}", size=10, fill=DIM, anchor="end"),
+            f'<path d="M{left:g} {y:.1f}H{width - 16:g}" stroke="{tone.line}"/>',
+            text(left - 6, y + 4, f"{value:.2f}", tone.dim, size=10, anchor="end"),
         ]
     for place in panel.ticks:
         x, name = at((place, low))[0], panel.names[place]
-        elements.append(text(x, height + 24, name, size=10, fill=DIM, anchor="middle"))
+        elements.append(text(x, height + 24, name, tone.dim, size=10, anchor="middle"))
     named = [line for line in panel.lines if line.name]
     for line in panel.lines:
         finite = [point for point in line.points if math.isfinite(point[1])]
         points = " ".join("{:.1f},{:.1f}".format(*at(point)) for point in finite)
-        elements.append(f'<polyline points="{points}" fill="none" {_stroke(line)}/>')
+        elements.append(f'<polyline points="{points}" fill="none" {_stroke(line, tone)}/>')
         for point in finite if panel.numbered else ():
             x, y = at(point)
-            elements.append(text(x, y - 7, f"{point[1]:.3f}", size=10, anchor="middle"))
+            elements.append(text(x, y - 7, f"{point[1]:.3f}", tone.ink, size=10, anchor="middle"))
     for number, line in enumerate(named):
         below = height + 46 + 18 * number
         elements += [
-            f'<path d="M{left:g} {below - 4:g}h28" {_stroke(line)}/>',
-            text(left + 36, below, line.name),
+            f'<path d="M{left:g} {below - 4:g}h28" {_stroke(line, tone)}/>',
+            text(left + 36, below, line.name, tone.ink),
         ]
     return Part(elements, width, height + 32 + 18 * len(named))
 
 
-def _stroke(line: Any) -> str:
+def _stroke(line: Line, tone: Tone) -> str:
     dash = f' stroke-dasharray="{" ".join(f"{n:g}" for n in line.dash)}"' if line.dash else ""
-    return f'stroke="{line.color or BEFORE}" stroke-width="2"{dash}'
+    return f'stroke="{tone.of(line.color) or tone.before}" stroke-width="2"{dash}'
 
 
-def _arrows(panel: Arrows) -> Part:
+def _arrows(panel: Arrows, tone: Tone) -> Part:
     """Points before (blue) and after (red), an arrow between each pair, labels that do not meet."""
     side, edge = 460.0, 60.0
     both = np.concatenate([panel.before, panel.after])
@@ -242,13 +293,13 @@ def _arrows(panel: Arrows) -> Part:
     for i, pair in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         (x0, y0), (x1, y1) = pair
         named = i in panel.named
-        color, size, opacity = (LINE, 4, "1") if named else (FAINT, 2, "0.4")
+        color, size, opacity = (tone.line, 4, "1") if named else (tone.faint, 2, "0.4")
         marks.append(
             f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="{color}" fill="none"/>'
         )
         points += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{fill}" opacity="{opacity}"/>'
-            for (x, y), fill in zip(pair, (BEFORE, AFTER), strict=True)
+            for (x, y), fill in zip(pair, (tone.before, tone.after), strict=True)
         ]
     wanted = [(tuple(place(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (_width(name) + 4, _SIZE + 3.0)) for point, name, _ in wanted]
@@ -258,50 +309,159 @@ def _arrows(panel: Arrows) -> Part:
         if spot is None:
             continue
         box, near = spot
-        fill = AFTER if after else BEFORE
+        fill = tone.after if after else tone.before
         if near is not None:
             line = f"M{point[0]:.1f} {point[1]:.1f}L{near[0]:.1f} {near[1]:.1f}"
             marks.append(f'<path d="{line}" stroke="{fill}" stroke-width="0.5"/>')
-        points.append(text(box[0] + 2, box[3] - 4, _cut(name), fill=fill))
+        points.append(text(box[0] + 2, box[3] - 4, _cut(name), fill))
     across, up = panel.axis_names
     legend = [
-        text(0, side + 14, "before: the word alone", fill=BEFORE),
-        text(side / 2, side + 14, "after: in its sentence", fill=AFTER),
-        text(0, side + 30, f"across: {across}", size=10, fill=DIM),
-        text(0, side + 44, f"up: {up}", size=10, fill=DIM),
+        text(0, side + 14, "before: the word alone", tone.before),
+        text(side / 2, side + 14, "after: in its sentence", tone.after),
+        text(0, side + 30, f"across: {across}", tone.dim, size=10),
+        text(0, side + 44, f"up: {up}", tone.dim, size=10),
     ]
     if len(panel.named) < len(starts):
         note = f"named: {len(panel.named)} of {len(starts)}"
-        legend.append(text(0, side + 58, note, size=10, fill=DIM))
+        legend.append(text(0, side + 58, note, tone.dim, size=10))
     return Part([*marks, *points, *legend], side, side + 62)
 
 
-def _bars(panel: Bars) -> Part:
+def _bars(panel: Bars, tone: Tone) -> Part:
     """Names with a number each, and a bar for it; the largest fills its room."""
     left = max([_width(name) for name in panel.names], default=0) + 8
+    wide, begin = (60, left + 60 + _SIZE * 4) if panel.signed else (120, left)
     elements = []
     rows = zip(panel.names, panel.values, panel.shares, strict=True)
     for place, (name, value, share) in enumerate(rows):
-        y, long = 18.0 * place, 120 * share
+        y, long, less = 18.0 * place, wide * share, value < panel.ground
+        size = f'width="{long:.1f}" height="11"'
+        color = tone.after if less else tone.before
+        number = begin - long - 5 if less else begin + long + 5
         elements += [
-            text(left - 6, y + 12, _cut(name), anchor="end"),
-            f'<rect x="{left:g}" y="{y + 3:g}" width="{long:.1f}" height="11" fill="{BEFORE}"/>',
-            text(left + long + 5, y + 12, panel.form.format(value), size=10, fill=DIM),
+            text(left - 6, y + 12, _cut(name), tone.ink, anchor="end"),
+            f'<rect x="{begin - long * less:.1f}" y="{y + 3:g}" {size} fill="{color}"/>',
+            text(number, y + 12, panel.form.format(value), tone.dim, size=10,
+                 anchor="end" if less else "start"),
+        ]  # fmt: skip
+    return Part(elements, begin + wide + 60, 18.0 * len(panel.names))
+
+
+def _graph(panel: Graph, tone: Tone) -> Part:
+    """Nodes and edges, whose numbers stand below while one is pointed at, tapped or focused."""
+    across, up, form = 42.0, 42.0, panel.form
+    columns, high = panel.size
+    left = max([_width(name) for name in panel.rows.values()], default=0) + 22
+    bottom = up * high + 24
+
+    def at(point: Sequence[float]) -> str:
+        return f"{left + across * point[0]:.1f} {bottom - 12 - up * point[1]:.1f}"
+
+    elements = [f"<style>{_graph_rules(panel)}</style>"]
+    for row, name in panel.rows.items():
+        elements.append(text(0, bottom - 8 - up * row, name, tone.dim, size=10))
+    numbers = {name: number for number, name in enumerate(panel.nodes)}
+    drawn = zip(panel.edges, panel.shares, panel.curves, strict=True)
+    edges = []
+    for edge, share, curve in drawn:
+        color = shade(math.copysign(max(0.25, abs(share)), share), tone.theme)
+        line = f'd="M{at(curve[0])}C{" ".join(map(at, curve[1:]))}" fill="none"'
+        ends = " ".join(f"qkv-of{numbers[node]}" for node in (edge.sender, edge.receiver))
+        said = f"{edge.name}: {form(edge.value)}"
+        edges.append(
+            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{_escaped(said)}</title>'
+            f'<path {line} stroke="{color}" stroke-width="{0.6 + 5.4 * abs(share):.2f}"/>'
+            f'<path {line} stroke="transparent" stroke-width="10"/>'
+            f"{_readout([said], bottom, tone)}</g>"
+        )
+    nodes = []
+    for name, place in panel.nodes.items():
+        x, y = map(float, at(place).split())
+        joined = name in panel.joined
+        color = tone.ink if joined else tone.faint
+        label = panel.labels[name]
+        wide = max(34.0, 5.8 * len(label) + 8)
+        box = (
+            f'<rect x="{x - wide / 2:.1f}" y="{y - HALF * up:.1f}" width="{wide:.1f}" '
+            f'height="{2 * HALF * up:.1f}" rx="5" fill="{tone.paper}" stroke="{color}"/>'
+            + text(x, y + 4, label, tone.ink if joined else tone.dim, size=10, anchor="middle")
+        )
+        if joined:
+            sums = _sums(panel, name)
+            box = (
+                f'<g class="qkv-node qkv-n{numbers[name]}" tabindex="0" role="img">'
+                f"<title>{_escaped('. '.join(sums))}</title>{box}"
+                f"{_readout(sums, bottom, tone)}</g>"
+            )
+        nodes.append(box)
+    hint = "Point at, tap or tab to a node or an edge to read its numbers."
+    width = left + across * (columns + 0.6)
+    notes = [
+        text(0, bottom + 52 + 15 * number, line, tone.dim, size=10)
+        for number, line in enumerate(_wrapped(panel.said, width, 10))
+    ]
+    legend = [f'<g class="qkv-hint">{text(0, bottom + 20, hint, tone.dim, size=10)}</g>', *notes]
+    graph = "".join([*elements, *edges, *nodes, *legend])
+    height = bottom + 44 + 15 * len(notes)
+    return Part([f'<g class="qkv-graph">{graph}</g>'], width, height)
+
+
+def _graph_rules(panel: Graph) -> str:
+    """What changes in a graph while a node or an edge is pointed at or focused."""
+    chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
+    rules = [
+        ".qkv-graph [tabindex]:focus{outline:none}.qkv-node:focus-visible>rect{stroke-width:3}",
+        f".qkv-readout{{visibility:hidden}}{chosen}>.qkv-readout{{visibility:visible}}",
+        f".qkv-graph:has([tabindex]{chosen}) .qkv-hint{{visibility:hidden}}",
+        ".qkv-graph:has([tabindex]:hover) :focus:not(:hover)>.qkv-readout{visibility:hidden}",
+        f".qkv-graph:has(.qkv-edge{chosen}) .qkv-edge:not(:hover,:focus){dim}",
+    ]
+    rules += [
+        f".qkv-graph:has(.qkv-n{number}{chosen}) .qkv-edge:not(.qkv-of{number}){dim}"
+        for number, name in enumerate(panel.nodes)
+        if name in panel.joined
+    ]
+    return "".join(rules)
+
+
+def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
+    """Lines below a graph that show while what they are about is chosen."""
+    words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
+    return f'<g class="qkv-readout">{"".join(words)}</g>'
+
+
+def _sums(panel: Graph, node: str) -> list[str]:
+    """What a node reads and writes along the edges that are drawn, in a line each."""
+    found: list[str] = []
+    for verb, edges in (
+        ("reads", [edge for edge in panel.edges if edge.receiver == node]),
+        ("writes to", [edge for edge in panel.edges if edge.sender == node]),
+    ):
+        named = [
+            f"{edge.sender}{f' ({edge.input})' if edge.input else ''}"
+            if verb == "reads"
+            else edge.end
+            for edge in edges[:2]
         ]
-    return Part(elements, left + 180, 18.0 * len(panel.names))
+        numbers = [panel.form(edge.value) for edge in edges[:2]]
+        parts = [f"{name} {number}" for name, number in zip(named, numbers, strict=True)]
+        more = f" and {len(edges) - 2} more" if len(edges) > 2 else ""
+        if parts:
+            found.append(f"{node if not found else ''} {verb} {', '.join(parts)}{more}".strip())
+    return found
 
 
-def _image(panel: Image) -> Part:
+def _image(panel: Image, tone: Tone) -> Part:
     """Pixels, with frames round some of their patches."""
     width = _IMAGE if panel.chosen is None else _SMALL
     height = width * panel.pixels.shape[0] / panel.pixels.shape[1]
     high, wide = height / panel.grid[0], width / panel.grid[1]
     marks = [
-        _frame(column * wide, row * high, wide, high, color, 2.5)
+        _frame(column * wide, row * high, wide, high, tone.of(color), 2.5)
         for row, column, color in panel.frames
     ]
     if panel.edge:
-        marks.append(_frame(0, 0, width, height, panel.edge, 2.5 if panel.chosen else 1))
+        marks.append(_frame(0, 0, width, height, tone.of(panel.edge), 2.5 if panel.chosen else 1))
     return Part([_pixels(panel.pixels, width, height), *marks], width, height)
 
 
@@ -388,28 +548,29 @@ def _frame(x: float, y: float, width: float, height: float, color: str, line: fl
     )
 
 
-def _scale(
-    x: float, y: float, low: float, high: float, form: Callable[[float], str], of: str
-) -> list[str]:
+def _scale(x: float, y: float, panel: HeatMap, tone: Tone) -> list[str]:
     steps, wide = 24, 4.0
+    (low, high), form = panel.ends, panel.form
+    least = -1.0 if panel.signed else 0.0
     bar = [
         f'<rect x="{x + k * wide:g}" y="{y:g}" width="{wide + 0.5:g}" height="9" '
-        f'fill="{shade((low + k / (steps - 1) * (high - low)) / high)}"/>'
+        f'fill="{shade(least + k / (steps - 1) * (1 - least), tone.theme)}"/>'
         for k in range(steps)
     ]
     end = x + steps * wide
     return [
         *bar,
-        _frame(x, y, steps * wide + 0.5, 9, LINE, 1),
-        text(x, y + 20, form(low), size=9, fill=DIM),
-        text(end, y + 20, form(high), size=9, fill=DIM, anchor="end"),
-        text(end + 8, y + 9, of, size=10, fill=DIM),
+        _frame(x, y, steps * wide + 0.5, 9, tone.line, 1),
+        text(x, y + 20, form(low), tone.dim, size=9),
+        text(end, y + 20, form(high), tone.dim, size=9, anchor="end"),
+        text(end + 8, y + 9, panel.scale_name, tone.dim, size=10),
     ]
 
 
-_DRAW: dict[type[Panel], Callable[[Any], Part]] = {
+_DRAW: dict[type[Panel], Callable[[Any, Tone], Part]] = {
     Arrows: _arrows,
     Bars: _bars,
+    Graph: _graph,
     HeatMap: _heat_map,
     Image: _image,
     Lines: _chart,

@@ -160,14 +160,19 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
     """
     from rich.text import Text
 
-    weights, columns, hidden, top = panel.values, panel.columns, panel.hidden, panel.ends[1]
-    label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
-    cell = 4 if screen.shades else 5
-    room = (screen.width - label - 1) // (cell + 1)
-    most = room if len(columns) <= room else max(1, room - 2)
-    score = weights if panel.score is None else panel.score
+    values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
+    form, words = panel.form, panel.words
+    label = screen.fit(panel.rows, 3, min(16, screen.width // 3))
+    written = (
+        [form(end) for end in panel.ends] if words is None else [x for row in words for x in row]
+    )
+    cell = screen.fit(written, 4, 12) + (not screen.shades)
+    room = max(1, (screen.width - label - 1) // (cell + 1))
+    summed = panel.of == "weight"
+    most = room if len(columns) <= room or not summed else max(1, room - 2)
+    score = np.abs(shares) if panel.score is None else panel.score
     shown_rows, shown = strongest_block(score, panel.most_rows, most)
-    rest = len(columns) - len(shown)
+    rest = summed and len(columns) > len(shown)
     spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(shown) - 1
     cell = max(cell, min(spare, screen.fit([columns[j] for j in shown], cell, 9)))
 
@@ -182,15 +187,20 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
         for j in shown:
             if hidden is not None and hidden[i, j]:
                 line.append(("·" if screen.unicode else "-").rjust(cell + 1), "dim not bold")
-            else:
-                line.append_text(_cell(screen, float(weights[i, j]), top, cell + 1))
+                continue
+            value = float(values[i, j])
+            if not math.isfinite(value):
+                line.append(str(value).rjust(cell + 1), "bold red")
+                continue
+            said = form(value) if words is None else words[i][j]
+            line.append_text(_cell(screen, said, float(shares[i, j]), cell + 1))
         if rest:
-            left = weights[i].sum() - weights[i, shown].sum()
+            left = values[i].sum() - values[i, shown].sum()
             line.append(f" {max(0.0, float(left)):{max(cell, 6)}.2f}", style="dim not bold")
         lines.append(line)
     lines.append(_scale(screen, panel))
     counts = [(len(panel.rows), len(shown_rows), "rows"), (len(columns), len(shown), "columns")]
-    return lines + _left_out(counts, ", those of the largest weights")
+    return lines + _left_out(counts, f", those of the largest {panel.what}")
 
 
 def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
@@ -253,30 +263,31 @@ def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]
     return [Text(f"Shown: {note}{which}.", style="dim")] if note else []
 
 
-def _cell(screen: Screen, weight: float, top: float, width: int) -> Text:
+def _cell(screen: Screen, written: str, share: float, width: int) -> Text:
     from rich.text import Text
 
-    if not math.isfinite(weight):
-        return Text(str(weight).rjust(width), style="bold red")
-    share = weight / top
     if screen.shades:
-        return Text(f"{weight:.2f}".rjust(width), f"not bold {screen.shading(share)}")
+        return Text(screen.right(written, width), f"not bold {screen.shading(share)}")
     marks = " ░▒▓█" if screen.unicode else " .:*#"
-    mark = marks[0 if share < LEAST else min(4, math.ceil(share * 4 - 0.02))]
-    return Text((mark + f"{weight:.2f}").rjust(width), style="not bold")
+    size = abs(share)
+    mark = marks[0 if size < LEAST else min(4, math.ceil(size * 4 - 0.02))]
+    return Text(screen.right(mark + screen.safe(written), width), style="not bold")
 
 
 def _scale(screen: Screen, panel: HeatMap) -> Text:
     from rich.text import Text
 
-    low, top = panel.ends
-    line = Text(f"scale {low:.2f} ", style="dim")
+    low, top = (panel.form(end) for end in panel.ends)
+    of = "" if panel.of == "weight" else f"{panel.scale_name} "
+    line = Text(f"scale {screen.plain(of)}{low} ", style="dim")
     if screen.shades:
         for step in range(16):
-            line.append(" ", style=f"not dim {screen.shading(step / 15)}")
+            share = (2 * step / 15 - 1) if panel.signed else step / 15
+            line.append(" ", style=f"not dim {screen.shading(share)}")
     else:
-        line.append(" ░▒▓█" if screen.unicode else " .:*#")
-    line.append(f" {top:.2f}")
+        marks = " ░▒▓█" if screen.unicode else " .:*#"
+        line.append(marks[:0:-1] * panel.signed + marks)
+    line.append(f" {top}")
     if panel.top not in (None, 1.0):
         line.append(" (stretched to the largest)")
     if panel.hidden is not None and panel.hidden.any():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from qkv.arrays import finite
-from qkv.see.draw import colours
+from qkv.see.draw import colours, svg
+from qkv.see.draw.colours import TONES, Tone
+from qkv.see.draw.panels import Rows, pictured
 from qkv.see.draw.svg import readable
 
 POLICY = (
@@ -21,6 +24,7 @@ POLICY = (
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _WITH_TOKENS = ("walk", "shift", "replay")
 # What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
+_PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")  # what a theme changes in a picture
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
@@ -46,18 +50,76 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
     )
 
 
-def picture(static: str, theme: str) -> str:
-    """A picture, as SVG, as a part of a page and in the colours of its theme."""
-    dark = "--ink:#ececec;--dim:#a8a8a8;--paper:#121212"
-    style = f".qkv-picture{{--ink:{colours.INK};--dim:{colours.DIM};--paper:#ffffff}}"
-    if theme == "dark":
-        style += f".qkv-picture{{{dark}}}"
-    elif theme == "auto":
-        style += f"@media (prefers-color-scheme: dark){{.qkv-picture{{{dark}}}}}"
-    names = {colours.INK: "ink", colours.DIM: "dim", "#ffffff": "paper"}
-    for color, name in names.items():
-        style += f'.qkv-picture [fill="{color}"]{{fill:var(--{name})}}'
-    return f'<style>{style}</style><div class="qkv-picture">{static}</div>'
+def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
+    """A view without a script as a part of a page.
+
+    Panels wrap where the window is narrow; a panel that is wider than the window scrolls.
+
+    Args:
+        title: what stands on top.
+        lines: what stands below, before the prose of the panels.
+        rows: its panels.
+        theme: "light", "dark", or "auto" for that of the site or system around it.
+    """
+    said, shown = pictured(rows)
+    names = ("light", "dark") if theme == "auto" else (theme,)
+    bodies = [_pictured(title, [*lines, *said], shown, TONES[name]) for name in names]
+    rules = (
+        ".qkv-picture{padding:12px;border-radius:8px;overflow-wrap:anywhere}"
+        ".qkv-picture p{margin:8px 0;font-size:14px}.qkv-picture strong{font-size:16px}"
+        ".qkv-row{display:flex;flex-wrap:wrap;gap:24px;margin:16px 0}"
+        ".qkv-row>div{max-width:100%;overflow-x:auto}"
+    )
+    if theme == "auto":
+        body, more = _in_both_themes(*bodies)
+        return f"<style>{rules}{more}</style>{body}"
+    return f"<style>{rules}</style>{bodies[0]}"
+
+
+def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
+    above = f"<strong>{escape(readable(title))}</strong>"
+    parts = ["".join(f"<div>{svg.alone(panel, tone)}</div>" for panel in row) for row in rows]
+    below = "".join(f'<p style="color:{tone.dim}">{escape(readable(line))}</p>' for line in lines)
+    return (
+        f'<div class="qkv-picture" style="color:{tone.ink};background:{tone.paper}"><p>{above}</p>'
+        + "".join(f'<div class="qkv-row">{part}</div>' for part in parts)
+        + f"{below}</div>"
+    )
+
+
+def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
+    """One body of two that differ in colours and images alone, and its style sheet.
+
+    A colour becomes a variable named after both, so that pictures on one page agree about it.
+    """
+    pairs = list(zip(_PAINTED.findall(light), _PAINTED.findall(dark), strict=True))
+    body, found = [], {}
+    for text, (one, other) in zip(_PAINTED.split(light), [*pairs, ("", "")], strict=True):
+        mixed = one
+        if one != other and one.startswith("#"):
+            name = f"--qkv-{one[1:]}-{other[1:]}"
+            found[name] = one, other
+            mixed = f"var({name})"
+        elif one != other:
+            mixed = f'<g class="qkv-light">{one}</g><g class="qkv-dark">{other}</g>'
+        body += [text, mixed]
+
+    def rules(dark: bool, within: str) -> str:
+        own = "".join(f"{name}:{colors[dark]};" for name, colors in found.items())
+        gone, here = ("light", "dark") if dark else ("dark", "light")
+        return (
+            f"{within}.qkv-picture{{{own}}}{within}.qkv-{gone}{{display:none}}"
+            f"{within}.qkv-{here}{{display:inline}}"
+        )
+
+    more = (
+        rules(False, "body ")
+        + "@media (prefers-color-scheme:dark){"
+        + rules(True, "body:not([data-theme=light]) ")
+        + "}"
+        + rules(True, "body[data-theme=dark] ")  # a site's own switch
+    )
+    return "".join(body), more
 
 
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:

@@ -153,8 +153,9 @@ class View(ABC):
         return figure.draw(self.title, notes, self.panels(), dark=self.theme == "dark")
 
     def svg(self) -> str:
-        """The panels of the view as SVG."""
-        return svg.draw(self.title, [*self.reasons, *self.notes], self.panels())
+        """The panels of the view as SVG, on the ground of its theme."""
+        notes = [*self.reasons, *self.notes]
+        return svg.draw(self.title, notes, self.panels(), dark=self.theme == "dark")
 
     @abstractmethod
     def panels(self) -> list[list[Panel]]:
@@ -176,7 +177,8 @@ class View(ABC):
         """Title and body of a page."""
         payload = self._payload()
         if payload is None:
-            return self.title, picture(self.svg(), self.theme)
+            notes = [*self.reasons, *self.notes]
+            return self.title, picture(self.title, notes, self.panels(), self.theme)
         return payload["title"], fragment(
             payload | {"notes": self.notes}, self.svg(), self._about()
         )
