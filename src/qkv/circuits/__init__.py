@@ -7,12 +7,14 @@ from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch, patch
+from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
 
 __all__ = [
     "HeadExample",
     "HeadScan",
+    "Result",
     "attribute_logits",
     "attribution_patch",
     "composition",

@@ -8,13 +8,14 @@ import numpy as np
 
 from qkv.arrays import Array, shown
 from qkv.circuits.checks import check_model
+from qkv.circuits.results import Result
 from qkv.models.model import Model
 
 _CALL = "composition"
 _KINDS = ("q", "k", "v")
 
 
-def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
+def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """How much of what an earlier head writes is what a later head reads.
 
     With `OV` of the one that writes and `QK` or `OV` of the one that reads, as
@@ -38,7 +39,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
         kind: by what the later head reads.
 
     Returns:
-        (layers, Hq, layers, Hq), float64, between 0 and 1. `[l, h, m, n]` is of head `h` of layer
+        (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
+        "reader_layer" and "reader_head". `[l, h, m, n]` is of head `h` of layer
         `l`, which writes, and head `n` of layer `m`, which reads; 0 where `m` is not later than
         `l`. Key heads that several query heads share are repeated.
 
@@ -84,7 +86,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Array:
             found[early, :, later] = np.divide(
                 score, lengths, out=np.zeros_like(score), where=lengths > 0
             )
-    return found
+    axes = "layer", "head", "reader_layer", "reader_head"
+    return Result(found, axes, of="score", title=f"{kind.upper()}-composition")
 
 
 def _triangle(tall: Array) -> Array:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.circuits.checks import check_words
 from qkv.circuits.lens import has_linear_head, unembedding
+from qkv.circuits.results import Result
 from qkv.models.model import Model
 
 _CALL = "copying_scores"
 
 
-def copying_scores(model: Model) -> Array:
+def copying_scores(model: Model) -> Result:
     """How far each head raises the logits of the tokens that it looks at: copying.
 
     A head that looks at a token alone adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
@@ -60,4 +60,4 @@ def copying_scores(model: Model) -> Array:
         found[layer] = np.divide(
             values.sum(-1).real, size, out=np.full_like(size, np.nan), where=size > 0
         )
-    return found
+    return Result(found, ("layer", "head"), of="score", title="Copying")

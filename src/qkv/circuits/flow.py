@@ -6,11 +6,12 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.circuits.checks import check_model, check_trace, kept
+from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model
 from qkv.trace import Trace
 
 
-def rollout(trace: Trace) -> Array:
+def rollout(trace: Trace) -> Result:
     """Attention rollout: how much of each token's vector comes from each token of the text.
 
     In each layer the weights are averaged over the heads, the residual connection counts as much as
@@ -50,10 +51,16 @@ def rollout(trace: Trace) -> Array:
         mixed = weights.mean(0) + np.eye(weights.shape[-1])
         mixed /= mixed.sum(-1, keepdims=True)
         found.append(mixed @ found[-1] if found else mixed)
-    return np.array(found)
+    return Result(
+        found,
+        ("layer", "query", "key"),
+        of="weight",
+        title="Attention rollout",
+        words=_words(trace),
+    )
 
 
-def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Array:
+def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
     """Weights times the length of what they carry: a large weight on a short vector is little.
 
     A head that has nothing to say looks at a token whose value is near 0 ([CLS], the first word):
@@ -106,5 +113,15 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> A
     if model is not None:
         out = model.layers[layer].attn.parameters["out_proj.weight"].astype(np.float64)
         values = values @ out.reshape(len(weights), -1, out.shape[-1])  # (Hq, K, D)
-    found: Array = weights * np.linalg.norm(values, axis=-1)[:, None]
-    return found
+    return Result(
+        weights * np.linalg.norm(values, axis=-1)[:, None],
+        ("head", "query", "key"),
+        of="length",
+        title=f"Value-weighted attention of layer {layer % count}",
+        words=_words(trace),
+    )
+
+
+def _words(trace: Trace) -> dict[str, list[str]]:
+    """The tokens as queries and as keys."""
+    return dict.fromkeys(("query", "key"), words_of(trace))

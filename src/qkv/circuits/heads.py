@@ -12,6 +12,7 @@ from qkv.arrays import Array
 from qkv.circuits.checks import check_model
 from qkv.circuits.measures import NAMES, Measured, checked_names
 from qkv.circuits.reading import Read, batches, windows
+from qkv.circuits.results import Result
 from qkv.circuits.watching import room, watch
 from qkv.models.model import Model
 
@@ -57,17 +58,22 @@ class HeadSums:
             {name: count + other.counts[name] for name, count in self.counts.items()},
         )
 
-    def means(self) -> dict[str, Array]:
+    def means(self) -> dict[str, Result]:
         """Each name's mean (layers, heads), NaN where no query counts."""
         return {
-            name: part / self.counts[name] if self.counts[name] else np.full_like(part, np.nan)
+            name: Result(
+                part / self.counts[name] if self.counts[name] else np.full_like(part, np.nan),
+                ("layer", "head"),
+                of="nats" if name == "entropy" else "mean weight",
+                title=name,
+            )
             for name, part in self.sums.items()
         }
 
 
 def head_scores(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
-) -> dict[str, Array]:
+) -> dict[str, Result]:
     """What each head does, as means over all queries of all texts, special tokens included.
 
     Texts are read once, as they come; memory grows neither with their number nor with the square

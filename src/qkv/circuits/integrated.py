@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
 from qkv.circuits.checks import check_logit, check_words
+from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model
 from qkv.models.tasks.gradient import word_id
 
@@ -18,7 +19,7 @@ TOKENS = 2**11  # whose gradients are taken at once, or those of one text
 
 def integrated_gradients(
     model: Model, text: Any, *, of: tuple[Any, ...], baseline: Any = None, steps: int = 50
-) -> Array:
+) -> Result:
     """Integrated gradients: shares of a logit that the embeddings of a text have.
 
     On the straight way from a baseline to the embeddings of the tokens the gradient of the logit is
@@ -85,7 +86,13 @@ def integrated_gradients(
             f"above that of the baseline: give more steps than {steps}, or another baseline",
             stacklevel=2,
         )
-    return found
+    return Result(
+        found,
+        ("token", "D"),
+        of="share of the logit",
+        title="Integrated gradients",
+        words={"token": words_of(trace[0])},
+    )
 
 
 def _baseline(model: Model, given: Any, shape: tuple[int, ...]) -> Array:

@@ -6,13 +6,14 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.circuits.checks import check_trace, check_words, kept
+from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
 
 _CALL = "logit_lens"
 
 
-def logit_lens(model: Model, trace: Trace) -> Array:
+def logit_lens(model: Model, trace: Trace) -> Result:
     """What the final norm and the head make of the vectors in front of and behind each layer.
 
     Of a model whose norms stand behind its parts (BERT) the vectors are those behind a layer's last
@@ -53,7 +54,14 @@ def logit_lens(model: Model, trace: Trace) -> Array:
     found[0] = first
     for layer in range(count):
         found[layer + 1] = model.unembed(kept(trace, _CALL, *handed_on(model, layer)))
-    return found
+    words = {
+        "layer": ["embeddings", *(f"after layer {layer}" for layer in range(count))],
+        "token": words_of(trace),
+    }
+    if model.tokenizer is not None:
+        spelled = map(model.tokenizer.token, range(found.shape[-1]))
+        words["V"] = [token or str(number) for number, token in enumerate(spelled)]
+    return Result(found, ("layer", "token", "V"), of="logit", title="Logit lens", words=words)
 
 
 def has_linear_head(model: Model) -> bool:

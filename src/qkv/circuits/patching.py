@@ -11,6 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array, shown
 from qkv.circuits.checks import Logit, check_logit, check_words
+from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
 from qkv.trace.activations import short_name
@@ -25,7 +26,7 @@ Metric = Callable[[Array], Any] | tuple[Any, ...]
 
 def patch(
     model: Model, clean: Any, corrupted: Any, *, at: str, metric: Metric, normalize: bool = False
-) -> Array:
+) -> Result:
     """Activation patching: run `corrupted` with one activation at a time from `clean`.
 
     Where it brings back what `clean` gives, the activation holds what makes the two differ. The
@@ -72,7 +73,7 @@ def patch(
     pair = _pair(model, clean, corrupted, at, metric, "patch")
     by = _by_place if at in PLACES else _by_head
     found = np.array([by(pair, layer) for layer in range(pair.model.num_layers)])
-    return pair.normalized(found) if normalize else found
+    return pair.result(found, "Activation patching", normalize)
 
 
 def attribution_patch(
@@ -83,7 +84,7 @@ def attribution_patch(
     at: str,
     metric: tuple[Any, ...],
     normalize: bool = False,
-) -> Array:
+) -> Result:
     """Attribution patching: what `patch` gives, to first order, by one backward pass for all.
 
     Each activation's difference between the runs times the metric's gradient for it, in the run of
@@ -129,7 +130,7 @@ def attribution_patch(
     )
     found = np.array([_first_order(pair, layer, gradients[name, layer][0]) for layer in layers])
     found += pair.low
-    return pair.normalized(found) if normalize else found
+    return pair.result(found, "Attribution patching", normalize)
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,18 @@ class _Pair:
             )
         shares: Array = (found - low) / (high - low)
         return shares
+
+    def result(self, found: Array, name: str, normalize: bool) -> Result:
+        """The numbers of all layers with the names of their axes."""
+        one, other = map(words_of, (self.clean, self.corrupted))
+        return Result(
+            self.normalized(found) if normalize else found,
+            ("layer", "token" if self.at in PLACES else "kv_head" if self.at in "kv" else "head"),
+            of="share restored" if normalize else "metric",
+            title=f"{name} of {self.at}",
+            words={"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]},
+            ground=0.0 if normalize else self.low,
+        )
 
     def given(self, layer: int) -> Array:
         """What a layer is given in the run of `corrupted`, (T, D), or what the last one gives."""

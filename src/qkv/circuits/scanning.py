@@ -14,6 +14,7 @@ from qkv.circuits.checks import check_model
 from qkv.circuits.heads import summed
 from qkv.circuits.measures import NAMES, STRONGEST, Measured, checked_names
 from qkv.circuits.reading import Read
+from qkv.circuits.results import Result
 from qkv.models.model import Model
 from qkv.models.tasks.inputs import named
 
@@ -52,7 +53,7 @@ class HeadScan:
             `head_scores` gives it.
     """
 
-    scores: dict[str, Array]
+    scores: dict[str, Result]
     _found: dict[str, list[list[list[HeadExample]]]]
 
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:

@@ -9,6 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.circuits.checks import check_logit, check_trace, check_words, kept
 from qkv.circuits.lens import has_linear_head, unembedding
+from qkv.circuits.results import Result
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.models.model import Model
 from qkv.models.network.design import Design
@@ -87,10 +88,11 @@ def attribute_logits(model: Model, trace: Trace, of: tuple[Any, ...]) -> dict[st
             bias += float(_wide(block.attn.parameters["out_proj.bias"]) @ own)
         if block.mlp is not None:
             mlp[number] = kept(trace, _CALL, ("mlp_out", number))[place] @ towards
+    share = "share of the logit"
     return {
         "embed": float(embed[place] @ towards),
-        "heads": np.array(heads),
-        "mlp": mlp,
+        "heads": Result(heads, ("layer", "head"), of=share, title="heads"),
+        "mlp": Result(mlp, ("layer",), of=share, title="mlp"),
         "bias": bias,
     }
 

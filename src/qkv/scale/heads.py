@@ -8,9 +8,9 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from qkv.arrays import Array
 from qkv.circuits.heads import HeadSums, head_sums
 from qkv.circuits.measures import NAMES, checked_names
+from qkv.circuits.results import Result
 from qkv.models import Model
 from qkv.models.tasks.truncation import MOST, Cut, counting
 from qkv.scale.counting import bad_row, counts_of
@@ -27,7 +27,7 @@ def head_scores(
     of: str | Iterable[str] = NAMES,
     client: Any = None,
     column: str = "text",
-) -> dict[str, Array]:
+) -> dict[str, Result]:
     r"""`qkv.circuits.head_scores` over files, in tasks: the same numbers, however they are cut.
 
     Args:

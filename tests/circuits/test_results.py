@@ -1,0 +1,152 @@
+"""Results are plain arrays that know the names of their axes."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.circuits import (
+    Result,
+    attribute_logits,
+    attribution_patch,
+    composition,
+    copying_scores,
+    head_scores,
+    integrated_gradients,
+    logit_lens,
+    patch,
+    rollout,
+    scan_heads,
+    value_weighted,
+)
+
+IDS, OTHERS = [3, 7, 1, 9], [3, 7, 8, 9]
+VALUES = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, 4.0]])
+
+
+@pytest.fixture
+def result() -> Result:
+    words = {"head": ["a", "b", "c"], "layer": ["too", "many", "words"]}
+    names = {"of": "metric", "title": "made", "words": words, "ground": 0.25}
+    return Result(VALUES.copy(), ("layer", "head"), **names)
+
+
+def axes_of(model: qkv.Model) -> dict[str, tuple[str, ...]]:
+    """The axes of what each call returns."""
+    trace, logit = model.trace(IDS), (-1, 5)
+    found = {
+        at: patch(model, IDS, OTHERS, at=at, metric=logit)
+        for at in ("resid_pre", "attn_out", "z", "pattern", "q", "k", "v")
+    }
+    found |= {
+        "attribution": attribution_patch(model, IDS, OTHERS, at="k", metric=logit, normalize=True),
+        "lens": logit_lens(model, trace),
+        "composition": composition(model, "q"),
+        "copying": copying_scores(model),
+        "rollout": rollout(trace),
+        "value_weighted": value_weighted(trace, 0),
+        "integrated": integrated_gradients(model, IDS, of=logit, baseline=2),
+        "induction": head_scores(model, [IDS])["induction"],
+        "strongest": scan_heads(model, [IDS]).scores["strongest"],
+    }
+    shares = attribute_logits(model, trace, of=logit)
+    found |= {"heads": shares["heads"], "mlp": shares["mlp"]}
+    for name, one in found.items():
+        assert isinstance(one, Result), name
+        assert len(one.axes) == one.ndim
+        assert one.to_xarray().dims == one.axes
+        assert np.shares_memory(one.to_xarray().values, np.asarray(one))
+    return {name: one.axes for name, one in found.items()}
+
+
+def test_every_result_knows_its_axes(small) -> None:
+    by_head, by_token = ("layer", "head"), ("layer", "token")
+    assert axes_of(small("llama")) == {
+        **{"resid_pre": by_token, "attn_out": by_token},
+        **{"z": by_head, "pattern": by_head, "q": by_head},
+        **{"k": ("layer", "kv_head"), "v": ("layer", "kv_head")},
+        "attribution": ("layer", "kv_head"),
+        "lens": ("layer", "token", "V"),
+        "composition": (*by_head, "reader_layer", "reader_head"),
+        "copying": by_head,
+        "rollout": ("layer", "query", "key"),
+        "value_weighted": ("head", "query", "key"),
+        "integrated": ("token", "D"),
+        **{"induction": by_head, "strongest": by_head, "heads": by_head, "mlp": ("layer",)},
+    }
+
+
+def test_tokens_are_coordinates() -> None:
+    model = qkv.load("books-decoder")
+    clean, corrupted = "The queen spoke", "The king spoke"
+    trace = model.trace(clean)
+    found = patch(model, clean, corrupted, at="resid_pre", metric=(-1, 5)).to_xarray()
+    assert found.coords["token_text"].values.tolist() == ["The", "queen/king", "spoke"]
+    flow = rollout(trace).to_xarray()
+    assert flow.coords["query_text"].values.tolist() == ["The", "queen", "spoke"]
+    assert flow.coords["key_text"].values.tolist() == ["The", "queen", "spoke"]
+    assert flow.sel(layer=1, query=2).dims == ("key",)
+    lens = logit_lens(model, trace).to_xarray()
+    assert lens.coords["layer_text"].values.tolist()[:2] == ["embeddings", "after layer 0"]
+    words = lens.coords["V_text"].values
+    assert words[trace.ids[1]] == model.tokenizer.token(int(trace.ids[1]))
+    assert len(words) == lens.sizes["V"]
+
+
+def test_the_ground_of_a_patch_is_the_corrupted_metric(small) -> None:
+    model, logit = small("gpt2"), (-1, 11, 5)
+    logits = model(OTHERS).logits[0, -1]
+    found = patch(model, IDS, OTHERS, at="z", metric=logit)
+    assert found.ground == pytest.approx(float(logits[11] - logits[5]), abs=1e-12)
+    assert found.of == "metric"
+    shares = patch(model, IDS, OTHERS, at="z", metric=logit, normalize=True)
+    assert (shares.ground, shares.of) == (0.0, "share restored")
+
+
+def test_a_result_is_the_array_in_all_but_its_names(result: Result) -> None:
+    np.testing.assert_array_equal(result, VALUES)
+    assert isinstance(result, np.ndarray)
+    assert repr(result) == repr(VALUES)
+    assert str(result) == str(VALUES)
+    made = [result + 1, result - result, -result, result[0], result[result > 1], result.mean(0)]
+    made += [np.sqrt(abs(result)), result @ result.T, np.concatenate([result, result]), result == 1]
+    assert {type(one) for one in made} == {np.ndarray}
+    assert {type(one) for one in (result.sum(), result.max(), result[0, 1])} == {np.float64}
+    np.testing.assert_array_equal(result.T + 1, VALUES.T + 1)
+    assert [type(row) for row in result] == [np.ndarray, np.ndarray]
+    changed = result
+    changed += 1
+    np.testing.assert_array_equal(changed, [[2, -1, 4], [1.5, 1, 5]])
+    assert result.tolist() == changed.tolist()  # in place, as NumPy has it
+
+
+@pytest.mark.parametrize("make", [np.transpose, np.copy, lambda x: x.copy(), lambda x: x.ravel()])
+def test_what_is_made_from_a_result_has_no_names(result: Result, make) -> None:
+    found = make(result)
+    assert getattr(found, "axes", ()) == ()
+    if isinstance(found, Result):
+        message = (
+            rf"^to_xarray: this array \({found.shape[0]},.*\) was made from a result, and its axes "
+            r"have no names: call to_xarray\(\) on the result"
+        )
+        with pytest.raises(ValueError, match=message):
+            found.to_xarray()
+
+
+def test_xarray_has_the_names_and_what_the_numbers_are(result: Result) -> None:
+    found = result.to_xarray()
+    assert (found.name, found.dims) == ("made", ("layer", "head"))
+    assert found.attrs == {"of": "metric", "ground": 0.25}
+    assert found.coords["head_text"].values.tolist() == ["a", "b", "c"]
+    assert "layer_text" not in found.coords  # three words for two layers are dropped
+    assert found.isel(head=2).values.tolist() == [3.0, 4.0]
+    assert found[:, 1:].coords["head"].values.tolist() == [1, 2]
+
+
+def test_a_pickle_keeps_the_names(result: Result) -> None:
+    found = pickle.loads(pickle.dumps(result))
+    assert isinstance(found, Result)
+    np.testing.assert_array_equal(found, VALUES)
+    assert vars(found) == vars(result)
+    assert found.ground == 0.25
