@@ -7,6 +7,7 @@ from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch, patch
+from qkv.circuits.plotting import PlotView, plot
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
@@ -14,6 +15,7 @@ from qkv.circuits.shares import attribute_logits
 __all__ = [
     "HeadExample",
     "HeadScan",
+    "PlotView",
     "Result",
     "attribute_logits",
     "attribution_patch",
@@ -23,6 +25,7 @@ __all__ = [
     "integrated_gradients",
     "logit_lens",
     "patch",
+    "plot",
     "rollout",
     "scan_heads",
     "value_weighted",
