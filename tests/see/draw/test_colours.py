@@ -154,6 +154,14 @@ def test_orange_is_left_for_what_the_reader_changed() -> None:
     assert [color for color in used if is_orange(color)] == []
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_two_rows_that_are_held_are_told_apart_and_neither_is_red(theme: str) -> None:
+    first, second = colours.THEMES[theme].lines[:2]
+    assert delta_2000(first, second) > 30
+    for color in (first, second):
+        assert 50 < 360 * colorsys.rgb_to_hsv(*channels(color))[0] < 330
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("depth", [256, 1 << 24])
 @pytest.mark.parametrize("theme", THEMES)

@@ -18,6 +18,7 @@ class Theme(NamedTuple):
             first, so that 0.05 is told from 0.
         less: the same from 0 to -1.
         lines: of lines that are told apart. None is orange: that is for what the reader changed.
+            The second is not red either, which stands for numbers below 0.
         cells: places among the 256 colours of a terminal, from the smallest weight to the largest.
         cells_less: the same of numbers below 0.
     """
@@ -35,7 +36,7 @@ THEMES = {
          "#045896", "#004981", "#023a6c"),
         ("#ffffff", "#f3d6da", "#e9b7bf", "#e19ba5", "#d8818d", "#cf6775", "#c64c5e", "#b4384b",
          "#a32239", "#8b172a", "#750b1d"),
-        ("#0b62b0", "#b8123a", "#00795a", "#8a3fc0", "#666200", "#5a6270"),
+        ("#0b62b0", "#666200", "#00795a", "#8a3fc0", "#b8123a", "#5a6270"),
         (195, 153, 110, 68, 25, 17),
         (224, 217, 174, 167, 124, 88),
     ),
@@ -44,7 +45,7 @@ THEMES = {
          "#5ac3f8", "#87d4fc", "#afe4ff"),
         ("#12161c", "#46272c", "#6c3539", "#904048", "#b04d58", "#cb5d6a", "#e56d7b", "#f68390",
          "#ff9ca6", "#ffb8be", "#ffd2d5"),
-        ("#63b0ff", "#ff8595", "#4fd0a5", "#d59bff", "#d9d04d", "#b4bcc8"),
+        ("#63b0ff", "#d9d04d", "#4fd0a5", "#d59bff", "#ff8595", "#b4bcc8"),
         (17, 24, 31, 38, 81, 153),
         (52, 88, 125, 168, 211, 218),
     ),
