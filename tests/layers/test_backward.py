@@ -23,6 +23,7 @@ from qkv.layers.gated_experts import gated_expert_shapes
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
+from qkv.trace.recorder import GradientRecorder
 
 STEP = 1e-5
 CU = np.array([0, 3, 3, 7, 8])
@@ -61,6 +62,9 @@ def check(layer: Any, call: Any, inputs: dict[str, Any], seed: int = 0) -> Any:
         expected, way = slope(total, array, rng)
         assert grads[name].shape == array.shape, name
         assert (grads[name] * way).sum() == pytest.approx(expected, rel=1e-6, abs=1e-7), name
+    alone = layer.backward(up, saved, record=GradientRecorder(lambda name: False, {}, {}))
+    assert not alone.parameters
+    np.testing.assert_array_equal(alone.x, found.x)
     return found
 
 

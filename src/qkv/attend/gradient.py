@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
+from qkv.attend.attention import scores_and_weights
 from qkv.attend.call import Call, Packed, check_call, rounded
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
@@ -19,7 +21,8 @@ from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
-from qkv.ops.threads import run_all
+from qkv.ops.threads import one_blas_thread, run_all
+from qkv.trace.activations import PATTERN, SCORES
 
 _NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
 EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
@@ -128,6 +131,39 @@ def gradient_of_part(
         _over_rows(found.sinks, call.sinks, lead),
         _over_rows(found.slopes, call.slopes, lead),
     )
+
+
+def gradient_by_weights(
+    call: Call,
+    grad_out: Array,
+    weights: tuple[Array, Array] | None,
+    record: Callable[[str, Array], Array],
+) -> tuple[Array, Array, Array]:
+    """The gradients of query, key and value of a checked call, by those of weights and scores.
+
+    Args:
+        call: the call.
+        grad_out: `(*lead, Hq, L, dv)`.
+        weights: the softmax of the scores and what values were multiplied by, `(*lead, Hq, L, S)`,
+            where scores or weights were edited; None for those of the call.
+        record: gets the name of weights or scores and their gradient, and gives what goes on.
+    """
+    plan, wide = call.plan, grouped(call)
+    scores, own = scores_and_weights(call)
+    softmax, pattern = (own, own) if weights is None else weights
+    query, key, value = wide[:3]
+    used, grad = plan.grouped(pattern), plan.grouped(grad_out)
+    with one_blas_thread():
+        grad_value = (np.swapaxes(used, -2, -1) @ grad).sum(-3)
+        change = record(PATTERN, plan.ungrouped(grad @ np.swapaxes(value, -2, -1)))
+        change = record(SCORES, softmax * (change - (softmax * change).sum(-1, keepdims=True)))
+        change = plan.grouped(np.where(np.isneginf(scores), 0, change))
+        if wide.softcap is not None:
+            raw = query @ np.swapaxes(key, -2, -1) * (wide.scale / wide.softcap)
+            change = change * (1 - np.square(np.tanh(raw)))
+        change = change * plan.kind.type(wide.scale)
+        grad_key = (np.swapaxes(change, -2, -1) @ query).sum(-3)
+        return plan.ungrouped(change @ key), grad_key, grad_value
 
 
 def varlen_attention_grad(

@@ -14,7 +14,7 @@ from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.gradient import Gradient, need_single, part_back, upstream
+from qkv.layers.gradient import Gradient, for_parameters, need_single, part_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.options import check_options, settings
 from qkv.layers.packed import of_rows
@@ -338,8 +338,7 @@ class Block:
         >>> found.x.shape, found.parameters.keys() == block.parameters.keys()
         ((3, 5, 8), True)
         """
-        found: dict[str, Array] = {}
-        options: dict[str, Array] = {}
+        found, options = for_parameters(record), dict[str, Array]()
         total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
         rows = of_rows(record, saved.parts["attn"].inputs.cu)
         keep = rows or unkept
@@ -354,19 +353,22 @@ class Block:
             options.update(back.options)
             return back.x
 
-        keep(_AFTER if self.post_norm else "hook_resid_post", total)
+        if self.post_norm:
+            total = keep(_AFTER, total)
+        elif self.mlp is None:
+            total = keep("hook_resid_post", total)
         given, shared = total, None
         for name, (norm, last, hook) in reversed(self._added):
             if self.post_norm:
                 total = through(norm, total)
-            if not self.parallel:
-                given = total
-            for one in [*([hook] if hook else []), f"hook_{name}_out"]:
-                keep(one, given)
+            if hook:
+                total = keep(hook, total)
+            if hook or not self.parallel:
+                given = total  # of the sum that the part is added to
+            read = keep(f"hook_{name}_out", given)
             if self.post_norm:
-                total = total + through(name, total)
+                total = total + through(name, read)
                 continue
-            read = given
             for one in reversed(last):
                 read = through(one, read)
             read = through(name, read)
@@ -374,8 +376,8 @@ class Block:
                 shared = read  # of what the attention reads too
                 continue
             total = total + through(norm, read if shared is None else read + shared)
-        keep("hook_resid_pre", total)
-        return Gradient(total, found, options=options)
+        total = keep("hook_resid_pre", total)
+        return Gradient(total, found or {}, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
         """The same as calling the block."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from operator import is_
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
-from qkv.layers.parameters import checked, need_shape, parameter
+from qkv.layers.gradient import for_parameters, project_back
+from qkv.layers.parameters import checked, need_shape, parameter, project
 from qkv.layers.routed import Routed
-from qkv.ops.linear import linear, linear_grad
+from qkv.ops.linear import linear
+from qkv.trace import Recorder
 
 
 class Experts(Routed):
@@ -74,7 +75,7 @@ class Experts(Routed):
 
     def _each(self) -> list[tuple[Array, ...]]:
         """The arrays of each expert: the same ones each time, which stay laid out for products."""
-        whole = [self.parameters[f"experts.{name}"] for name in _EXPERT]
+        whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
         return self._experts
@@ -89,32 +90,37 @@ class Experts(Routed):
         return linear(hidden.astype(rows.dtype, copy=False), down, down_bias, wide=True)
 
     def _expert_back(
-        self, number: int, rows: Array, grad: Array, weight: Array
+        self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
         """The gradients of its rows, of what its result counts, and of its arrays."""
-        gate_up, gate_up_bias, down, down_bias = self._each()[number]
-        both = linear(rows, gate_up, gate_up_bias)  # (rows, 2 * F)
+        own, found = dict(zip(_EXPERT, self._each()[number], strict=True)), for_parameters(record)
+        both = project(rows, own, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         open_ = 1 / (1 + np.exp(-alpha * gate))
         hidden = (up + 1) * gate * open_
-        counts = (grad * linear(hidden, down, down_bias)).sum(-1)
-        change, *of_down = linear_grad(hidden, down, weight * grad, bias=True)
+        counts = (grad * project(hidden, own, "down")).sum(-1)
+        change = project_back(hidden, own, "down", weight * grad, found)
         change_both = np.empty_like(both)
         slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
-        grad_rows, *of_gate_up = linear_grad(rows, gate_up, change_both, bias=True)
-        own: list[Any] = [*of_gate_up, *of_down]  # there are biases
-        return grad_rows, counts, dict(zip(_EXPERT, own, strict=True))
+        grad_rows = project_back(rows, own, "gate_up", change_both, found)
+        return grad_rows, counts, found or {}
 
     def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
         """Put the gradients of one expert's arrays among all."""
         for name, array in own.items():
-            found[f"experts.{name}"][number] = array
+            found[f"experts.{_EXPERT[name]}"][number] = array
 
 
-_EXPERT = ("gate_up", "gate_up_bias", "down", "down_bias")
+# The arrays of all experts, by the names of linear layers for those of one.
+_EXPERT = {
+    "gate_up.weight": "gate_up",
+    "gate_up.bias": "gate_up_bias",
+    "down.weight": "down",
+    "down.bias": "down_bias",
+}
 
 
 def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from qkv.arrays import Array, Shape
 from qkv.layers.mlp import MLP, mlp_sizes
 from qkv.layers.parameters import checked, need_shape, parameter
 from qkv.layers.routed import Routed
+from qkv.trace import Recorder
 
 
 class GatedExperts(Routed):
@@ -75,13 +76,14 @@ class GatedExperts(Routed):
         return self._mlp(number).run(rows)[0]
 
     def _expert_back(
-        self, number: int, rows: Array, grad: Array, weight: Array
+        self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
         """The gradients of its rows, of what its result counts, and of its parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
-        back = mlp.backward(weight * grad, saved)
+        inner = record and record.under(f"experts.{number}.")
+        back = mlp.backward(weight * grad, saved, record=inner)
         return back.x, (grad * out).sum(-1), back.parameters
 
     def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers.parameters import result_type
-from qkv.ops.linear import linear_grad
+from qkv.ops.linear import input_grad, linear_grad
 from qkv.trace import Recorder
+from qkv.trace.recorder import GradientRecorder
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,36 @@ def part_back(
     grad: Array,
     saved: Any,
     name: str,
-    found: dict[str, Array],
+    found: dict[str, Array] | None,
     record: Recorder | None = None,
 ) -> Gradient:
     """The backward pass of a part; the gradients of its parameters are added under its name."""
     more = {} if record is None else {"record": record}
     back: Gradient = part.backward(grad, saved, **more)
-    found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
+    if found is not None:
+        found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
     return back
 
 
 def project_back(
-    x: Array, parameters: Mapping[str, Array], name: str, grad: Array, found: dict[str, Array]
+    x: Array,
+    parameters: Mapping[str, Array],
+    name: str,
+    grad: Array,
+    found: dict[str, Array] | None,
 ) -> Array:
     """The backward pass of `project`: gives the gradient of `x`, adds those of the parameters."""
-    bias = f"{name}.bias"
-    grad_x, grad_weight, grad_bias = linear_grad(
-        x, parameters[f"{name}.weight"], grad, bias=bias in parameters
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    if found is None:
+        return input_grad(parameters[weight], grad)
+    grad_x, found[weight], grad_bias = linear_grad(
+        x, parameters[weight], grad, bias=bias in parameters
     )
-    found[f"{name}.weight"] = grad_weight
     if grad_bias is not None:
         found[bias] = grad_bias
     return grad_x
+
+
+def for_parameters(record: Recorder | None) -> dict[str, Array] | None:
+    """Where a backward pass puts the gradients of parameters; None where it computes none."""
+    return None if isinstance(record, GradientRecorder) else {}

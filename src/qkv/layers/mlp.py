@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, float_type, whole_number
-from qkv.layers.gradient import Gradient, project_back, upstream
+from qkv.layers.gradient import Gradient, for_parameters, project_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.parameters import (
     checked,
@@ -156,22 +156,22 @@ class MLP(Feed):
         >>> mlp.backward(np.ones((3, 4)), saved).parameters["up_proj.weight"].shape
         (4, 16)
         """
-        found: dict[str, Array] = {}
+        found = for_parameters(record)
         x, pre, hidden, gate, up = saved
         grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
         change = project_back(hidden, self.parameters, "down_proj", grad, found)
         keep = record or unkept
-        keep("hook_post", change)
+        change = keep("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
             first, linear = "gate_proj", change * gate
-            keep("hook_pre_linear", linear)
+            linear = keep("hook_pre_linear", linear)
             grad_x = project_back(x, self.parameters, "up_proj", linear, found)
             change = change * up
         change = activation_grad(pre, change, self.activation)
-        keep("hook_pre", change)
+        change = keep("hook_pre", change)
         more = project_back(x, self.parameters, first, change, found)
-        return Gradient(more if grad_x is None else more + grad_x, found)
+        return Gradient(more if grad_x is None else more + grad_x, found or {})
 
     def trace(self, x: ArrayLike) -> Trace:
         """Every intermediate of `layer(x)` by its name.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, float_type, whole_number
-from qkv.layers.gradient import Gradient, upstream
+from qkv.layers.gradient import Gradient, for_parameters, upstream
 from qkv.layers.layer import Layer
 from qkv.layers.parameters import checked, need_shape, promoted, quiet
 from qkv.ops.norm import norm_grad, normalize
@@ -86,7 +86,9 @@ class _Norm(Layer):
         """
         grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
         if record is not None:
-            record("hook_normalized", grad)
+            grad = record("hook_normalized", grad)
+            if record.wants("hook_scale"):
+                return Gradient(self._back_by_scale(grad, saved, record), {})
         grad_x, weight, bias = norm_grad(
             saved.x,
             self.scaled(),
@@ -95,7 +97,19 @@ class _Norm(Layer):
             centred=self._is_centred,
             bias="bias" in self.parameters,
         )
+        if for_parameters(record) is None:
+            return Gradient(grad_x, {})
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+
+    def _back_by_scale(self, grad: Array, saved: NormSaved, record: Recorder) -> Array:
+        """The gradient of `x`, with that of what is divided by on its own."""
+        x, scale = saved
+        centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
+        weighted = grad * self.scaled().astype(x.dtype, copy=False)
+        of_scale = -(weighted * centred).sum(-1, keepdims=True) / np.square(scale)
+        of_scale = record("hook_scale", of_scale)
+        back: Array = (weighted + of_scale * centred / x.shape[-1]) / scale
+        return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
         """The norm of `x` (..., D) if it is divided by `scale` (..., 1)."""

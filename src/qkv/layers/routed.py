@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, whole_number
 from qkv.attend.softmax import softmax
-from qkv.layers.gradient import Gradient, project_back, upstream
+from qkv.layers.gradient import Gradient, for_parameters, project_back, upstream
 from qkv.layers.layer import Feed
 from qkv.layers.parameters import is_wide, project, promoted, quiet
 from qkv.trace import Recorder
@@ -55,7 +55,7 @@ class Routed(Feed, ABC):
 
     @abstractmethod
     def _expert_back(
-        self, number: int, rows: Array, grad: Array, weight: Array
+        self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
         """The gradients of its rows, of what its result counts, and of its own parameters."""
 
@@ -104,19 +104,22 @@ class Routed(Feed, ABC):
         rows, chosen, weights, chances, shape = saved
         grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
         grad = grad.reshape(-1, self.dim)
-        found = {
-            name: np.zeros(array.shape, grad.dtype)
-            for name, array in self.parameters.items()
-            if name.startswith("experts.")
-        }
+        found = for_parameters(record)
+        if found is not None:
+            found |= {
+                name: np.zeros(array.shape, grad.dtype)
+                for name, array in self.parameters.items()
+                if name.startswith("experts.")
+            }
         grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)  # of what each counts
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             of_rows, counts[row, rank], own = self._expert_back(
-                number, rows[row], grad[row], weights[row, rank, None]
+                number, rows[row], grad[row], weights[row, rank, None], record
             )
             grad_rows[row] += of_rows
-            self._put(found, number, own)
+            if found is not None:
+                self._put(found, number, own)
         mean = (weights * counts).sum(-1, keepdims=True)
         scores = np.zeros((len(rows), self.count), rows.dtype)
         np.put_along_axis(scores, chosen, weights * counts, -1)
@@ -125,7 +128,7 @@ class Routed(Feed, ABC):
             np.put_along_axis(chances, chosen, weights, -1)
         scores -= chances * mean  # of the softmax
         grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
-        return Gradient(grad_rows.reshape(shape), found)
+        return Gradient(grad_rows.reshape(shape), found or {})
 
     def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """For each row the experts it goes through, what they count, and the softmax of all.

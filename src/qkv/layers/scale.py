@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, float_type, whole_number
-from qkv.layers.gradient import Gradient, upstream
+from qkv.layers.gradient import Gradient, for_parameters, upstream
 from qkv.layers.layer import Layer
 from qkv.layers.parameters import checked, parameter, promoted, quiet
 from qkv.trace import Recorder
@@ -88,5 +88,7 @@ class LayerScale(Layer):
         """
         grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
         weight = self.parameters["weight"].astype(grad.dtype, copy=False)
+        if for_parameters(record) is None:
+            return Gradient(grad * weight, {})
         total = (grad * saved.x).reshape(-1, self.dim).sum(0)
         return Gradient(grad * weight, {"weight": total})

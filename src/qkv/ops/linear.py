@@ -150,18 +150,13 @@ def linear_grad(
     count = math.prod(x.shape[:-1])
     rows, grad = x.reshape(count, depth), grad.reshape(count, width)
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
+    grad_x = input_grad(weight, grad).reshape(x.shape)
     here = body_for(x) if x.size and grad.size else None
     if here is None:
         grad_weight = multiply(grad.T, rows).T if transposed else multiply(rows.T, grad)
-        grad_x = multiply(grad, weight.T)
-        return grad_x.reshape(x.shape), grad_weight, grad.sum(0) if bias else None
+        return grad_x, grad_weight, grad.sum(0) if bias else None
     rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
-    grad_x, threads = np.empty(rows.shape, x.dtype), get_num_threads()
-    kind = _narrow.get() or FLOAT32
-    weights = packed_once(weight.T, here, kind, threads)
-    kernel.linear(
-        here, as_rows(grad, count, width, kind), weights, None, 0, None, None, grad_x, threads
-    )
+    threads = get_num_threads()
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:
         grad_weight = np.empty((width, depth), x.dtype).T
@@ -169,7 +164,27 @@ def linear_grad(
     else:
         grad_weight = np.empty((depth, width), x.dtype)
         kernel.outer(here, rows, grad, grad_weight, None, grad_bias, threads)
-    return grad_x.reshape(x.shape), grad_weight, grad_bias
+    return grad_x, grad_weight, grad_bias
+
+
+def input_grad(weight: Array, grad: Array) -> Array:
+    """The gradient of `x` `(..., in)` for the result `x @ weight`, from its own `(..., out)`.
+
+    >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
+    [[30.0, 40.0]]
+    """
+    weight, grad = working(weight, grad)
+    depth, width = weight.shape
+    here = body_for(grad) if weight.size and grad.size else None
+    if here is None:
+        return multiply(grad, weight.T)
+    count, threads = grad.size // width, get_num_threads()
+    kind = _narrow.get() or FLOAT32
+    found = np.empty((count, depth), grad.dtype)
+    rows = as_rows(grad.reshape(count, width), count, width, kind)
+    weights = packed_once(weight.T, here, kind, threads)
+    kernel.linear(here, rows, weights, None, 0, None, None, found, threads)
+    return found.reshape(*grad.shape[:-1], depth)
 
 
 def multiply(left: Array, right: Array) -> Array:

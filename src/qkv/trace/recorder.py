@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 
 import numpy as np
 
@@ -112,8 +113,7 @@ class Recorder:
             shaped: what is done to an array before it is kept.
             back: the other way round.
         """
-        inner = Recorder(self._wanted, self._changes, self._use)
-        inner.arrays = self.arrays
+        inner = copy(self)  # which shares the arrays
         inner._prefix = self._prefix + prefix
         inner._shaped, inner._back = shaped or self._shaped, back or self._back
         return inner
@@ -121,3 +121,42 @@ class Recorder:
     def _as_kept(self, array: Array) -> Array:
         array = array if self._shaped is None else self._shaped(array)
         return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+class GradientRecorder(Recorder):
+    """Collects gradients of activations during a backward pass, which then has no others.
+
+    A layer that is given one computes no gradients of its parameters.
+
+    Args:
+        wanted: as for `Recorder`.
+        changes: by the full name of an activation that was edited in the forward pass, from its
+            gradient behind the edit to that in front of it.
+        added: by the full name of an activation what is added to its gradient, because what is
+            differentiated depends on it directly.
+
+    >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
+    >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]
+    (array([0., 0.]), array([1., 1.]))
+    """
+
+    def __init__(
+        self,
+        wanted: Callable[[str], bool],
+        changes: Mapping[str, Change],
+        added: Mapping[str, Array],
+    ) -> None:
+        super().__init__(wanted, changes)
+        self._added = added
+
+    def wants(self, *names: str) -> bool:
+        """Whether the gradient of any of these is kept, changed or added to."""
+        return super().wants(*names) or any(self._prefix + name in self._added for name in names)
+
+    def __call__(self, name: str, array: Array) -> Array:
+        """Keep the gradient of an activation as it is behind its edit; give that in front of it."""
+        more = self._added.get(self._prefix + name)
+        if more is not None:
+            array = array + (more if self._back is None else self._back(more))
+        self.keep(name, array)
+        return self.change(name, array)

@@ -8,13 +8,15 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
-from qkv.attend.gradient import AttentionGradient, summed_to
+from qkv.attend.call import check_call
+from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.gradient import Gradient, part_back, project_back, upstream
+from qkv.layers.gradient import Gradient, for_parameters, part_back, project_back, upstream
 from qkv.layers.options import PADDED
-from qkv.layers.packed import of_heads, padded_heads, unpadded_heads
+from qkv.layers.packed import of_heads, of_rows, padded_heads, unpadded_heads
 from qkv.trace import Recorder
+from qkv.trace.activations import WEIGHTS
 from qkv.trace.recorder import unkept
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
@@ -24,22 +26,28 @@ def attention_backward(
     layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
 ) -> Gradient:
     """From the gradient of what the layer gave to those of what it was given."""
-    found: dict[str, Array] = {}
+    found = for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
     grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
-    if "out_proj.weight" in layer.parameters:
-        grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
-    z = split_heads(grad, layer.num_heads)
+    if record is not None and record.wants("hook_result"):
+        z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or record)
+    else:
+        if "out_proj.weight" in layer.parameters:
+            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
+        z = split_heads(grad, layer.num_heads)
     moved = bool(saved.norms or saved.positions)
     keep = of_heads(record, inputs.cu) or unkept
-    keep("hook_z", z)
-    heads = _attention_grad(z, saved)
+    z = keep("hook_z", z)
+    if saved.weighed is not None or (record is not None and record.wants(*WEIGHTS)):
+        heads = _from_weights(z, saved, record or Recorder())
+    else:
+        heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
         """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
         if moved and name != "v":
-            keep(f"hook_rot_{name}", part)
+            part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:
             assert layer.rotary is not None
             part = layer.rotary.rotate_back(part, *saved.positions[name])
@@ -48,9 +56,10 @@ def attention_backward(
         if norm is not None:
             whole = norm.dim != part.shape[-1]  # all heads side by side
             given = join_heads(part) if whole else part
-            given = part_back(norm, given, saved.norms[name], f"{name}_norm", found).x
+            inner = record and record.under(f"{name}_norm.")
+            given = part_back(norm, given, saved.norms[name], f"{name}_norm", found, inner).x
             part = split_heads(given, part.shape[-3]) if whole else given
-        keep(f"hook_{name}", part)
+        part = keep(f"hook_{name}", part)
         return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
 
     query = to_words("q", heads.query, inputs.words)
@@ -58,14 +67,37 @@ def attention_backward(
     options = {name: getattr(heads, name) for name in _LEARNED}
     options = {name: array for name, array in options.items() if array is not None}
     if inputs.context is None:
-        return Gradient(query + others, found, options=options)
-    return Gradient(query, found, context=others, options=options)
+        return Gradient(query + others, found or {}, options=options)
+    return Gradient(query, found or {}, context=others, options=options)
+
+
+def _from_results(layer: Parts, grad: Array, z: Array, record: Recorder) -> Array:
+    """From the gradient of the layer's output to that of `z`, by what each head adds to it."""
+    weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
+    each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
+    each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
+    return each @ np.swapaxes(weight, -2, -1)
+
+
+def _from_weights(grad: Array, saved: AttentionSaved, record: Recorder) -> AttentionGradient:
+    """What `_attention_grad` gives but for the options', by the gradients of scores and weights."""
+    cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
+    parts = [saved.query, saved.key, saved.value, grad]
+    if cu is not None:
+        parts, lengths = padded_heads(parts, cu), np.diff(cu)
+        options |= {"query_lengths": lengths, "key_lengths": lengths}
+    call = check_call(*parts[:3], **options, call=saved.inputs.call)
+    weights = None if saved.weighed is None else saved.weighed[1:]
+    found = gradient_by_weights(call, parts[3], weights, record)
+    query, key, value = found if cu is None else (unpadded_heads(part, cu) for part in found)
+    return AttentionGradient(query, key, value, None, None, None)
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
     """The gradients of rotated queries and keys and of values, in the layout of the layer."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
+    assert lse is not None
     if cu is None:
         return attention_grad(*parts, forward=(z, lse), **options)
     if any(name in options for name in PADDED):

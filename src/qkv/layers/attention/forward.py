@@ -89,7 +89,16 @@ class AttentionSaved:
     key: Array
     value: Array
     z: Array
-    lse: Array
+    lse: Array | None  # None where there are weights
+    weighed: Weighed | None  # where scores or weights were edited
+
+
+class Weighed(NamedTuple):
+    """What attention gave, and by which weights, (B, Hq, L, S)."""
+
+    z: Array  # (B, Hq, L, dv)
+    softmax: Array  # of the scores
+    pattern: Array  # what values were multiplied by: the same unless it was edited
 
 
 class Positions(NamedTuple):
@@ -142,14 +151,12 @@ def attention_forward(
             parts[name] = keep(f"hook_rot_{name}", parts[name])
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
-    z, extra = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
+    z, extra, weighed = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
     saved = None
     if save:
-        *extra, lse = extra
-        saved = AttentionSaved(
-            inputs, shapes, norms, positions, parts["q"], parts["k"], parts["v"], z, lse
-        )
-        extra = [*extra, lse] if inputs.options.get("return_lse") else extra
+        lse = extra[-1] if weighed is None else None
+        made = parts["q"], parts["k"], parts["v"], z
+        saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
     z = keep("hook_z", z)
     out = attention_out(z, layer.parameters, residual, record, cu)
     return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
@@ -268,11 +275,11 @@ def _attend(
     record: Recorder | None,
     top_k: int | None,
     save: bool,
-) -> tuple[Array, list[Array]]:
-    """The weighted values `(..., Hq, L, dv)`, and what else the options ask for.
+) -> tuple[Array, list[Array], Weighed | None]:
+    """The weighted values `(..., Hq, L, dv)`, what else the options ask for, and the weights.
 
     `parts` are query, key and value; those of packed rows are `(H, total, d)`. With `save` the
-    log-sum-exp is there too, as the last.
+    log-sum-exp is there too, as the last, unless the weights are, which `record` made.
     """
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
@@ -281,24 +288,22 @@ def _attend(
     plan = plan or attention_plan(layer, inputs)
     if cu is None or is_padded or seen:
         call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
-        out = None if record is None else record_weights(call, record, top_k)
-        if out is not None or cu is None or is_padded:
-            extra: list[Array] = []
-            if out is None:
-                out, *extra = answer(call, weights=weights, lse=lse)
+        found = None if record is None else record_weights(call, record, top_k)
+        if found is not None or cu is None or is_padded:
+            out, *extra = answer(call, weights=weights, lse=lse) if found is None else found[:1]
             if cu is None:
-                return out, extra
+                return out, extra, found
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
-            return unpadded_heads(out, cu), rows
+            return unpadded_heads(out, cu), rows, found
     out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
-    return np.swapaxes(out, 0, 1), extra
+    return np.swapaxes(out, 0, 1), extra, None
 
 
-def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | None:
+def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
     """Record scores and weights, or their summary, if wanted.
 
     Returns:
-        What the heads give, (*lead, Hq, L, dv), where scores or weights were changed, or where it
+        What the heads give, and their weights, where scores or weights were changed, or where it
         came with the weights.
     """
     changed = record.changes(*WEIGHTS)
@@ -312,7 +317,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
         # twice as fast; a trace has the formula's weights, the same whatever else it keeps
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
-        return out
+        return Weighed(out, pattern, pattern)
     given, pattern = scores_and_weights(call)
     scores = record.change(SCORES, given)
     if scores is not given:
@@ -320,9 +325,9 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Array | N
         pattern = softmax_of(call, scores)
     record.keep(SCORES, scores)
     found = record.change(PATTERN, pattern)
-    pattern = pattern if found is pattern else without_padding(call, found, 0)
-    record.keep(PATTERN, pattern)
-    return weighed(call, pattern) if changed else None
+    used = pattern if found is pattern else without_padding(call, found, 0)
+    record.keep(PATTERN, used)
+    return Weighed(weighed(call, used), pattern, used) if changed else None
 
 
 def attention_out(

@@ -55,12 +55,10 @@ class AttentionOnly(Block):
         attn = saved.parts["attn"]
         keep = of_rows(record, attn.inputs.cu) or unkept
         inner = record and record.under("attn.")
-        for name in ("hook_resid_post", "hook_attn_out"):
-            keep(name, np.asarray(grad))
+        grad = keep("hook_attn_out", keep("hook_resid_post", np.asarray(grad)))
         back = self.attn.backward(grad, attn, record=inner)
-        keep("hook_resid_pre", back.x)
         named = {f"attn.{name}": array for name, array in back.parameters.items()}
-        return replace(back, parameters=named)
+        return replace(back, x=keep("hook_resid_pre", back.x), parameters=named)
 
 
 @dataclass(frozen=True, kw_only=True)

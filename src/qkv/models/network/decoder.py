@@ -121,13 +121,12 @@ class CrossAttention:
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
         options["attn_mask"] = cache.visible
         call = check_call(*parts, **options, call="CrossAttention")
-        z = None
+        found = None
         if record is not None and heads is not None:
             heads.keep("hook_k", cache.key)
             heads.keep("hook_v", cache.value)
-            z = record_weights(call, record, top_k)
-        if z is None:
-            (z,) = answer(call)
+            found = record_weights(call, record, top_k)
+        z = answer(call)[0] if found is None else found.z
         z = keep("hook_z", z)
         return attention_out(z, self.parameters, residual, record, None), None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.layers.gradient import part_back, project_back
+from qkv.layers.gradient import for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import of_rows
 from qkv.models.network.interpolation import for_grid, for_grid_back
@@ -139,23 +139,25 @@ class Embedding:
         """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
 
         They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
-        `record` collects the gradients of what a trace has, of packed rows as (B, T, D).
+        `record` collects the gradients of what a trace has, of packed rows as (B, T, D); with a
+        `GradientRecorder` there are no others.
         """
-        found: dict[str, Array] = {}
+        found = for_parameters(record)
         keep = of_rows(record, cu_lengths) or unkept
-        keep("hook_full_embed", grad)
+        grad = keep("hook_full_embed", grad)
         if saved.narrow is not None and not self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
         if self.norm is not None:
-            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found).x
+            inner = record and record.under("embed_norm.")
+            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found, inner).x
         for hook in self.hooks[1:-1]:  # what is added up
             keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
-        if self.positions is not None:
+        if self.positions is not None and found is not None:
             where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
             shape = self._positions_of(saved.rows).shape
             found["pos_embed.weight"] = rows_back(rows, where.ravel(), shape)
-        if self.token_types is not None:
+        if self.token_types is not None and found is not None:
             kinds = np.zeros_like(self.token_types)
             if saved.segments is None:
                 kinds[0] = rows.sum(0)
@@ -164,7 +166,9 @@ class Embedding:
             found["token_type_embed.weight"] = kinds
         if saved.narrow is not None and self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
-        keep("hook_embed", grad)
+        grad = keep("hook_embed", grad)
+        if found is None:
+            return {}
         return found | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
 
     def _projected(self, x: Array) -> Array:
@@ -248,6 +252,8 @@ class PatchEmbedding(Embedding):
     def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
         """The backward pass, to the first token, the weight of the patches and the places."""
         found = super().backward(grad, saved, **recorded)
+        if not found:
+            return found
         positions, grid = found["pos_embed.weight"], saved.rows.grid
         if self.grid is not None and grid != self.grid:
             positions = for_grid_back(positions, self.grid, grid)

@@ -10,13 +10,14 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers.attention import Norm
-from qkv.layers.gradient import Gradient, need_single, part_back, project_back
+from qkv.layers.gradient import Gradient, for_parameters, need_single, part_back, project_back
 from qkv.layers.parameters import shapes_of
 from qkv.models.network.finishing import activated
 from qkv.models.network.pooling import POOLING
 from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear
+from qkv.trace import Recorder
 
 _BOTH = "cls and mean"
 
@@ -155,13 +156,15 @@ class BuiltHead:
             out[np.diff(cu_lengths) == 0] = 0
         return out, saved
 
-    def backward(self, grad: Array, saved: Mapping[str, Any]) -> Gradient:
+    def backward(
+        self, grad: Array, saved: Mapping[str, Any], *, record: Recorder | None = None
+    ) -> Gradient:
         """The backward pass, from the gradient of the logits to those of rows and parameters.
 
         That of a tied projection is "head.out_proj.weight" (D, V): the token table gets its
-        transpose added.
+        transpose added. With a `GradientRecorder` there are none of parameters.
         """
-        steps, found = self.steps, dict[str, Array]()
+        steps, found = self.steps, for_parameters(record)
         if steps.pool is not None:
             grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
         if steps.softcap is not None:
@@ -171,7 +174,8 @@ class BuiltHead:
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
         if self.norm is not None:
-            grad = part_back(self.norm, grad, saved["norm"], "head.norm", found).x
+            inner = record and record.under("head.norm.")
+            grad = part_back(self.norm, grad, saved["norm"], "head.norm", found, inner).x
         if steps.activation == "tanh":
             grad = grad * (1 - np.square(np.tanh(saved["activation"])))
         elif steps.activation is not None:
@@ -182,7 +186,7 @@ class BuiltHead:
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
             grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
-        return Gradient(grad, found)
+        return Gradient(grad, found or {})
 
     def _linear(self, name: str, rows: Array) -> Array:
         """A linear layer of the head, which gives float32 for half precision."""

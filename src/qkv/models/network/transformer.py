@@ -14,7 +14,7 @@ from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.attention.forward import Positions
 from qkv.layers.block import BlockSaved
-from qkv.layers.gradient import need_single, part_back
+from qkv.layers.gradient import for_parameters, need_single, part_back
 from qkv.layers.norm import NormSaved
 from qkv.layers.packed import of_rows, padded, places, starts_of
 from qkv.layers.parameters import quiet
@@ -184,11 +184,11 @@ class Transformer:
         return rows[mask[text]], starts_of(mask.sum(1))
 
     def training_forward(
-        self, ids: Array, places: Array, cu_lengths: Array, *, record: Recorder | None = None
+        self, ids: Array, places: Array, cu_lengths: Array, **options: Any
     ) -> tuple[Array, TransformerSaved]:
-        """The vectors (total, D), and what `backward` needs of them; `record` as for `run`."""
+        """The vectors (total, D), and what `backward` needs of them; the options as for `run`."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(ids, places, cu_lengths, record=record, save=True)
+        return self.run(ids, places, cu_lengths, save=True, **options)
 
     @quiet
     def run(
@@ -294,21 +294,23 @@ class Transformer:
 
         Returns:
             The gradient of every parameter by the name that its design gives it
-            ("blocks.0.attn.q_proj.weight"), but for those of the head.
+            ("blocks.0.attn.q_proj.weight"), but for those of the head; with a `GradientRecorder`
+            none.
         """
-        found: dict[str, Array] = {}
-        cu = saved.cu_lengths
+        found, cu = for_parameters(record), saved.cu_lengths
         longest = int(np.diff(cu).max(initial=0))
-        if self.final_norm is not None:
+        if saved.final_norm is not None:
             rows = of_rows(record, cu)
             last = rows and rows.under(f"{_LAST}.")
             grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found, last).x
-        for number in reversed(range(len(self.layers))):
+        for number in reversed(range(len(saved.layers))):
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
             inner = record and record.under(f"blocks.{number}.")
             own: dict[str, Array] = {}
             back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # and free it
             grad = back.x
+            if found is None:
+                continue
             if "sinks" in back.options:
                 own[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
@@ -316,7 +318,8 @@ class Transformer:
                 own["relative_bias.weight"] = table
             for name, array in own.items():  # what several layers have gets the sum of theirs
                 found[name] = found[name] + array if name in found else array
-        return found | self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
+        more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
+        return more if found is None else found | more
 
     @property
     def predicts(self) -> bool:
