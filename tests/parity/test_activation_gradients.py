@@ -24,7 +24,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from .models import double, ids_of, made
+from .hooks import edited
+from .models import Pair, double, ids_of, made
+from .test_circuits import CLEAN, CORRUPTED, METRIC, metric_of
+from .test_circuits import FAMILIES as HOOKED
 
 LENGTHS = [11, 4, 7]
 
@@ -228,3 +231,107 @@ def test_of_one_logit_and_of_a_difference(tmp_path: Path, name: str) -> None:
             ("z", -1): "blocks.1.attn.hook_z",
         }.items():
             pair.near(found[asked], expected[full].reshape(found[asked].shape), str(asked))
+
+
+# What hooks of torch reach in all three families.
+TAPPED = (
+    "q",
+    "k",
+    "v",
+    "attn_scores",
+    "pattern",
+    "z",
+    "attn_out",
+    "mlp.pre",
+    "mlp.post",
+    "mlp_out",
+)
+ABOVE = [("pattern", 2), ("mlp.post", 1), ("q", 2), ("attn_scores", 1)]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "gpt_neox"])
+def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A random model of a family in both libraries, in float32."""
+    kind, config = HOOKED[request.param]
+    return made(tmp_path_factory.mktemp(request.param), kind, config)
+
+
+def tapped(pair: Pair, changes: dict[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
+    """What torch computes of `TAPPED`, edited, and the logits; gradients flow through it."""
+    found: dict[tuple[str, int], Any] = {}
+
+    def tap(key: tuple[str, int]) -> Any:
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            x = changes[key](x) if key in changes else x
+            x = x if x.requires_grad else x.requires_grad_()
+            x.retain_grad()
+            found[key] = x
+            return x
+
+        return keep
+
+    keys = [(name, layer) for name in TAPPED for layer in range(3)]
+    with edited(pair.theirs, pair.theirs.config.model_type, {key: tap(key) for key in keys}):
+        found["logits", 0] = pair.theirs(torch.tensor(CLEAN)[None]).logits
+    return found
+
+
+def same_gradients(pair: Pair, total: Any, seen: dict[tuple[str, int], Any], **given: Any) -> None:
+    """The gradient of a number of torch at all that was tapped, and ours."""
+    total.backward()
+    keys = [key for key in seen if key[0] != "logits"]
+    found = pair.ours.gradient(CLEAN, at=keys, **given)
+    expected = {key: seen[key].grad for key in keys}
+    expected = {
+        k: np.zeros(found[k].shape) if g is None else g.numpy() for k, g in expected.items()
+    }
+    largest = max(np.abs(array).max() for array in expected.values())
+    for key, array in expected.items():
+        assert found[key].shape == array.shape, key
+        difference = np.abs(found[key] - array).max()
+        assert difference <= 2e-5 * max(1, largest), f"{key}: {difference:.2e}"
+    assert sum(bool(array.any()) for array in expected.values()) > 5
+
+
+def test_of_a_logit_at_scores_weights_and_all_the_rest(hooked: Pair) -> None:
+    seen = tapped(hooked, {})
+    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC)
+
+
+@pytest.mark.parametrize("of", ABOVE, ids=str)
+def test_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
+    seen = tapped(hooked, {})
+    there = np.isfinite(seen[of].detach().numpy())
+    weight = np.where(there, np.random.default_rng(2).standard_normal(there.shape), 0)
+    weight = weight.astype(np.float32)
+    total = (torch.where(torch.tensor(there), seen[of], 0) * torch.tensor(weight)).sum()
+    same_gradients(hooked, total, seen, of={of: weight})
+
+
+def test_under_edits(hooked: Pair) -> None:
+    """Arrays, a head that gives zeros, a head that gives a mean, and keys that are masked."""
+    arrays = hooked.ours.trace(CORRUPTED, names=[("mlp_out", 0), ("pattern", 1), ("k", 2)])
+    given = {name: arrays[name] for name in (("mlp_out", 0), ("pattern", 1), ("k", 2))}
+    mean = hooked.ours.trace(CLEAN)["z", 2][0, :, 3].mean(0)
+
+    def masked(scores: torch.Tensor) -> torch.Tensor:
+        scores[..., 2] = -torch.inf
+        scores[:, :, 5, 1] = -torch.inf
+        return scores
+
+    def ablated(head: int, value: Any) -> Any:
+        def change(z: torch.Tensor) -> torch.Tensor:
+            z[:, :, head] = torch.as_tensor(value)
+            return z
+
+        return change
+
+    changes: dict[tuple[str, int], Any] = {
+        **{key: lambda x, key=key: torch.tensor(given[key]) for key in given},
+        **{("attn_scores", layer): masked for layer in range(3)},
+        ("z", 0): ablated(1, 0.0),
+        ("z", 2): ablated(3, mean),
+    }
+    seen = tapped(hooked, changes)
+    edits = {"ablate": {(0, 1): "zero", (2, 3): "mean"}, "hide": [2, (5, 1)], "edit": given}
+    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC, **edits)

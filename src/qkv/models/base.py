@@ -386,17 +386,28 @@ class ModelBase:
         stop: int | None = None,
         **others: Any,
     ) -> EditedRun:
-        """The same, with the means that are asked for, of texts that are run so many at once.
+        """The same, with the means that are asked for; the arguments as for `_with_means`."""
+        found = self._fit(edits, map(self._with_names, batch), **others)
+        return self._with_means(found, batch, batch_size, stop=stop)
+
+    def _with_means(
+        self,
+        edited: EditedRun,
+        batch: Sequence[Tokenized],
+        batch_size: int | None = None,
+        *,
+        stop: int | None = None,
+    ) -> EditedRun:
+        """A run with the means that it asks for, of texts that are run so many at once.
 
         `stop` is the layer before which that run ends, None for behind the last.
         """
-        found = self._fit(edits, map(self._with_names, batch), **others)
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for part in parts(batch, batch_size):
                 self._run(batch[part.start : part.stop], record=recorder(Layout(part)), stop=stop)
 
-        return found.below(stop).averaged(sum(map(len, batch)), run)
+        return edited.below(stop).averaged(sum(map(len, batch)), run)
 
     @property
     def _knows_words(self) -> bool:

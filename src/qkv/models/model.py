@@ -20,7 +20,14 @@ from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import EditedRun
 from qkv.models.tasks.fit_edits import check, hide_value
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
-from qkv.models.tasks.gradient import check_edited, check_type, gradients, names_of, word_id
+from qkv.models.tasks.gradient import (
+    check_functions,
+    check_type,
+    gradients,
+    names_of,
+    target_of,
+    word_id,
+)
 from qkv.models.tasks.heads import HeadWeights, head_weights
 from qkv.models.tasks.inputs import checked_ids, checked_positions, named
 from qkv.models.tasks.layout import Layout, columns, layout_of
@@ -737,25 +744,37 @@ class Model(ComparingModel):
         return head_weights(self._body.layers[layer].attn)
 
     def gradient(
-        self, text: Any, *, of: Any, at: Any = ("embed",), edit: Edit = None
+        self,
+        text: Any,
+        *,
+        of: Any,
+        at: Any = ("embed",),
+        ablate: Ablate = (),
+        hide: Hide = (),
+        edit: Edit = None,
     ) -> dict[Any, Array]:
-        """The gradient of a logit for activations: what a small change of each does to it.
+        """The gradient of a logit or an activation for activations, in an edited run or not.
+
+        No gradient of a parameter is computed, and no layer above the last one that counts.
 
         Args:
             text: one text or several, or the ids of their tokens, as for `trace`.
-            of: what it is the gradient of, for the logits (B, T, V) of `trace(..., logits=True)`:
-                `(place, token)`, the logit of a token at a place of each text;
-                `(place, token, other)`, how far it is above that of another; or an array of floats
-                (B, T, V) that the logits are multiplied by and summed. A place counts from the end
-                with -1; a token is an id, or a string that is one token of the vocabulary (as it
-                is cut behind nothing: GPT-2 knows "the" and " the").
+            of: what it is the gradient of. `(place, token)` is the logit of a token at a place of
+                each text, `(place, token, other)` how far it is above that of another; a place
+                counts from the end with -1; a token is an id, or a string that is one token of the
+                vocabulary (as it is cut behind nothing: GPT-2 knows "the" and " the"). An array of
+                floats (B, T, V) weighs the logits of `trace(..., logits=True)`, which are summed.
+                A mapping `{activation: array}` weighs activations by arrays of their shapes: 1 at
+                the place of one neuron, 0 elsewhere.
             at: the activations, by their names as a trace has them: "embed", ("resid_post", 3),
-                "blocks.3.attn.hook_z"; "z" is that of all layers. Of the scores, the pattern and
-                what comes of a single head (`attn.hook_result`) there is none: the backward pass of
-                attention never forms it.
-            edit: embeddings to change, as in `trace`: "embed", and "pos_embed" and
-                "token_type_embed" where the model has them. What takes their place is what the
-                gradient is at.
+                ("pattern", 0), "blocks.3.attn.hook_result"; "z" is that of all layers.
+            ablate: heads to go without, as in `trace`.
+            hide: words, places and edges that are not looked at, as in `trace`.
+            edit: activations to change, as in `trace`. The gradient of an edited activation is
+                that of what takes its place. Through records it goes on as their arithmetic says:
+                "add" passes it, "ablate", "set", "patch" and "row" stop it. An array stops it. The
+                derivative of a function is not known, so `at` may have its activation, and what
+                comes later.
 
         Returns:
             For each activation, by its name as it was asked for, an array of the shape that the
@@ -764,9 +783,10 @@ class Model(ComparingModel):
 
         Raises:
             TypeError: an argument is of a wrong type, or the model is in half precision.
-            ValueError: the model has no head over words, or reads one text and writes another;
-                there is no such place or token, or no gradient of an activation; a text is empty;
-                an edit is of something else than embeddings.
+            ValueError: `of` is of logits and the model has no head over words; it reads one text
+                and writes another; there is no such place or token; an array has another shape
+                than what it weighs; a text is empty; a gradient would pass through a function; or
+                as for `trace`.
             KeyError: there is no such activation; the message has the nearest ones.
 
         Source:
@@ -779,27 +799,33 @@ class Model(ComparingModel):
         >>> found = model.gradient("The sun [MASK].", of=(3, "the"), at=["embed", ("z", -1)])
         >>> all(found[name].shape == trace[name].shape for name in ("embed", ("z", -1)))
         True
+        >>> neuron = np.zeros(trace["post", 1].shape)
+        >>> neuron[0, 3, 7] = 1  # of layer 1, at the mask
+        >>> found = model.gradient("The sun [MASK].", of={("post", 1): neuron}, at=[("pattern", 0)])
+        >>> found["pattern", 0].shape == trace["pattern", 0].shape
+        True
         """
-        words = self._need_words("gradient")
         if not self.continues:
             raise ValueError(
                 f"gradient: {self.name} reads one text and writes another, and there is no "
                 "backward pass through both: take a model of one text"
             )
+        words = 0 if isinstance(of, Mapping) else self._need_words("gradient")
         check_type(self._weights.parameters.values(), self.name)
         names = names_of(at, self._body)
         _, batch = self._texts(text, "gradient")
         prepared = self._sentence.prepared
 
-        edits = edits_of(edit, call="gradient")
-        batch = self._swapped(edits, batch)
-        edited = self._fit(edits, batch)
-        check_edited(edits, edited, self._body)
-
         def token_id(word: Any) -> int:
             return word_id(word, words, self.tokenizer, prepared, self.name)
 
-        return gradients(self._body, batch, of, names, token_id, edited)
+        target = target_of(of, [len(one) for one in batch], self._body, token_id)
+        edits = edits_of(edit, ablate, hide, call="gradient")
+        batch = self._swapped(edits, batch)
+        edited = self._fit(edits, map(self._with_names, batch))
+        check_functions(edited.changes, names, self._body)
+        edited = self._with_means(edited, batch)
+        return gradients(self._body, batch, target, names, edited)
 
     def __call__(
         self,

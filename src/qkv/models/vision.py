@@ -265,6 +265,11 @@ class VisionModel(Model):
             found.append(Picture(np.arange(count), names, [(0, 0)] * count, special, image))
         return found
 
+    def gradient(self, *given: Any, **options: Any) -> dict[Any, Array]:
+        """Not supported: the backward pass of a model begins at the tokens of a text."""
+        found: dict[Any, Array] = self._need_tokenizer("gradient")
+        return found
+
     @property
     def _knows_words(self) -> bool:
         return True  # the names of patches

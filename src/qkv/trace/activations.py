@@ -17,9 +17,8 @@ class Activation(NamedTuple):
         axes: of its array in a trace, a word for each.
         fill: what stands in the padding.
         aliases: what TransformerLens also calls it.
-        editable: whether another array may take its place; else it is a summary of weights, which
-            attention computes itself where `top_k` asks for it.
-        differentiable: whether the backward pass forms its gradient.
+        editable: whether another array may take its place, and it has a gradient; else it is a
+            summary of weights, which attention computes itself where `top_k` asks for it.
         unasked: whether it is kept where nobody has said by name what is kept.
         of_keys: whether its tokens are those that are looked at: of the other text in
             cross-attention.
@@ -29,7 +28,6 @@ class Activation(NamedTuple):
     fill: float = 0
     aliases: tuple[str, ...] = ()
     editable: bool = True
-    differentiable: bool = True
     unasked: bool = True
     of_keys: bool = False
 
@@ -49,16 +47,16 @@ TABLE = {
     "v": Activation(("text", "token", "kv_head", "dv"), aliases=("value",), of_keys=True),
     "rot_q": Activation(("text", "token", "head", "d")),
     "rot_k": Activation(("text", "token", "kv_head", "d"), of_keys=True),
-    "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",), differentiable=False),
-    "pattern": Activation(_EDGES, aliases=("attn",), differentiable=False),
+    "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",)),
+    "pattern": Activation(_EDGES, aliases=("attn",)),
     "z": Activation(("text", "token", "head", "dv")),
     # one vector a head, which is computed for it alone
-    "result": Activation(("text", "token", "head", "D"), differentiable=False, unasked=False),
-    "top_indices": Activation(_BEST, -1, editable=False, differentiable=False),
-    "top_weights": Activation(_BEST, editable=False, differentiable=False),
-    "received": Activation(("text", "head", "key"), editable=False, differentiable=False),
-    "lse": Activation(("text", "head", "query"), -np.inf, editable=False, differentiable=False),
-    "scale": Activation(("text", "token", "one"), differentiable=False),
+    "result": Activation(("text", "token", "head", "D"), unasked=False),
+    "top_indices": Activation(_BEST, -1, editable=False),
+    "top_weights": Activation(_BEST, editable=False),
+    "received": Activation(("text", "head", "key"), editable=False),
+    "lse": Activation(("text", "head", "query"), -np.inf, editable=False),
+    "scale": Activation(("text", "token", "one")),
     "pre": Activation(_INNER, aliases=("mlp_pre",)),
     "pre_linear": Activation(_INNER),
     "post": Activation(_INNER, aliases=("mlp_post",)),

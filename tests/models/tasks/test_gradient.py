@@ -1,13 +1,22 @@
-"""The gradient of logits for activations: what is asked for, and what it adds up to."""
+"""Gradients for activations, of logits and of activations: beside small steps, edited or not."""
 
 import numpy as np
 import pytest
 
 import qkv
+from browser.edited import examples
+from qkv.layers import gradient as gradient_of_layers
 from qkv.models import load
+from qkv.models.network import embedding
+from qkv.trace.activations import activation, short_name
 
 from ..small_models import CONFIGS, write_small
+from ..support import CONFIG
 
+KINDS = {
+    name: CONFIGS[name] for name in ("gpt2", "llama", "gemma2", "gpt_oss", "gpt_neox", "olmo2")
+}
+KINDS["bert"] = {**CONFIG, "architectures": ["BertForMaskedLM"]}
 TEXTS = ["the cat sat on the mat", "a dog ran"]
 
 
@@ -15,6 +24,30 @@ TEXTS = ["the cat sat on the mat", "a dog ran"]
 def decoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradient") / "llama"
     return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A model of a kind, loaded once."""
+    found = {}
+
+    def model(kind):
+        if kind not in found:
+            folder = tmp_path_factory.mktemp(kind) / "model"
+            found[kind] = load(write_small(folder, KINDS[kind], seed=3), dtype=np.float64)
+        return found[kind]
+
+    return model
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+def slope(total, step=1e-5):
+    """The change of a number for a small step, by central differences of fourth order."""
+    near, far = (total(size) - total(-size) for size in (step, 2 * step))
+    return (8 * near - far) / (12 * step)
 
 
 def logit(model, text, of, name=None):
@@ -133,15 +166,34 @@ def test_an_encoder_at_its_mask():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"at": ("pattern", 0)}, ValueError, "no gradient of .*never forms: ask for hook_embed"),
-        ({"at": ["attn_scores"]}, ValueError, "no gradient of 'attn_scores', which the backward"),
-        ({"at": ["blocks.0.attn.hook_result"]}, ValueError, r"attn\.hook_z"),
+        ({"at": ("received", 0)}, ValueError, "no gradient of .* top_k makes: ask for hook_embed"),
         (
-            {"edit": {("resid_post", 0): np.tanh}},
+            {"edit": {("resid_post", 0): np.tanh}, "at": ["z"]},
             ValueError,
-            r"edit has blocks\.0\.hook_resid_post, .* change embeddings alone, hook_embed",
+            r"edit has a function for blocks\.0\.hook_resid_post, .* at has 'z', which may lie",
         ),
-        ({"edit": {"full_embed": np.tanh}}, ValueError, "edit has hook_full_embed, and what lies"),
+        ({"edit": {"full_embed": np.tanh}}, ValueError, "a function for hook_full_embed, whose"),
+        (
+            {"edit": {"ln_final.hook_scale": np.tanh}, "at": ["ln_final.hook_normalized"]},
+            ValueError,
+            "a function for ln_final.hook_scale, whose derivative is not known",
+        ),
+        ({"ablate": [(0, 9)]}, ValueError, "ablate has head 9"),
+        ({"hide": 12}, ValueError, "hide has"),
+        ({"of": {}}, ValueError, "of is empty: name an activation"),
+        (
+            {"of": {("z", 0): np.ones(3)}},
+            ValueError,
+            r"of has shape \(3,\) for \('z', 0\), which is",
+        ),
+        ({"of": {("z", 9): np.ones(3)}}, KeyError, "the layers are 0 to 1"),
+        ({"of": {3: np.ones(3)}}, TypeError, "of has 3: give names"),
+        (
+            {"of": {"embed": np.ones((1, 4, 12), bool)}},
+            TypeError,
+            "of has .* for 'embed': give floats",
+        ),
+        ({"of": {"embed": "x"}}, TypeError, "of has 'x' for 'embed': give floats"),
         ({"edit": {"embed": np.ones((1, 2, 3))}}, ValueError, r"\(1, 2, 3\) for hook_embed"),
         ({"at": [("resid_post", 9)]}, KeyError, "the layers are 0 to 1"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
@@ -176,3 +228,194 @@ def test_models_that_have_none(tmp_path):
     pair = load(write_small(tmp_path / "t5", CONFIGS["t5"]))
     with pytest.raises(ValueError, match=r"gradient: .* reads one text and writes another"):
         pair.gradient("the cat", of=(-1, 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_activation_beside_small_steps(small, kind):
+    """Each that an edit may change, of all logits, in texts of unlike lengths."""
+    model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
+    trace = model.trace(ids, logits=True)
+    up = rng(0).standard_normal(trace["logits"].shape)
+    every = [name for name in model._body.hook_names if activation(name).editable]
+    found = model.gradient(ids, of=up, at=every)
+    usual = [name for name in every if not activation(name).is_weights]
+    for name, array in model.gradient(ids, of=up, at=usual).items():  # by another way
+        np.testing.assert_allclose(array, found[name], rtol=0, atol=1e-11)
+    assert {"pattern", "attn_scores", "result", "scale"} <= set(map(short_name, every))
+    for number, name in enumerate(every):
+        way = rng(number).standard_normal(found[name].shape)
+
+        def total(step, name=name, way=way):
+            edit = {name: lambda x: x + step * way}
+            return (up * model.trace(ids, names=[], logits=True, edit=edit)["logits"]).sum()
+
+        whole = (found[name] * way).sum()
+        assert whole == pytest.approx(slope(total), rel=1e-6, abs=1e-7), name
+        short = (
+            np.moveaxis(found[name][1], activation(name).axes[1:].index("query"), 0)
+            if (activation(name).is_weights)
+            else found[name][1]
+        )
+        assert not short[3:].any(), name
+
+
+TARGETS = [
+    ("pattern", 1),
+    ("attn_scores", 0),
+    ("post", 0),
+    ("q", 1),
+    ("result", 0),
+    ("scale", 1, "ln1"),
+]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("of", TARGETS, ids=str)
+def test_an_activation_for_those_below_it(small, kind, of):
+    """And 0 for those that follow it."""
+    model, ids = small(kind), [3, 7, 5, 9, 12]
+    names = ["embed", ("resid_pre", 0), ("pattern", 0), ("v", 0), ("z", 0), of, ("resid_post", 1)]
+    trace = model.trace(ids, names=names)
+    weight = rng(1).standard_normal(trace[of].shape)
+    there = np.isfinite(trace[of])
+    found = model.gradient(ids, of={of: weight}, at=names)
+    np.testing.assert_allclose(found[of], np.where(there, weight, found[of]), atol=1e-12)
+    assert not found["resid_post", 1].any()
+    for number, name in enumerate(names):
+        way = rng(number).standard_normal(found[name].shape)
+
+        def total(step, name=name, way=way):
+            kept = model.trace(ids, names=of, edit={name: lambda x: x + step * way})[of]
+            return (weight[there] * kept[there]).sum()
+
+        expected = slope(total)
+        assert (found[name] * way)[np.isfinite(trace[name])].sum() == pytest.approx(
+            expected, rel=1e-6, abs=1e-8
+        ), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradient_of_a_weight_is_computed(small, kind, monkeypatch):
+    model = small(kind)
+    expected = model.gradient([3, 7, 5], of=(-1, 5), at=["embed", ("z", 0)])
+
+    def refused(*given, **options):
+        raise AssertionError("a gradient of a parameter")
+
+    for module in (gradient_of_layers, embedding):
+        monkeypatch.setattr(module, "linear_grad", refused)
+    monkeypatch.setattr(embedding, "rows_back", refused)
+    found = model.gradient([3, 7, 5], of=(-1, 5), at=["embed", ("z", 0)])
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_one_neuron_of_one_layer_or_of_all(decoder):
+    """One number counts for itself alone; all layers as `trace.stack` has them."""
+    ids = [3, 7, 5]
+    shape = decoder.trace(ids).stack("post").shape
+    one = np.zeros(shape)
+    one[1, 0, 2, 4] = 1
+    found = decoder.gradient(ids, of={"mlp.post": one}, at=["embed", ("post", 1)])
+    other = decoder.gradient(ids, of={("post", 1): one[1]}, at=["embed", ("post", 1)])
+    for name in found:
+        np.testing.assert_array_equal(found[name], other[name])
+    assert found["post", 1][0, 2, 4] == 1
+    assert found["post", 1].sum() == 1
+    assert found["embed"].any()
+
+
+def test_no_layer_above_the_last_that_counts_is_run(small, monkeypatch):
+    model, ran = small("gpt2"), []
+    for number, layer in enumerate(model.layers):
+        run = layer.run
+        monkeypatch.setattr(
+            layer, "run", lambda *a, n=number, run=run, **b: (ran.append(n), run(*a, **b))[1]
+        )
+    weight = np.ones(model.trace([3, 7], names=("q", 0))["q", 0].shape)
+    ran.clear()
+    model.gradient([3, 7], of={("q", 0): weight}, at=["embed"])
+    assert ran == [0]
+    model.gradient([3, 7], of={("q", 0): weight}, at=["embed", ("z", 1)])
+    assert ran == [0, 0, 1]
+
+
+EDITS = [
+    {"ablate": [(0, 1), (1, 0)]},
+    {"ablate": {(0, 0): "mean", (1, 2): np.arange(4.0)}},
+    {"hide": [2, (4, 1), (3, 0, 1, 2)]},
+    {"edit": {("attn_scores", 0): "scores"}},
+    {"edit": {("pattern", 1): "array"}},
+    {"edit": {("resid_mid", 0): "array"}, "hide": [1]},
+    {"edit": {("q", 1): "array", ("result", 0): "array", ("scale", 1, "ln2"): "array"}},
+    {"edit": {("normalized", 1, "ln1"): "array", "pos_embed": "array"}, "ablate": [(1, None)]},
+]
+
+
+@pytest.mark.parametrize("given", EDITS, ids=str)
+def test_under_arrays_and_what_is_left_out(small, given):
+    """What is put in the place of an activation passes nothing on to what lies below it."""
+    model, ids = small("gpt2"), [3, 7, 5, 9, 12]
+    given = dict(given)
+    arrays = {}
+    for name, what in given.pop("edit", {}).items():
+        array = model.trace([9, 2, 6, 1, 4], names=name)[name]
+        arrays[name] = (
+            np.where(np.isfinite(array), array * 1.5, array) if what == "scores" else array
+        )
+    up = rng(2).standard_normal((1, 5, 30))
+    at = ["embed", "pos_embed", ("k", 0), ("attn_out", 0), ("pattern", 1), ("mlp_out", 1), ("z", 1)]
+    at += [name for name in arrays if name not in at]
+    found = model.gradient(ids, of=up, at=at, edit=arrays, **given)
+    for number, name in enumerate(at):
+        way = rng(number).standard_normal(found[name].shape)
+
+        def total(step, name=name, way=way):
+            if name in arrays:
+                edit = arrays | {name: arrays[name] + step * way}
+            else:
+                edit = arrays | {name: lambda x: x + step * way}
+            return (
+                up * model.trace(ids, names=[], logits=True, edit=edit, **given)["logits"]
+            ).sum()
+
+        assert (found[name] * way).sum() == pytest.approx(slope(total), rel=1e-6, abs=1e-7), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "of"), [("gpt2", "resid_post"), ("bert", "normalized_resid_post")]
+)
+def test_under_records(small, kind, of):
+    """Alone and all at once, for the rows of the token table; no token stands twice."""
+    model, ids = small(kind), np.array([3, 7, 5, 9, 12, 4, 10, 8])
+    weight = rng(3).standard_normal((1, 8, 12))
+    records = [one for name, one in examples(8, "dog", 12).items() if name not in ("swap", "patch")]
+    records += [
+        {"op": "set", "at": "pattern", "layer": 1, "head": 1, "value": np.full((8, 8), 0.1)}
+    ]
+    table = model.parameters["embed.weight"]
+    way = rng(4).standard_normal((len(ids), 12))
+    for edit in (*([one] for one in records), records):
+        found = model.gradient(ids, of={(of, 1): weight}, edit=edit)["embed"][0]
+
+        def total(step, edit=edit):
+            moved = table.copy()
+            moved[ids] += step * way
+            other = model.with_parameters({**model.parameters, "embed.weight": moved})
+            return (weight * other.trace(ids, names=(of, 1), edit=edit)[of, 1]).sum()
+
+        expected = slope(total)
+        ops = [one["op"] for one in edit]
+        assert (found * way).sum() == pytest.approx(expected, rel=1e-6, abs=1e-7), ops
+
+
+def test_where_a_function_stands_above(small):
+    """The gradient of what it gave, and of what comes later, as where its result is an array."""
+    model, ids, at = small("gpt2"), [3, 7, 5], [("resid_mid", 0), ("q", 1), ("resid_post", 1)]
+    array = np.tanh(model.trace(ids)["resid_mid", 0])
+    for edit in ({("resid_mid", 0): np.tanh}, {("resid_mid", 0): array}):
+        found = model.gradient(ids, of=(-1, 5), at=at, edit=edit)
+        if callable(edit["resid_mid", 0]):
+            first = found
+    for name in at:
+        np.testing.assert_allclose(first[name], found[name], atol=1e-13)

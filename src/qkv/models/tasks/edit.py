@@ -41,6 +41,13 @@ class At:
 Change = Callable[[Array, At], Array]
 
 
+class Step(NamedTuple):
+    """What a record does to an activation, and to its gradient on the way back."""
+
+    do: Change
+    back: Change
+
+
 class Hidden(NamedTuple):
     """A masked key of one text: for this query, in this layer and head, or for all of them.
 
@@ -73,7 +80,7 @@ class EditedRun:
 
     call: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    recorded: Mapping[str, Sequence[Change]] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     ablated: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
     hidden: Sequence[Hidden] = ()
     heads: Sequence[int] = ()
@@ -120,11 +127,17 @@ class EditedRun:
 
         None where it would do nothing.
         """
-        names = {*map(self._z, self.ablated), *self.recorded, *self.changes}
-        if wanted is None and not names:
+        changes = {name: partial(self._changed, name, layout) for name in self._names}
+        if wanted is None and not changes:
             return None
-        changes = {name: partial(self._changed, name, layout) for name in names}
         return Recorder(wanted or _never, changes)
+
+    def derivatives(self, layout: Layout) -> dict[str, Callable[[Array], Array]]:
+        """By the names of changed activations, from the gradient behind a change to that before it.
+
+        It is 0 for what an array or a function put in the place of an activation.
+        """
+        return {name: partial(self._back, name, layout) for name in self._names}
 
     def masks(
         self, layout: Layout, keys: int, *, first: Array | None = None, queries: int | None = None
@@ -260,14 +273,40 @@ class EditedRun:
     def _z(self, layer: int) -> str:
         return f"{'encoder.' * self.is_pair}blocks.{layer}.attn.hook_z"
 
+    @property
+    def _names(self) -> set[str]:
+        """The full names of all that is changed, ablated heads included."""
+        return {*map(self._z, self.ablated), *self.recorded, *self.changes}
+
+    def _outputs(self, name: str) -> Mapping[int, Any]:
+        """By head what takes the place of what it gives, if this is where heads give it."""
+        own = (values for layer, values in self.ablated.items() if name == self._z(layer))
+        return next(own, {})
+
+    def _at(self, name: str, layout: Layout, shown: Array) -> At:
+        """Where an array stands that is shown to what changes it."""
+        texts = self.first + np.asarray(layout.texts, np.int64)
+        return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
+
+    def _back(self, name: str, layout: Layout, grad: Array) -> Array:
+        """The gradient before what changed an activation, by that behind it."""
+        if name in self.changes:
+            return np.zeros_like(grad)
+        found = layout.shown(grad, name)
+        at = self._at(name, layout, found)
+        for step in reversed(self.recorded.get(name, ())):
+            found = step.back(found, at)
+        for head in self._outputs(name):
+            found[..., head, :] = 0
+        return found
+
     def _changed(self, name: str, layout: Layout, whole: Array) -> Array:
         """What takes the place of an array that was computed."""
-        for layer, values in self.ablated.items():
-            if name == self._z(layer):
-                whole = whole.copy()
-                for head, value in values.items():
-                    whole[..., head, :] = value
-        changes: list[Any] = [*self.recorded.get(name, ())]
+        ablated = self._outputs(name)
+        whole = whole.copy() if ablated else whole
+        for head, value in ablated.items():
+            whole[..., head, :] = value
+        changes: list[Any] = [step.do for step in self.recorded.get(name, ())]
         change = self.changes.get(name)
         if change is not None and not (isinstance(change, np.ndarray) and layout.is_later):
             changes.append(change)
@@ -275,8 +314,7 @@ class EditedRun:
             return whole
         found = layout.shown(whole, name)
         shape = found.shape
-        texts = self.first + np.asarray(layout.texts, np.int64)
-        at = At(name, parse(name).layer, texts, layout.positions(found, name), layout.step)
+        at = self._at(name, layout, found)
         for change in changes:
             if isinstance(change, np.ndarray):
                 rows = change if len(change) == 1 else change[list(layout.texts)]

@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, Change, Hidden, is_number
+from qkv.models.tasks.edit import At, Change, Hidden, Step, is_number
 from qkv.trace import Recorder
 from qkv.trace.activations import activation
 from qkv.trace.names import Parsed, meant, parse
@@ -73,7 +73,7 @@ class Plan:
     sources: dict[str, Source] = field(default_factory=dict)
     hidden: list[Hidden] = field(default_factory=list)
     ablated: dict[int, dict[int, Any]] = field(default_factory=dict)
-    changes: dict[str, list[Change]] = field(default_factory=dict)
+    changes: dict[str, list[Step]] = field(default_factory=dict)
 
     def hide(
         self, query: int | None, key: int | None, layer: int | None = None, head: int | None = None
@@ -86,9 +86,12 @@ class Plan:
         known = self.body.hook_names
         return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
 
-    def change(self, short: str, layer: int, change: Change) -> None:
-        """Do this to an activation of a layer, behind what is already done to it."""
-        self.changes.setdefault(self.prefix + self.name(short, layer), []).append(change)
+    def change(self, short: str, layer: int, do: Change, back: Change) -> None:
+        """Do this to an activation of a layer, behind what is already done to it.
+
+        `back` does to its gradient what the derivative of `do` does, transposed.
+        """
+        self.changes.setdefault(self.prefix + self.name(short, layer), []).append(Step(do, back))
 
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """The axes of the activation that a record changes in a text of so many tokens.
@@ -141,7 +144,11 @@ class Plan:
                 array[(slice(None), *index)] = value(index)
             return array
 
-        self.change(at, layer, change)
+        def back(grad: Array, at: At) -> Array:
+            grad[(slice(None), *index)] = 0
+            return grad
+
+        self.change(at, layer, change, back)
 
 
 def hide(plan: Plan, record: Record) -> None:
@@ -175,7 +182,8 @@ def scale(plan: Plan, record: Record) -> None:
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)
-        plan.change(short, layer, partial(_times, record.fields["value"] / usual))
+        scaled = partial(_times, record.fields["value"] / usual)
+        plan.change(short, layer, scaled, scaled)
 
 
 def row(plan: Plan, record: Record) -> None:
@@ -184,12 +192,17 @@ def row(plan: Plan, record: Record) -> None:
     head, query, weights = fields["head"], fields["query"], np.asarray(fields["weights"])
 
     def put(pattern: Array, at: At) -> Array:  # (B, Hq, Q, K)
+        pattern = clear(pattern, at)
         texts, rows = np.nonzero(at.positions == query)
-        pattern[texts, head, rows] = 0
         pattern[texts, head, rows, : len(weights)] = weights
         return pattern
 
-    plan.change("pattern", fields["layer"], put)
+    def clear(pattern: Array, at: At) -> Array:
+        texts, rows = np.nonzero(at.positions == query)
+        pattern[texts, head, rows] = 0
+        return pattern
+
+    plan.change("pattern", fields["layer"], put, clear)
 
 
 def add(plan: Plan, record: Record) -> None:
@@ -203,7 +216,7 @@ def add(plan: Plan, record: Record) -> None:
         array[at.positions >= 0 if token is None else at.positions == token] += vector
         return array
 
-    plan.change(fields["at"], fields["layer"], steer)
+    plan.change(fields["at"], fields["layer"], steer, lambda grad, at: grad)
 
 
 def patch(plan: Plan, record: Record) -> None:

@@ -1,66 +1,124 @@
-"""Gradients of logits: what they are taken of, and which activations they can be had of."""
+"""Gradients: what they are taken of, and which activations they can be had of."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
-from qkv.edits import Edits
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import EditedRun
+from qkv.models.tasks.edit import EditedRun, is_number
+from qkv.models.tasks.edit_ops import shape_of
 from qkv.models.tasks.layout import layout_of
+from qkv.models.tasks.trace import layers_to_run
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Recorder
 from qkv.trace.activations import activation, short_name
 from qkv.trace.names import is_tuple_name, meant, parse
+from qkv.trace.recorder import GradientRecorder
 
 Name = str | tuple[Any, ...]
-# What the backward pass never forms: attention's is of queries, keys and values at once.
 _CALL = "gradient"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The number that is differentiated: a sum of logits and of activations, each weighed.
+
+    Attributes:
+        rows: (n,), which of the packed rows have logits that count.
+        logits: (n, V), how much each of these counts.
+        activations: by their full names, how much each number counts, in their shapes.
+    """
+
+    rows: Array
+    logits: Array
+    activations: Mapping[str, Array]
+
+
+def target_of(
+    of: Any, lengths: Sequence[int], body: Transformer, token_id: Callable[[Any], int]
+) -> Target:
+    """What `of` asks for, of texts of these lengths; the arguments as for `Model.gradient`.
+
+    Raises:
+        TypeError: `of` is none of what it may be.
+        ValueError: there is no such place, or an array has another shape than what it weighs.
+        KeyError: there is no activation of a name; the message has the nearest ones.
+    """
+    if not isinstance(of, Mapping):
+        assert body.head is not None
+        return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
+    if not of:
+        raise ValueError(f"{_CALL}: of is empty: name an activation, as {{('post', 3): array}}")
+    found: dict[str, Array] = {}
+    for name, full in names_of(list(of), body, "of").items():
+        every = [full] if isinstance(full, str) else full
+        one = shape_of(parse(every[0]), body, max(lengths), max(lengths))
+        shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *one)
+        array = as_array(of[name], call=_CALL, name=f"of[{name!r}]")
+        if not is_number(array):
+            raise TypeError(f"{_CALL}: of has {shown(of[name])} for {name!r}: give floats {shape}")
+        if array.shape != shape:
+            raise ValueError(
+                f"{_CALL}: of has shape {array.shape} for {name!r}, which is {shape} here: they "
+                "must be the same"
+            )
+        parts = array.astype(body.dtype).reshape(len(every), len(lengths), *one)
+        found |= zip(every, parts, strict=True)
+    return Target(np.zeros(0, int), np.zeros((0, 0)), found)
 
 
 def gradients(
     body: Transformer,
     batch: Sequence[Tokenized],
-    of: Any,
+    target: Target,
     names: Mapping[Name, str | list[str]],
-    token_id: Callable[[Any], int],
     edited: EditedRun,
 ) -> dict[Name, Array]:
-    """The gradient of the logits that `of` weighs, for each activation.
+    """The gradient of the target for each activation.
+
+    No layer runs above the last one that counts, and no gradient of a parameter is computed.
 
     Args:
-        body: with a head over words.
+        body: the model.
         batch: the texts.
-        of: as for `Model.gradient`.
+        target: what is differentiated.
         names: what the result calls each activation, and its full name, or those of all layers.
-        token_id: the id of a word, or an error.
-        edited: what takes the place of embeddings.
-
-    Raises:
-        TypeError: `of` is neither a place with tokens nor an array of floats.
-        ValueError: there is no such place, or the array has another shape.
+        edited: what the run does otherwise.
     """
+    wanted = {one for full in names.values() for one in ([full] if isinstance(full, str) else full)}
+    stop = None
+    if not len(target.rows):
+        counts = {*wanted, *target.activations}
+        stop = layers_to_run(body.hook_names, counts.__contains__)
+        edited = edited.below(stop)
     lengths = [len(text) for text in batch]
-    starts = starts_of(lengths)
-    assert body.head is not None
-    at, up = weighed(of, lengths, body.head.steps.outputs, token_id)
+    starts, layout = starts_of(lengths), layout_of(range(len(batch)), batch)
     ids = np.concatenate([text.ids for text in batch])
     places = [
         body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
     ]
-    changes = edited.recorder(layout_of(range(len(batch)), batch))
-    rows, saved = body.training_forward(ids, np.concatenate(places), starts, record=changes)
-    _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
+    rows, saved = body.training_forward(
+        ids,
+        np.concatenate(places),
+        starts,
+        record=edited.recorder(layout),
+        masks=edited.masks(layout, max(lengths)),
+        stop=stop,
+    )
+    record = GradientRecorder(wanted.__contains__, edited.derivatives(layout), target.activations)
     grad = np.zeros_like(rows)
-    grad[at] = body.head.backward(up.astype(rows.dtype), kept).x
-    wanted = {one for full in names.values() for one in ([full] if isinstance(full, str) else full)}
-    record = Recorder(wanted.__contains__)
+    if len(target.rows):
+        assert body.head is not None
+        at = target.rows
+        _, kept = body.head.training_forward(rows[at], np.arange(len(at) + 1))
+        up = target.logits.astype(rows.dtype)
+        grad[at] = body.head.backward(up, kept, record=record).x
     body.backward(grad, saved, record=record)
     found = record.arrays
     return {
@@ -94,8 +152,8 @@ def weighed(
     array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
     if not is_float(array.dtype):
         raise TypeError(
-            f"{_CALL}: of is {shown(of)}: give (place, token), (place, token, other token), or an "
-            f"array of floats {shape}, what each logit counts"
+            f"{_CALL}: of is {shown(of)}: give (place, token), (place, token, other token), an "
+            f"array of floats {shape}, what each logit counts, or {{activation: array}}"
         )
     if array.shape != shape:
         raise ValueError(
@@ -171,8 +229,10 @@ def word_id(
     )
 
 
-def names_of(at: Any, body: Transformer) -> dict[Name, str | list[str]]:
+def names_of(at: Any, body: Transformer, given: str = "at") -> dict[Name, str | list[str]]:
     """The full name of each activation that is asked for, by how it is; of all layers a list.
+
+    Errors name the argument that was `given`.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -181,12 +241,13 @@ def names_of(at: Any, body: Transformer) -> dict[Name, str | list[str]]:
     """
     is_one = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
-        raise TypeError(f"{_CALL}: at is {shown(at)}: give names, as ['embed', ('resid_post', 3)]")
-    known = [name for name in body.hook_names if activation(name).differentiable]
+        names = "['embed', ('resid_post', 3)]"
+        raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, as {names}")
+    known = [name for name in body.hook_names if activation(name).editable]
     found: dict[Name, str | list[str]] = {}
     for name in [at] if is_one else at:
         if not isinstance(name, str | tuple):
-            raise TypeError(f"{_CALL}: at has {shown(name)}: give names, as ('resid_post', 3)")
+            raise TypeError(f"{_CALL}: {given} has {shown(name)}: give names, as ('resid_post', 3)")
         full = meant(name, len(body.layers))
         fits = next((one for one in full if one in known), None)
         every = _of_all(name, body, known) if fits is None and isinstance(name, str) else []
@@ -210,8 +271,8 @@ def _unknown(
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
     if {*full, *in_layers} & set(body.hook_names):
         return ValueError(
-            f"{_CALL}: there is no gradient of {name!r}, which the backward pass never forms: ask "
-            f"for {', '.join(every)}"
+            f"{_CALL}: there is no gradient of {name!r}, a summary that only top_k makes: ask for "
+            f"{', '.join(every)}"
         )
     short = {short_name(one): one for one in every}
     last = name if isinstance(name, str) else str(name[0])
@@ -222,22 +283,33 @@ def _unknown(
     return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
 
 
-def check_edited(edits: Edits, edited: EditedRun, body: Transformer) -> None:
-    """An error where something else than tokens and embeddings is changed."""
-    inputs = body.embedding.hooks[:-1]
-    for one in edits.records:
-        if one.op != "swap":
-            raise ValueError(
-                f"{_CALL}: {one.source} changes a layer, and what lies below a change has no "
-                "gradient: swap tokens or change embeddings alone"
-            )
-    odd = next((name for name in edited.changes if name not in inputs), None)
-    if odd is not None:
-        names = ", ".join(inputs)
-        raise ValueError(
-            f"{_CALL}: edit has {odd}, and what lies below a change has no gradient: change "
-            f"embeddings alone, {names}"
-        )
+def check_functions(
+    edit: Mapping[str, Any], names: Mapping[Name, str | list[str]], body: Transformer
+) -> None:
+    """An error where a gradient would pass through a function, whose derivative nobody knows.
+
+    Args:
+        edit: by full names, what takes the place of activations.
+        names: as for `gradients`.
+        body: the model.
+    """
+
+    def depth(full: str) -> int:
+        at = parse(full)
+        if at.layer is not None:
+            return at.layer
+        return len(body.layers) if at.is_last else -1 - (full in body.embedding.hooks[:-1])
+
+    for name in (name for name, change in edit.items() if callable(change)):
+        for asked, full in names.items():
+            for one in [full] if isinstance(full, str) else full:
+                beside = depth(one) == depth(name) > -2 and one != name
+                if beside or depth(one) < depth(name):
+                    raise ValueError(
+                        f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
+                        f"and at has {asked!r}, which may lie below it: edit with arrays or "
+                        "records, or ask for activations of later layers"
+                    )
 
 
 def check_type(parameters: Iterable[Array], model: str) -> None:
