@@ -123,12 +123,9 @@ def attribution_patch(
             "token) or (place, token, other token), or call patch"
         )
     pair = _pair(model, clean, corrupted, at, metric, "attribution_patch")
-    name = "z" if at == "pattern" else at
-    layers = range(pair.model.num_layers)
-    gradients = pair.model.gradient(
-        pair.corrupted.ids, of=metric, at=[(name, layer) for layer in layers]
-    )
-    found = np.array([_first_order(pair, layer, gradients[name, layer][0]) for layer in layers])
+    names = [(at, layer) for layer in range(pair.model.num_layers)]
+    gradients = pair.model.gradient(pair.corrupted.ids, of=metric, at=names)
+    found = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
     found += pair.low
     return pair.result(found, "Attribution patching", normalize)
 
@@ -219,8 +216,7 @@ def _pair(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: st
         raise ValueError(f"{call}: at is {at!r}, and a layer of {model.name} has none")
     last = handed_on(model, model.num_layers - 1)[0]
     layers = range(model.num_layers)
-    names = [("resid_pre", layer) for layer in layers]
-    names += [(part, layer) for part in (at, *["v"] * (at == "pattern")) for layer in layers]
+    names = [(part, layer) for part in ("resid_pre", at) for layer in layers]
     runs = []
     for name, text in (("clean", clean), ("corrupted", corrupted)):
         trace = model.trace(text, names=[*dict.fromkeys(names), last])
@@ -285,15 +281,10 @@ def _parts(numbers: Array, length: int) -> Iterator[Array]:
         yield numbers[first : first + step]
 
 
-def _first_order(pair: _Pair, layer: int, gradient: Array) -> Array:
+def _first_order(pair: _Pair, at: str, layer: int, gradient: Array) -> Array:
     """How far the metric changes with each place or head put in, to first order."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
-    change = clean - corrupted
-    if pair.at == "pattern":  # (Hq, T, T): what it does to z, of which there is a gradient
-        values = pair.corrupted["v", layer][0].swapaxes(0, 1)  # (Hkv, T, dv)
-        change = change @ np.repeat(values, len(change) // len(values), 0)
-        gradient = np.moveaxis(gradient, 1, 0)
-    elif pair.at in HEADS:
-        change, gradient = np.moveaxis(change, 1, 0), np.moveaxis(gradient, 1, 0)
-    found: Array = (change * gradient).reshape(len(change), -1).sum(-1)
+    each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
+    each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
+    found: Array = each.reshape(len(each), -1).sum(-1)
     return found
