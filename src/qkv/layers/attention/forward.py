@@ -128,8 +128,33 @@ def attention_forward(
 ) -> Result:
     """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
     inputs, cu = _in_working_type(inputs), inputs.cu
+    parts, shapes, norms, positions = project_heads(layer, inputs, record)
+    if inputs.cache is not None:
+        plan, parts = _with_cache(inputs, inputs.cache, parts)
+    z, extra, weighed = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
+    saved = None
+    if save:
+        lse = extra[-1] if weighed is None else None
+        made = parts["q"], parts["k"], parts["v"], z
+        saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
+    z = (of_heads(record, cu) or unkept)("hook_z", z)
+    out = attention_out(z, layer.parameters, residual, record, cu)
+    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values of heads, as attention takes them, and what they were made by."""
+
+    parts: dict[str, Array]  # "q", "k", "v", each (..., H, L, d)
+    shapes: dict[str, tuple[int, ...]]  # as they were projected
+    norms: dict[str, NormSaved]  # of q and k
+    positions: dict[str, Positions]  # of q and k, where they were rotated
+
+
+def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) -> Projected:
+    """From word vectors to queries, keys and values, normalised and rotated."""
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    keep, parts = of_heads(record, cu) or unkept, {}
+    keep, parts = of_heads(record, inputs.cu) or unkept, {}
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
         part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
@@ -149,17 +174,7 @@ def attention_forward(
     if norms or positions:
         for name in ("q", "k"):
             parts[name] = keep(f"hook_rot_{name}", parts[name])
-    if inputs.cache is not None:
-        plan, parts = _with_cache(inputs, inputs.cache, parts)
-    z, extra, weighed = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
-    saved = None
-    if save:
-        lse = extra[-1] if weighed is None else None
-        made = parts["q"], parts["k"], parts["v"], z
-        saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
-    z = keep("hook_z", z)
-    out = attention_out(z, layer.parameters, residual, record, cu)
-    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+    return Projected(parts, shapes, norms, positions)
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
