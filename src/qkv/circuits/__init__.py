@@ -1,8 +1,10 @@
 """What researchers ask of a model: which part does what."""
 
 from qkv.circuits.composing import composition
+from qkv.circuits.connecting import discover, edges, path
 from qkv.circuits.copying import copying_scores
 from qkv.circuits.flow import rollout, value_weighted
+from qkv.circuits.graph import Edge, Graph
 from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
@@ -13,6 +15,8 @@ from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
 
 __all__ = [
+    "Edge",
+    "Graph",
     "HeadExample",
     "HeadScan",
     "PlotView",
@@ -21,10 +25,13 @@ __all__ = [
     "attribution_patch",
     "composition",
     "copying_scores",
+    "discover",
+    "edges",
     "head_scores",
     "integrated_gradients",
     "logit_lens",
     "patch",
+    "path",
     "plot",
     "rollout",
     "scan_heads",

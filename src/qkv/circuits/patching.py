@@ -70,7 +70,7 @@ def patch(
     >>> found.shape == (model.num_layers, len(model.tokenize(texts[0])))
     True
     """
-    pair = _pair(model, clean, corrupted, at, metric, "patch")
+    pair = pair_of(model, clean, corrupted, at, metric, "patch")
     by = _by_place if at in PLACES else _by_head
     found = np.array([by(pair, layer) for layer in range(pair.model.num_layers)])
     return pair.result(found, "Activation patching", normalize)
@@ -122,7 +122,7 @@ def attribution_patch(
             "attribution_patch: metric is a function, which has no gradient here: give (place, "
             "token) or (place, token, other token), or call patch"
         )
-    pair = _pair(model, clean, corrupted, at, metric, "attribution_patch")
+    pair = pair_of(model, clean, corrupted, at, metric, "attribution_patch")
     names = [(at, layer) for layer in range(pair.model.num_layers)]
     gradients = pair.model.gradient(pair.corrupted.ids, of=metric, at=names)
     found = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
@@ -131,7 +131,7 @@ def attribution_patch(
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """Both runs, and the number that is asked for."""
 
     model: Model
@@ -171,7 +171,7 @@ class _Pair:
 
     def given(self, layer: int) -> Array:
         """What a layer is given in the run of `corrupted`, (T, D), or what the last one gives."""
-        return self._handed(self.corrupted, layer)
+        return self.handed(self.corrupted, layer)
 
     def both(self, layer: int) -> tuple[Array, Array]:
         """The activation of a layer in the run of `clean` and in that of `corrupted`."""
@@ -185,9 +185,10 @@ class _Pair:
         return np.array([self._number(self.model.unembed(text[None])) for text in resid])
 
     def _of(self, trace: Trace) -> float:
-        return float(self.values(self._handed(trace, self.model.num_layers)[None])[0])
+        return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
-    def _handed(self, trace: Trace, layer: int) -> Array:
+    def handed(self, trace: Trace, layer: int) -> Array:
+        """What a layer is given in a run, (T, D), or what the last one gives."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
         found: Array = trace[name][0]
@@ -207,7 +208,7 @@ class _Pair:
         return float(found)
 
 
-def _pair(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: str) -> _Pair:
+def pair_of(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: str) -> Pair:
     """Both texts run, once all of it fits."""
     model = check_words(model, call)
     if at not in (*PLACES, *HEADS):
@@ -230,10 +231,10 @@ def _pair(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: st
             "same place in both, so give texts of as many tokens"
         )
     chosen = metric if callable(metric) else check_logit(metric, model, one, call, "metric")
-    return _Pair(model, at, runs[0], runs[1], chosen, call)
+    return Pair(model, at, runs[0], runs[1], chosen, call)
 
 
-def _by_place(pair: _Pair, layer: int) -> Array:
+def _by_place(pair: Pair, layer: int) -> Array:
     """The metric with one place of a layer put in at a time, (T,)."""
     clean, corrupted = pair.both(layer)  # (T, D)
     found = np.full(len(clean), pair.low)
@@ -254,7 +255,7 @@ def _by_place(pair: _Pair, layer: int) -> Array:
     return found
 
 
-def _by_head(pair: _Pair, layer: int) -> Array:
+def _by_head(pair: Pair, layer: int) -> Array:
     """The metric with one head of a layer put in at a time, (H,)."""
     axis = 0 if pair.at == "pattern" else 1
     clean, corrupted = (np.moveaxis(array, axis, 0) for array in pair.both(layer))  # (H, ...)
@@ -281,7 +282,7 @@ def _parts(numbers: Array, length: int) -> Iterator[Array]:
         yield numbers[first : first + step]
 
 
-def _first_order(pair: _Pair, at: str, layer: int, gradient: Array) -> Array:
+def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
     """How far the metric changes with each place or head put in, to first order."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
