@@ -1,4 +1,4 @@
-"""Activation patching: every place and every head of every layer, one at a time."""
+"""Activation patching, each place and head in turn, and exact scores of all edges between parts."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import qkv
 from benchmarks.common import Row, Way, faster
 from benchmarks.models import in_transformers, in_type, largest, random_model
 from benchmarks.peers import from_torch, needs, torch
-from qkv.circuits import attribution_patch, patch
+from qkv.circuits import Graph, attribution_patch, edges, patch, path
 
 GPT2 = {
     "model_type": "gpt2",
@@ -53,6 +53,49 @@ def rows(shrink: int = 1) -> Iterator[Row]:
             faster("qkv", None, way="to first order"),
         )
         yield Row(f"{NAME}, {len(clean)} tokens, {at}", ways, goals, rounds=3)
+    yield edge_row(model, exact, hooked, shrink)
+
+
+def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
+    """All edges of the graph, beside the same in batches with hooks."""
+    clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
+    corrupted = clean.copy()
+    corrupted[1] += 1
+    texts = {"clean": clean, "corrupted": corrupted}
+    ours = partial(edges, model, **texts, metric=METRIC)
+    layers = model.num_layers
+    some = [
+        ("embed", "attn.0.3.v"),
+        ("attn.0.7", f"attn.{layers - 1}.2.q"),
+        ("mlp.0", f"attn.{layers - 1}.5.k"),
+        ("attn.0.1", "mlp.0"),
+        ("embed", f"mlp.{layers - 1}"),
+        (f"attn.{layers - 1}.4", "logits"),
+    ]
+    truth = np.array(
+        [path(exact, *texts.values(), sender=s, receivers=r, metric=METRIC) for s, r in some]
+    )
+
+    def error(found: Any) -> float:
+        """Of the edges above, as a share of how far their scores lie apart."""
+        scores = found if isinstance(found, dict) else {edge[:2]: edge[2] for edge in found.edges}
+        return near(truth)([scores[pair] for pair in some])
+
+    first = partial(ours, method="eap")
+    true_first = edges(exact, **texts, metric=METRIC, method="eap")
+    pairs = [edge[:2] for edge in true_first.edges]
+
+    def scores_of(graph: Graph) -> list[float]:
+        return [graph.score(*pair) for pair in pairs]
+
+    first_error = near(np.array(scores_of(true_first)))
+    ways = {
+        "qkv": Way(ours, error),
+        "hooks": hooked and Way(partial(hooks_edges, hooked, **texts), error, 1e-3),
+        "to first order": Way(first, lambda graph: first_error(scores_of(graph))),
+    }
+    goals = (faster("hooks", 2.0), faster("qkv", None, way="to first order"))
+    return Row(f"{NAME}, {len(clean)} tokens, {len(pairs)} edges", ways, goals, rounds=2)
 
 
 def near(truth: np.ndarray) -> Callable[[Any], float]:
@@ -119,6 +162,80 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
                 return x
 
             found[layer, number] = of(run(other, module, put_in))
+    return found
+
+
+def hooks_edges(
+    model: Any, *, clean: np.ndarray, corrupted: np.ndarray
+) -> dict[tuple[str, str], float]:
+    """All edges by hand: for each receiver one batch, from its block on, with a hook of torch."""
+    blocks, count = model.transformer.h, model.config.n_head
+
+    def kept(ids: np.ndarray) -> dict[str, list[Any]]:
+        """What blocks and MLPs are given, and what heads and MLPs give, of each layer."""
+        found: dict[str, list[Any]] = {"pre": [], "mid": [], "z": [], "mlp": []}
+        hooks = []
+        for block in blocks:
+            for name, part in (("pre", block), ("mid", block.ln_2), ("z", block.attn.c_proj)):
+                keep = found[name].append
+                hooks.append(part.register_forward_pre_hook(lambda _, x, keep=keep: keep(x[0])))
+            keep = found["mlp"].append
+            hooks.append(block.mlp.register_forward_hook(lambda _, __, y, keep=keep: keep(y)))
+        try:
+            model(torch().from_numpy(ids)[None])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def rest(x: Any, first: int) -> np.ndarray:
+        """The metric behind these blocks."""
+        for block in blocks[first:]:
+            x = block(x)
+            x = x[0] if isinstance(x, tuple) else x
+        place, token, other = METRIC
+        logits = model.lm_head(model.transformer.ln_f(x[:, place]))
+        return from_torch(logits[:, token] - logits[:, other])
+
+    found: dict[tuple[str, str], float] = {}
+    with torch().no_grad():
+        one, two = kept(clean), kept(corrupted)
+        base = rest(one["pre"][0], 0)
+        senders, changes = ["embed"], [two["pre"][0] - one["pre"][0]]
+
+        def put(receiver: str, values: np.ndarray) -> None:
+            found.update({(s, receiver): v for s, v in zip(senders, values - base, strict=True)})
+
+        for layer, block in enumerate(blocks):
+            deltas = torch().cat(changes)
+            joined = block.attn.c_attn(block.ln_1(one["pre"][layer] + deltas))
+            size = joined.shape[-1] // 3 // count
+            for number in range(3 * count):
+                columns = slice(number * size, (number + 1) * size)
+
+                def put_in(
+                    _: Any, __: Any, y: Any, columns: Any = columns, new: Any = joined
+                ) -> Any:
+                    y[..., columns] = new[..., columns]
+                    return y
+
+                hook = block.attn.c_attn.register_forward_hook(put_in)
+                values = rest(one["pre"][layer].repeat(len(deltas), 1, 1), layer)
+                hook.remove()
+                put(f"attn.{layer}.{number % count}.{'qkv'[number // count]}", values)
+            weight = block.attn.c_proj.weight.view(count, size, -1)
+            z = (two["z"][layer] - one["z"][layer]).unflatten(-1, (count, size))
+            changes += list(torch().einsum("bthd,hdm->hbtm", z, weight))
+            senders += [f"attn.{layer}.{head}" for head in range(count)]
+            mid = one["mid"][layer]
+            put(
+                f"mlp.{layer}",
+                rest(mid + block.mlp(block.ln_2(mid + torch().cat(changes))), layer + 1),
+            )
+            changes.append(two["mlp"][layer] - one["mlp"][layer])
+            senders.append(f"mlp.{layer}")
+        last = one["mid"][-1] + one["mlp"][-1]
+        put("logits", rest(last + torch().cat(changes), len(blocks)))
     return found
 
 
