@@ -37,7 +37,7 @@ class Wiring:
     Attributes:
         senders: their names.
         receivers: by their names.
-        starts: for each layer, and for the logits, how many senders stand before it.
+        starts: for each layer how many senders stand before it.
     """
 
     def __init__(self, layers: Sequence[Block]) -> None:
@@ -45,9 +45,8 @@ class Wiring:
         self.receivers: dict[str, Receiver] = {}
         self.starts: list[int] = []
         for number, block in enumerate(layers):
-            self.starts.append(len(self.senders))
-            heads = range(block.attn.num_heads)
-            before = len(self.senders)
+            before, heads = len(self.senders), range(block.attn.num_heads)
+            self.starts.append(before)
             for head in heads:
                 for kind in INPUTS:
                     name = f"attn.{number}.{head}.{kind}"
@@ -57,14 +56,13 @@ class Wiring:
                 reads = before if block.parallel else len(self.senders)
                 self.receivers[f"mlp.{number}"] = Receiver(number, "mlp", 0, reads)
                 self.senders.append(f"mlp.{number}")
-        self.starts.append(len(self.senders))
         self.receivers["logits"] = Receiver(len(layers), "logits", 0, len(self.senders))
 
 
 def check_residual(model: Model, call: str) -> Model:
     """The model, if what each part reads is a sum of what others add."""
     for block in model.layers:
-        if block.post_norm or type(block) is not Block:
+        if block.post_norm:
             raise ValueError(
                 f"{call}: what a part of {model.name} reads is no sum of what others give, as its "
                 "norms stand behind them: take a decoder whose norms stand before (GPT-2, Llama, "

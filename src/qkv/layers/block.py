@@ -324,7 +324,8 @@ class Block:
         Args:
             grad: (..., T, D), the gradient of what the block gave.
             saved: what `block.training_forward(x, ...)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace.
+            record: collects the gradients on the way, by the names of a trace; with a
+                `GradientRecorder` there are none of parameters.
 
         Returns:
             `.x`, `.parameters` by their names, and `.options` as the attention gives them.

@@ -92,3 +92,8 @@ def project_back(
 def for_parameters(record: Recorder | None) -> dict[str, Array] | None:
     """Where a backward pass puts the gradients of parameters; None where it computes none."""
     return None if isinstance(record, GradientRecorder) else {}
+
+
+def asks(record: Recorder | None, *names: str) -> bool:
+    """Whether gradients of these are asked for that a backward pass forms for nothing else."""
+    return isinstance(record, GradientRecorder) and record.wants(*names)

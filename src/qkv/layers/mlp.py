@@ -146,7 +146,8 @@ class MLP(Feed):
         Args:
             grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
             saved: what `mlp.training_forward(x)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace.
+            record: collects the gradients on the way, by the names of a trace; with a
+                `GradientRecorder` there are none of parameters.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.

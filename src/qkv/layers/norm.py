@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, float_type, whole_number
-from qkv.layers.gradient import Gradient, for_parameters, upstream
+from qkv.layers.gradient import Gradient, asks, for_parameters, upstream
 from qkv.layers.layer import Layer
 from qkv.layers.parameters import checked, need_shape, promoted, quiet
 from qkv.ops.norm import norm_grad, normalize
@@ -74,7 +74,8 @@ class _Norm(Layer):
         Args:
             grad: (..., D), the gradient of what the norm gave.
             saved: what `norm.training_forward(x)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace.
+            record: collects the gradients on the way, by the names of a trace; with a
+                `GradientRecorder` there are none of parameters.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" and "bias".
@@ -87,7 +88,7 @@ class _Norm(Layer):
         grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
         if record is not None:
             grad = record("hook_normalized", grad)
-            if record.wants("hook_scale"):
+            if asks(record, "hook_scale"):
                 return Gradient(self._back_by_scale(grad, saved, record), {})
         grad_x, weight, bias = norm_grad(
             saved.x,

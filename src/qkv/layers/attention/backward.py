@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from qkv.attend.call import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.gradient import Gradient, for_parameters, part_back, project_back, upstream
+from qkv.layers.gradient import Gradient, asks, for_parameters, part_back, project_back, upstream
 from qkv.layers.options import PADDED
 from qkv.layers.packed import of_heads, of_rows, padded_heads, unpadded_heads
 from qkv.trace import Recorder
@@ -20,6 +21,7 @@ from qkv.trace.activations import WEIGHTS
 from qkv.trace.recorder import unkept
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
+Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 
 
 def attention_backward(
@@ -30,8 +32,8 @@ def attention_backward(
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
     grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
-    if record is not None and record.wants("hook_result"):
-        z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or record)
+    if asks(record, "hook_result"):
+        z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
     else:
         if "out_proj.weight" in layer.parameters:
             grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
@@ -39,8 +41,8 @@ def attention_backward(
     moved = bool(saved.norms or saved.positions)
     keep = of_heads(record, inputs.cu) or unkept
     z = keep("hook_z", z)
-    if saved.weighed is not None or (record is not None and record.wants(*WEIGHTS)):
-        heads = _from_weights(z, saved, record or Recorder())
+    if saved.weighed is not None or asks(record, *WEIGHTS):
+        heads = _from_weights(z, saved, record or unkept)
     else:
         heads = _attention_grad(z, saved)
 
@@ -71,7 +73,7 @@ def attention_backward(
     return Gradient(query, found or {}, context=others, options=options)
 
 
-def _from_results(layer: Parts, grad: Array, z: Array, record: Recorder) -> Array:
+def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
     """From the gradient of the layer's output to that of `z`, by what each head adds to it."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
@@ -79,7 +81,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Recorder) -> Arra
     return each @ np.swapaxes(weight, -2, -1)
 
 
-def _from_weights(grad: Array, saved: AttentionSaved, record: Recorder) -> AttentionGradient:
+def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
     """What `_attention_grad` gives but for the options', by the gradients of scores and weights."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]

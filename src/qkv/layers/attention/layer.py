@@ -387,7 +387,8 @@ class MultiHeadAttention:
         Args:
             grad: (..., L, D), the gradient of what the layer gave; that of a residual is the same.
             saved: what `layer.training_forward(x, ...)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace.
+            record: collects the gradients on the way, by the names of a trace; with a
+                `GradientRecorder` there are none of parameters.
 
         Returns:
             `.x`, `.context` where there was one, `.parameters` by their names (those of norms of
