@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.circuits import attribution_patch, patch
-from qkv.circuits import patching as module
+from qkv.circuits import sweeping as module
 
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4
@@ -154,7 +154,7 @@ def test_to_first_order(small, kind, at):
     ("given", "error", "words"),
     [
         ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: what is put in"),
-        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts: give one"),
+        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts"),
         (
             {"at": "resid"},
             ValueError,

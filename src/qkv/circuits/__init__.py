@@ -8,11 +8,12 @@ from qkv.circuits.graph import Edge, Graph
 from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
-from qkv.circuits.patching import attribution_patch, patch
+from qkv.circuits.patching import attribution_patch
 from qkv.circuits.plotting import PlotView, plot
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
+from qkv.circuits.sweeping import patch
 
 __all__ = [
     "Edge",

@@ -1,8 +1,8 @@
-"""What one activation of another run changes: each place or head in its turn."""
+"""Two runs that patches are about, and patches to first order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,58 +22,6 @@ TOKENS = 2**11  # that are run at once, or one text
 
 # (place, token), (place, token, other token), or a function of logits (1, T, V) to a number.
 Metric = Callable[[Array], Any] | tuple[Any, ...]
-
-
-def patch(
-    model: Model, clean: Any, corrupted: Any, *, at: str, metric: Metric, normalize: bool = False
-) -> Result:
-    """Activation patching: run `corrupted` with one activation at a time from `clean`.
-
-    Where it brings back what `clean` gives, the activation holds what makes the two differ. The
-    patches of a layer run together, and nothing below that layer is computed again.
-
-    In a parallel block (GPT-NeoX) the MLP does not read what the attention of its own layer gives:
-    what "attn_out" or a head brings back reaches later layers alone.
-
-    Args:
-        model: with a head over words.
-        clean: one text, or the ids of its tokens; of as many tokens as `corrupted`.
-        corrupted: the same.
-        at: "resid_pre", "resid_mid", "resid_post", "attn_out" or "mlp_out", of which one place of
-            one layer is put in at a time; or "z", "pattern", "q", "k" or "v", of which one head is,
-            at all places.
-        metric: (place, token) for that logit, (place, token, other token) for how far it is above
-            another (a place counts from the end with -1; a token is an id, or a string that is
-            one), or a function from logits (1, T, V) to a number. The first two need the logits of
-            one place alone.
-        normalize: give 0 where the metric is as in the run of `corrupted`, and 1 where it is as in
-            that of `clean`, in place of the metric.
-
-    Returns:
-        float64, (layers, T) for the places, (layers, Hq) for the heads, (layers, Hkv) for "k" and
-        "v". What is the same in both runs is not run: there the metric is that of `corrupted`.
-
-    Raises:
-        TypeError: an argument is of a wrong type, or the metric gives no number.
-        ValueError: the texts have different numbers of tokens, or are several; there is no such
-            `at`, place or token; the model gives no logits over words; the metric gives an array;
-            or to normalize, it is the same for both runs.
-
-    Source:
-        Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
-        Analysis"; Meng et al. 2022, "Locating and Editing Factual Associations in GPT".
-
-    >>> import qkv
-    >>> model = qkv.load("books-decoder")
-    >>> texts = "queen: a female", "king: a female"
-    >>> found = patch(model, *texts, at="resid_pre", metric=(-1, 7), normalize=True)
-    >>> found.shape == (model.num_layers, len(model.tokenize(texts[0])))
-    True
-    """
-    pair = pair_of(model, clean, corrupted, at, metric, "patch")
-    by = _by_place if at in PLACES else _by_head
-    found = np.array([by(pair, layer) for layer in range(pair.model.num_layers)])
-    return pair.result(found, "Activation patching", normalize)
 
 
 def attribution_patch(
@@ -140,6 +88,7 @@ class Pair:
     corrupted: Trace
     metric: Logit | Callable[[Array], Any]
     call: str
+    which: str = ""  # what errors add where there are several
 
     @cached_property
     def low(self) -> float:
@@ -151,21 +100,27 @@ class Pair:
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise ValueError(
-                f"{self.call}: metric is {low:.6g} for corrupted and {high:.6g} for clean, so "
-                "there is nothing to normalize by: leave normalize out, or take another metric"
+                f"{self.call}: metric{self.which} is {low:.6g} for corrupted and {high:.6g} for "
+                "clean, so there is nothing to normalize by: leave normalize out, or take another "
+                "metric"
             )
         shares: Array = (found - low) / (high - low)
         return shares
 
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """The tokens of both texts, those that differ side by side."""
+        one, other = map(words_of, (self.clean, self.corrupted))
+        return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
+
     def result(self, found: Array, name: str, normalize: bool) -> Result:
         """The numbers of all layers with the names of their axes."""
-        one, other = map(words_of, (self.clean, self.corrupted))
         return Result(
             self.normalized(found) if normalize else found,
             ("layer", "token" if self.at in PLACES else "kv_head" if self.at in "kv" else "head"),
             of="share restored" if normalize else "metric",
             title=f"{name} of {self.at}",
-            words={"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]},
+            words=self.words,
             ground=0.0 if normalize else self.low,
         )
 
@@ -208,11 +163,21 @@ class Pair:
         return float(found)
 
 
-def pair_of(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: str) -> Pair:
+def pair_of(
+    model: Any,
+    clean: Any,
+    corrupted: Any,
+    at: Any,
+    metric: Any,
+    call: str,
+    *,
+    sites: Sequence[str] = (*PLACES, *HEADS),
+    which: str = "",
+) -> Pair:
     """Both texts run, once all of it fits."""
     model = check_words(model, call)
-    if at not in (*PLACES, *HEADS):
-        raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join((*PLACES, *HEADS))}")
+    if at not in sites:
+        raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join(sites)}")
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(f"{call}: at is {at!r}, and a layer of {model.name} has none")
     last = handed_on(model, model.num_layers - 1)[0]
@@ -227,59 +192,11 @@ def pair_of(model: Any, clean: Any, corrupted: Any, at: Any, metric: Any, call: 
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
         raise ValueError(
-            f"{call}: clean has {one} tokens and corrupted {other}: what is put in stands at the "
-            "same place in both, so give texts of as many tokens"
+            f"{call}: clean{which} has {one} tokens and corrupted {other}: what is put in stands "
+            "at the same place in both, so give texts of as many tokens"
         )
-    chosen = metric if callable(metric) else check_logit(metric, model, one, call, "metric")
-    return Pair(model, at, runs[0], runs[1], chosen, call)
-
-
-def _by_place(pair: Pair, layer: int) -> Array:
-    """The metric with one place of a layer put in at a time, (T,)."""
-    clean, corrupted = pair.both(layer)  # (T, D)
-    found = np.full(len(clean), pair.low)
-    places = np.flatnonzero((clean != corrupted).any(-1))
-    if isinstance(pair.metric, Logit) and pair.model.generates:
-        places = places[places <= pair.metric.place]  # no place sees what is behind it
-    base, first = pair.given(layer), layer
-    if pair.at != "resid_pre":
-        # behind its attention a block computes each place on its own: one run with all of them
-        # put in gives at each place what a run with this place alone would
-        edit = {(pair.at, layer): clean[None]}
-        clean = pair.model.run_layers(base[None], layer, layer + 1, edit=edit)[0]
-        first, base = layer + 1, pair.given(layer + 1)
-    for part in _parts(places, len(base)):
-        resid = np.tile(base, (len(part), 1, 1))
-        resid[np.arange(len(part)), part] = clean[part]
-        found[part] = pair.values(pair.model.run_layers(resid, first))
-    return found
-
-
-def _by_head(pair: Pair, layer: int) -> Array:
-    """The metric with one head of a layer put in at a time, (H,)."""
-    axis = 0 if pair.at == "pattern" else 1
-    clean, corrupted = (np.moveaxis(array, axis, 0) for array in pair.both(layer))  # (H, ...)
-    found = np.full(len(clean), pair.low)
-    heads = np.flatnonzero((clean != corrupted).reshape(len(clean), -1).any(-1))
-    base = pair.given(layer)
-    for part in _parts(heads, len(base)):
-
-        def put_in(array: Array, part: Array = part) -> Array:
-            """Of each text one head."""
-            np.moveaxis(array, 1 + axis, 1)[np.arange(len(part)), part] = clean[part]
-            return array
-
-        resid = np.tile(base, (len(part), 1, 1))
-        edit = {(pair.at, layer): put_in}
-        found[part] = pair.values(pair.model.run_layers(resid, layer, edit=edit))
-    return found
-
-
-def _parts(numbers: Array, length: int) -> Iterator[Array]:
-    """As many at a time as have `TOKENS`, or one."""
-    step = max(1, TOKENS // length)
-    for first in range(0, len(numbers), step):
-        yield numbers[first : first + step]
+    chosen = metric if callable(metric) else check_logit(metric, model, one, call, f"metric{which}")
+    return Pair(model, at, runs[0], runs[1], chosen, call, which)
 
 
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
