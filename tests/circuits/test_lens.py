@@ -48,6 +48,19 @@ def test_half_of_what_it_may_need_is_enough(small):
     np.testing.assert_allclose(logit_lens(model, two[1]), whole[:, :4], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_several_texts_are_each_text_alone_and_0_in_the_padding(small, kind):
+    model = small(kind)
+    texts = [IDS, IDS[2:], IDS[::-1][:5]]
+    found = logit_lens(model, model.trace(texts))
+    assert found.shape[:3] == (3, model.num_layers + 1, 6)
+    for text, ids in zip(found, texts, strict=True):
+        alone = logit_lens(model, model.trace(ids))
+        np.testing.assert_allclose(text[:, : len(ids)], alone, rtol=0, atol=1e-12)
+        assert not text[:, len(ids) :].any()
+    assert logit_lens(model, model.trace([IDS])).shape == alone.shape[:1] + found.shape[2:]
+
+
 def test_what_has_no_lens(small):
     model = small("gpt2")
     trace = model.trace(IDS)
@@ -63,8 +76,6 @@ def test_what_has_no_lens(small):
         logit_lens("gpt2", trace)
     with pytest.raises(TypeError, match=r"logit_lens: trace is dict: give what model.trace"):
         logit_lens(model, dict(trace))
-    with pytest.raises(ValueError, match=r"logit_lens: trace holds 2 texts: take one, as trace\[0"):
-        logit_lens(model, model.trace([IDS, IDS]))
     with pytest.raises(ValueError, match=r"trace has 1 layers and .* 2: trace the text with this"):
         logit_lens(model, qkv.load("random").trace("the cat"))
     with pytest.raises(KeyError, match=r"no \('resid_post', 0\): trace all, or with 'resid_post'"):

@@ -72,6 +72,61 @@ def test_a_difference_is_the_difference_of_the_shares(small):
         np.testing.assert_allclose(share, one[name] - other[name], rtol=0, atol=1e-12)
 
 
+NEURONS = [kind for kind in KINDS if kind not in ("gpt_oss", "mixtral", "qwen3_moe")]
+
+
+@pytest.mark.parametrize("kind", NEURONS)
+def test_a_neuron_has_the_part_of_its_mlp_that_is_missing_without_it(small, kind):
+    """A block of its own is run without one neuron, and the scales of its norms put back."""
+    model = small(kind)
+    trace = model.trace(IDS)
+    found = attribute_logits(model, trace, (-2, 11, 4), by="neuron")
+    kept = {name: trace[name] for name in trace.names() if name.endswith("hook_scale")}
+    whole = model(IDS).logits[0, -2]
+    last = model.num_layers - 1
+    size = trace["post", last].shape[-1]
+    assert found["neurons"].shape == (model.num_layers, size)
+
+    def logits(neurons):
+        """Of a run of the last block where these neurons are 0."""
+
+        def silent(post):
+            post[:, -2, neurons] = 0
+            return post
+
+        return model(IDS, edit={**kept, ("post", last): silent}).logits[0, -2]
+
+    def share(given):
+        if kind == "gemma2":  # its soft cap is 30
+            given = 30 * np.arctanh(given / 30)
+        return given[11] - given[4]
+
+    for neuron in range(0, size, 3):
+        expected = share(whole) - share(logits([neuron]))
+        np.testing.assert_allclose(found["neurons"][last, neuron], expected, rtol=0, atol=1e-9)
+    plain = attribute_logits(model, trace, (-2, 11, 4))
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value)
+    bias = found["mlp"] - found["neurons"].sum(-1)  # of the output projection
+    has_bias = "blocks.0.mlp.down_proj.bias" in model.parameters
+    assert (np.abs(bias).max() > 1e-3) == has_bias
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "parallel"])
+def test_several_texts_are_each_text_alone(small, kind):
+    model = small(kind)
+    texts, of = [IDS, IDS[3:], IDS[::-1][:5]], [(-1, 4), (0, 3, 5), (-2, 9)]
+    trace = model.trace(texts)
+    for asked in (of, (-1, 4)):
+        found = attribute_logits(model, trace, asked, by="neuron")
+        assert found["heads"].shape == (3, model.num_layers, model.num_heads)
+        for number, ids in enumerate(texts):
+            one = asked[number] if isinstance(asked, list) else asked
+            alone = attribute_logits(model, model.trace(ids), one, by="neuron")
+            for name, share in alone.items():
+                np.testing.assert_allclose(found[name][number], share, rtol=0, atol=1e-11)
+
+
 def test_of_an_edited_run_the_shares_are_of_that_run(small):
     model = small("gpt2")
     edit = {("result", 0): lambda x: x * 3}
@@ -100,6 +155,15 @@ def test_what_has_no_shares(small):
         attribute_logits(model, trace, (0, "the cat"))
     with pytest.raises(TypeError, match=r"attribute_logits: of has the token 0\.5: give an id"):
         attribute_logits(model, trace, (0, 0.5))
+    with pytest.raises(ValueError, match=r"attribute_logits: by is 'head': give 'neuron', or leav"):
+        attribute_logits(model, trace, (0, 4), by="head")
+    with pytest.raises(ValueError, match=r"by is 'neuron' and a block of .* a mixture of experts"):
+        attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
+    two = model.trace([IDS, IDS[:2]])
+    with pytest.raises(ValueError, match="of is a list of 3 and the texts are 2: give one for all"):
+        attribute_logits(model, two, [(0, 4)] * 3)
+    with pytest.raises(ValueError, match="of text 1 has place 2 and the text has 2 tokens"):
+        attribute_logits(model, two, (2, 4))
     with pytest.raises(TypeError, match=r"of is 4: give \(place, token\) or"):
         attribute_logits(model, trace, 4)
     with pytest.raises(KeyError, match=r"no 'ln_final.hook_scale': trace all, or with 'ln_final"):

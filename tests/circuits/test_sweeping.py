@@ -123,7 +123,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"at": "z", "by": 1}, "by is 1 and at is 'z'"),
         ({"corrupted": OTHERS[:3]}, "clean is 4 texts and corrupted 3: give as many of each"),
         ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: what is put"),
-        ({"metric": [LOGIT] * 3}, "metric is a list of 3 and there are 4 pairs: give one metric"),
+        ({"metric": [LOGIT] * 3}, "metric is a list of 3 and the texts are 4: give one for all"),
         (
             {"metric": (1, 3), "normalize": True},
             r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so there is nothing to norm",

@@ -66,12 +66,14 @@ def check_words(model: Any, call: str) -> Model:
     return found
 
 
-def check_trace(trace: Any, call: str, model: Model | None = None) -> Trace:
-    """The trace, if it is of one text, and of vectors of this model's size."""
+def check_trace(
+    trace: Any, call: str, model: Model | None = None, *, several: bool = False
+) -> Trace:
+    """The trace, if it is of one text, or of `several`, and of vectors of this model's size."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give what model.trace(text) gives")
-    if len(trace) > 1:
+    if len(trace) > 1 and not several:
         raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, as trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
@@ -87,14 +89,38 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
     Raises:
         KeyError: it has none of them; the message says what to trace.
     """
+    found: Array = kept_of_all(trace, call, *names)[0]
+    return found
+
+
+def kept_of_all(trace: Trace, call: str, *names: Any) -> Array:
+    """Like `kept`, for all texts of a trace, (B, ...)."""
     for name in names:
         if name in trace:
-            found: Array = trace[name][0]
+            found: Array = trace[name]
             return found
     short = names[0] if isinstance(names[0], str) else names[0][0]
     raise KeyError(
         f"{call}: trace has no {shown(names[0])}: trace all, or with {short!r} among names="
     )
+
+
+def for_each(given: Any, count: int, call: str, name: str) -> list[Any]:
+    """What each of several texts is asked for: one thing for all, or a list with one for each.
+
+    >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
+    ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
+    """
+    if not isinstance(given, list) or not all(
+        callable(one) or isinstance(one, tuple | list) for one in given
+    ):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(
+            f"{call}: {name} is a list of {len(given)} and the texts are {count}: give one for "
+            "all, or a list with one for each"
+        )
+    return given
 
 
 def check_logit(given: Any, model: Model, length: int, call: str, name: str) -> Logit:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, shown
-from qkv.circuits.checks import Logit, check_words
+from qkv.circuits.checks import Logit, check_words, for_each
 from qkv.circuits.patching import HEADS, PLACES, TOKENS, Metric, Pair, pair_of
 from qkv.circuits.results import Result
 from qkv.models.model import Model
@@ -137,15 +137,7 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: str, metric: Any) -> li
         raise ValueError(
             f"{_CALL}: clean is {count} texts and corrupted {len(other)}: give as many of each"
         )
-    several = isinstance(metric, list) and all(
-        callable(part) or isinstance(part, tuple | list) for part in metric
-    )
-    metrics = metric if several else [metric] * count
-    if len(metrics) != count:
-        raise ValueError(
-            f"{_CALL}: metric is a list of {len(metrics)} and there are {count} pairs: give one "
-            "metric for all pairs, or a list of one for each"
-        )
+    metrics = for_each(metric, count, _CALL, "metric")
     return [
         pair_of(
             model,
