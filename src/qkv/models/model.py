@@ -718,9 +718,12 @@ class Model(ComparingModel):
 
         Returns:
             `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), key heads that are shared
-            repeated, in float32, or float64 for a model of that; and `.qk` and `.ov`, their
+            repeated, in float32, or float64 for a model of that; their biases `.b_Q`, `.b_K`,
+            `.b_V` (Hq, d) and `.b_O` (D,), 0 where the model has none; `.qk` and `.ov`, their
             products as factors: `.left` (Hq, D, d), `.right` (Hq, d, D), `.full()` (Hq, D, D) and
-            `.eigenvalues` (Hq, d), those of the d x d product.
+            `.eigenvalues` (Hq, d), those of the d x d product; and the model's tables, the same in
+            every layer: `.W_E` (V, D), `.W_pos` (rows, D) or None, `.W_U` (D, V) and `.b_U` (V,),
+            None where the model gives no logits over words.
 
         Raises:
             TypeError: `layer` is not a whole number.
@@ -741,7 +744,15 @@ class Model(ComparingModel):
             raise ValueError(
                 f"head_weights: there is no layer {layer}: the model has {count}, 0 to {count - 1}"
             )
-        return head_weights(self._body.layers[layer].attn)
+        embedding, head = self._body.embedding, self._body.head
+        own = head.parameters if head is not None and head.predicts else {}
+        ends = {
+            "embed": embedding.table,
+            "positions": embedding.positions,
+            "unembed": own.get("head.out_proj.weight"),
+            "bias": own.get("head.out_proj.bias"),
+        }
+        return head_weights(self._body.layers[layer].attn, ends)
 
     def gradient(
         self,

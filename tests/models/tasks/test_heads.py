@@ -53,6 +53,42 @@ def test_shared_key_heads_are_repeated(grouped):
             np.testing.assert_allclose(added, trace["result", layer][0, :, head], atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "opt"])
+def test_the_ends_of_the_model_and_biases(kind, tmp_path):
+    """From the ids of tokens to queries, and from the last vectors to logits, with these alone."""
+    model = load(write_small(tmp_path / kind, CONFIGS[kind], seed=1), dtype=np.float64)
+    trace = model.trace(TEXT, logits=True)
+    heads, ids = model.head_weights(1), np.array(trace.ids)
+    np.testing.assert_array_equal(heads.W_E[ids], trace["embed"][0])
+    if heads.W_pos is None:
+        assert kind in ("llama", "qwen2")
+    else:
+        first = 2 if kind == "opt" else 0  # OPT leaves two rows free
+        where = heads.W_pos[first : first + len(ids)]
+        np.testing.assert_array_equal(where, trace["pos_embed"][0])
+    logits = trace["ln_final.hook_normalized"][0] @ heads.W_U + heads.b_U
+    np.testing.assert_allclose(logits, trace["logits"][0], rtol=0, atol=1e-12)
+    x, z = trace["ln1.normalized", 1][0], trace["z", 1][0]  # (T, D), (T, H, d)
+    groups = trace["q", 1].shape[2] // trace["k", 1].shape[2]
+    for name, weight, bias, count in (
+        ("q", heads.W_Q, heads.b_Q, 1),
+        ("k", heads.W_K, heads.b_K, groups),
+        ("v", heads.W_V, heads.b_V, groups),
+    ):
+        found = np.einsum("td,hde->the", x, weight) + bias
+        expected = np.repeat(trace[name, 1][0], count, 1)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    out = np.einsum("thd,hde->te", z, heads.W_O) + heads.b_O
+    np.testing.assert_allclose(out, trace["attn_out", 1][0], rtol=0, atol=1e-12)
+
+
+def test_a_model_without_words_has_no_unembedding():
+    heads = qkv.load("random").head_weights(0)
+    assert heads.W_U is None
+    assert heads.b_U is None
+    assert heads.W_E.dtype == np.float32
+
+
 @pytest.mark.parametrize("which", ["qk", "ov"])
 def test_eigenvalues_are_those_of_the_whole_matrix(grouped, which):
     heads = grouped.head_weights(0)
