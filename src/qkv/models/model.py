@@ -18,7 +18,7 @@ from qkv.models.comparing import ComparingModel
 from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.fit_edits import check, hide_value
+from qkv.models.tasks.fit_edits import check, hide_value, spliced_names
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import (
     check_functions,
@@ -243,8 +243,8 @@ class Model(ComparingModel):
         [40, 40, 20]
         """
         kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
-        self._keeping("trace_stream", self._body.hook_names, **kept)
         edits = edits_of(edit, ablate, hide, call="trace_stream")
+        self._keeping("trace_stream", self._hook_names(edits), **kept)
         check(edits, self._body, self._reads)
         absent = {hide_value(one) for one in edits.records if one.source == "hide"}
         given = batches(texts, batch_size)
@@ -265,6 +265,10 @@ class Model(ComparingModel):
                 )
 
         return traces()
+
+    def _hook_names(self, edits: Edits) -> list[str]:
+        """The names that a trace of a run with these edits may have."""
+        return [*self._body.hook_names, *spliced_names(edits, self._body)]
 
     def _keeping(
         self, call: str, known: Sequence[str], logits: bool = False, **kept: Any
@@ -288,7 +292,7 @@ class Model(ComparingModel):
         absent: set[Any] | None = None,
     ) -> Trace:
         """The trace of texts, which errors count from `first`; `absent` is as for `fit`."""
-        call, known = edits.call, self._body.hook_names
+        call, known = edits.call, self._hook_names(edits)
         keep = self._keeping(call, known, **kept)
         if batch_size is not None:
             batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)

@@ -60,6 +60,7 @@ TABLE = {
     "pre": Activation(_INNER, aliases=("mlp_pre",)),
     "pre_linear": Activation(_INNER),
     "post": Activation(_INNER, aliases=("mlp_post",)),
+    "sae_acts_post": Activation(("text", "token", "feature")),
     "logits": Activation(("text", "token", "V")),
 }
 ALIASES = {alias: name for name, one in TABLE.items() for alias in one.aliases}

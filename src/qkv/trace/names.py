@@ -11,6 +11,8 @@ from qkv.trace.activations import ALIASES, activation, short_name
 
 # The parts of a block as TransformerLens also calls them.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+# Where a sparse autoencoder is put into a block, as SAELens names what it computes there.
+_SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
 # The side of an encoder-decoder, the layer, and what an activation is called in there.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
@@ -70,9 +72,12 @@ def meant(name: object, num_layers: int) -> list[str]:
         return [f"{block}{inside}{at}" for at in (f"hook_{short}", short, f"hook_{other}")]
     inner, dot, last = short.rpartition(".")
     if dot:
-        return [f"{block}{inner}.hook_{last}", block + short]
+        return [f"{block}{inner}.hook_{last}", block + short, f"{block}hook_{inner}.hook_{last}"]
     places = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
     places += [f"attn.hook_{other}", f"mlp.hook_{other}"]
+    if short.startswith("sae_"):
+        sites = [*(f"hook_{site}" for site in _SPLICED), "attn.hook_z", "mlp.hook_post"]
+        places = [f"{site}.hook_{short}" for site in sites]
     return [block + place for place in dict.fromkeys(places)]
 
 

@@ -51,7 +51,8 @@ class Recorder:
         use: Callable[[str, Array], None] | None = None,
     ) -> None:
         self.arrays: dict[str, Array] = {}
-        self._wanted, self._changes, self._use = wanted, changes or {}, use
+        self._wanted, self._use = wanted, use
+        self._changes = {} if changes is None else changes
         self._prefix = ""
         self._shaped: Change | None = None
         self._back: Change | None = None

@@ -105,7 +105,7 @@ class Tensors(dict[str, Stored]):
         index = shards(folder)
         for path in _files(folder, index):
             self.source = self.source or str(path)
-            for name, tensor in _header(path).items():
+            for name, tensor in header(path).items():
                 if name in self:
                     raise ModelError(f"{path}: the tensor {name} is also in {self[name].path.name}")
                 self[name] = tensor
@@ -209,7 +209,7 @@ def _class(folder: Path) -> str:
     return "AutoModel"
 
 
-def _header(path: Path) -> dict[str, Stored]:
+def header(path: Path) -> dict[str, Stored]:
     """What a file holds. The library checks the header: its length, the ranges, the file's end."""
     from safetensors import SafetensorError, safe_open
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -46,6 +46,21 @@ class Step(NamedTuple):
 
     do: Change
     back: Change
+
+
+@runtime_checkable
+class Spliced(Protocol):
+    """A layer that is put into a model in the place of an activation, such as an autoencoder.
+
+    Attributes:
+        hooks: the names of what it computes on the way. A trace has them behind the name of the
+            activation, and they can be edited there.
+    """
+
+    hooks: Sequence[str]
+
+    def run(self, x: Array, *, record: Recorder | None = None) -> Array:
+        """What takes the place of `x`."""
 
 
 class Hidden(NamedTuple):
@@ -101,7 +116,9 @@ class EditedRun:
     @property
     def calls(self) -> bool:
         """Whether a function is called, which then sees the texts that are run together."""
-        return any(map(callable, self.changes.values()))
+        return any(
+            callable(change) and not isinstance(change, Spliced) for change in self.changes.values()
+        )
 
     def below(self, stop: int | None) -> EditedRun:
         """The same for a run that ends before a layer; None for one of all layers."""
@@ -127,10 +144,13 @@ class EditedRun:
 
         None where it would do nothing.
         """
-        changes = {name: partial(self._changed, name, layout) for name in self._names}
-        if wanted is None and not changes:
+        names = self._names
+        if wanted is None and not names:
             return None
-        return Recorder(wanted or _never, changes)
+        changes: dict[str, Callable[[Array], Array]] = {}
+        record = Recorder(wanted or _never, changes)
+        changes |= {name: partial(self._changed, name, layout, record) for name in names}
+        return record
 
     def derivatives(self, layout: Layout) -> dict[str, Callable[[Array], Array]]:
         """By the names of changed activations, from the gradient behind a change to that before it.
@@ -300,7 +320,7 @@ class EditedRun:
             found[..., head, :] = 0
         return found
 
-    def _changed(self, name: str, layout: Layout, whole: Array) -> Array:
+    def _changed(self, name: str, layout: Layout, record: Recorder, whole: Array) -> Array:
         """What takes the place of an array that was computed."""
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
@@ -319,6 +339,10 @@ class EditedRun:
             if isinstance(change, np.ndarray):
                 rows = change if len(change) == 1 else change[list(layout.texts)]
                 found = rows[(slice(None), *map(slice, shape[1:]))]
+            elif isinstance(change, Spliced):
+                inner = record.under(f"{name}.", partial(_without_padding, layout))
+                found = change.run(layout.computed(found, name), record=inner)
+                found = layout.shown(self._given(name, found, whole.shape), name)
             else:
                 found = self._given(name, change(found, at), shape)
         found = np.array(np.broadcast_to(found, shape), dtype=whole.dtype)
@@ -340,6 +364,14 @@ class EditedRun:
 def is_number(array: Array) -> bool:
     """Whether it holds floats or integers."""
     return is_float(array.dtype) or array.dtype.kind in "iu"
+
+
+def _without_padding(layout: Layout, array: Array) -> Array:
+    """The array (B, T, ...) with 0 behind the end of each text."""
+    if layout.lengths is None:
+        return array
+    there = np.arange(array.shape[1]) < layout.lengths[:, None]
+    return np.where(there.reshape(*there.shape, *[1] * (array.ndim - 2)), array, 0)
 
 
 def _never(name: str) -> bool:

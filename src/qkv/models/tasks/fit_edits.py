@@ -15,7 +15,7 @@ from qkv.arrays import Array, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations, schema
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, EditedRun, is_number
+from qkv.models.tasks.edit import At, EditedRun, Spliced, is_number
 from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
@@ -70,7 +70,9 @@ def fit(
     counts = {"": (len(texts), max(lengths, default=0))}
     counts["encoder"], counts["decoder"] = counts[""], (len(texts), written or 0)
     changes = {
-        name: change if callable(change) else _array(name, change, body, counts, call)
+        name: change
+        if callable(change) or isinstance(change, Spliced)
+        else _array(name, change, body, counts, call)
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * (written is not None), first, read)
@@ -109,43 +111,66 @@ def fit(
     )
 
 
+def spliced_names(edits: Edits, body: Transformer) -> list[str]:
+    """The names that a trace has beside the model's own, of layers that edits put into it."""
+    changes = {name: one for name, one in edits.changes.items() if isinstance(one, Spliced)}
+    index = _index(body.hook_names) if changes else None
+    return [
+        f"{full}.{hook}"
+        for name, change in changes.items()
+        for full in _resolved(name, index, edits.call)
+        for hook in change.hooks
+    ]
+
+
 def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
     """What is to be changed, by full names."""
-    index = _index(body, is_pair) if edit else None
+    index: Trace | Seq2SeqTrace | None = None
+    if edit and is_pair:
+        index = _index_of_pair(body)
+    elif edit:
+        index = _index([*body.hook_names, *spliced_names(Edits(call, (), edit), body)])
     found: dict[str, Any] = {}
     for name, change in edit.items():
-        if not isinstance(name, str | tuple):
-            raise TypeError(
-                f"{call}: edit has {shown(name)}: name an activation in full, or by a tuple, as "
-                '("resid_post", 0)'
-            )
-        if name in ("logits", "decoder.logits"):
-            raise ValueError(
-                f"{call}: edit has {name!r}, which is what comes out of a run: change it behind it"
-            )
-        assert index is not None
-        try:
-            names = _full_names(name, index)
-        except (KeyError, TypeError, ValueError) as error:
-            said = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-            said = said.replace("it holds", "the model has")
-            said = re.sub(r"was not kept: .* traced, and (.*) (is|are)$", r"is of \1 alone", said)
-            raise KeyError(f"{call}: edit has {shown(name)}, and {said}") from None
-        if not names:
-            raise ValueError(
-                f"{call}: edit has {shown(name)}, which names no layer: give numbers of layers, as "
-                "(0, 1), or None for all"
-            )
-        for full in names:
+        for full in _resolved(name, index, call):
             if full in found:
                 raise ValueError(f"{call}: edit names {full} twice: give it one change")
             if isinstance(change, str | bytes) or change is None:
                 raise TypeError(
                     f"{call}: edit has {shown(change)} for {full}: give a function or an array"
                 )
+            if isinstance(change, Spliced):
+                found[full] = change
+                continue
             read: Any = _function if callable(change) else _numbers
             found[full] = read(full, change, call)
     return found
+
+
+def _resolved(name: Any, index: Any, call: str) -> list[str]:
+    """The full names of the activations that a key of `edit` stands for."""
+    if not isinstance(name, str | tuple):
+        raise TypeError(
+            f"{call}: edit has {shown(name)}: name an activation in full, or by a tuple, as "
+            '("resid_post", 0)'
+        )
+    if name in ("logits", "decoder.logits"):
+        raise ValueError(
+            f"{call}: edit has {name!r}, which is what comes out of a run: change it behind it"
+        )
+    try:
+        names = _full_names(name, index)
+    except (KeyError, TypeError, ValueError) as error:
+        said = str(error.args[0]).removeprefix("trace: ") if error.args else ""
+        said = said.replace("it holds", "the model has")
+        said = re.sub(r"was not kept: .* traced, and (.*) (is|are)$", r"is of \1 alone", said)
+        raise KeyError(f"{call}: edit has {shown(name)}, and {said}") from None
+    if not names:
+        raise ValueError(
+            f"{call}: edit has {shown(name)}, which names no layer: give numbers of layers, as "
+            "(0, 1), or None for all"
+        )
+    return names
 
 
 def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> list[str]:
@@ -183,19 +208,19 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
     return str(index[short, layer, *part])
 
 
-def _index(body: Transformer, is_pair: bool) -> Trace | Seq2SeqTrace:
-    """A trace that holds, by each name that can be changed, that name."""
+def _index(names: Iterable[str], side: str = "") -> Trace:
+    """A trace that holds, by each of these names that can be changed, that name."""
+    return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
-    def named(one: Transformer, side: str = "") -> dict[str, Array]:
-        names = (name for name in one.hook_names if activation(name).editable)
-        return {name: np.array(side + name) for name in names}
 
-    if not is_pair:
-        return Trace(named(body))
+def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
+    """The same of an encoder and a decoder."""
     assert isinstance(body, EncoderDecoder)
-    own = named(body.decoder, "decoder.")
-    cross = {name: own.pop(name) for name in list(own) if parse(name).crosses}
-    return Seq2SeqTrace(Trace(named(body, "encoder.")), Trace(own), cross)
+    names = body.decoder.hook_names
+    crosses = [name for name in names if parse(name).crosses]
+    own = [name for name in names if name not in crosses]
+    cross = {name: np.array(f"decoder.{name}") for name in crosses if activation(name).editable}
+    return Seq2SeqTrace(_index(body.hook_names, "encoder."), _index(own, "decoder."), cross)
 
 
 def _function(name: str, given: Any, call: str) -> Callable[[Array, At], Any]:
