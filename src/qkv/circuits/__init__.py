@@ -11,11 +11,13 @@ from qkv.circuits.lens import logit_lens
 from qkv.circuits.patching import attribution_patch
 from qkv.circuits.plotting import PlotView, plot
 from qkv.circuits.results import Result
+from qkv.circuits.sae import SAE
 from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
 from qkv.circuits.shares import attribute_logits
 from qkv.circuits.sweeping import patch
 
 __all__ = [
+    "SAE",
     "Edge",
     "Graph",
     "HeadExample",
