@@ -8,6 +8,7 @@ from qkv.circuits.graph import Edge, Graph
 from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
+from qkv.circuits.neurons import Example, Scan, scan
 from qkv.circuits.patching import attribution_patch
 from qkv.circuits.plotting import PlotView, plot
 from qkv.circuits.results import Result
@@ -19,11 +20,13 @@ from qkv.circuits.sweeping import patch
 __all__ = [
     "SAE",
     "Edge",
+    "Example",
     "Graph",
     "HeadExample",
     "HeadScan",
     "PlotView",
     "Result",
+    "Scan",
     "attribute_logits",
     "attribution_patch",
     "composition",
@@ -37,6 +40,7 @@ __all__ = [
     "path",
     "plot",
     "rollout",
+    "scan",
     "scan_heads",
     "value_weighted",
 ]

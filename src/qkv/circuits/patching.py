@@ -58,6 +58,7 @@ def attribution_patch(
         Nanda 2023, "Attribution Patching: Activation Patching At Industrial Scale".
 
     >>> import qkv
+    >>> from qkv.circuits import patch
     >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
     >>> about = {"at": "z", "metric": (-1, 7)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +12,16 @@ from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.circuits.checks import check_model
 from qkv.circuits.heads import summed
 from qkv.circuits.measures import NAMES, STRONGEST, Measured, checked_names
+from qkv.circuits.ranking import Best
 from qkv.circuits.reading import Read
 from qkv.circuits.results import Result
 from qkv.models.model import Model
-from qkv.models.tasks.inputs import named
 
 _CALL = "scan_heads"
 _NAMES = (*NAMES, STRONGEST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadExample:
     """A place in a text where a head does much of something.
 
@@ -34,6 +33,7 @@ class HeadExample:
         query: the place that looks.
         key: the place that it looks at, the one with the most weight where the measure counts
             several; None for the entropy.
+        weights: (T,), the weights of the query.
     """
 
     value: float
@@ -42,6 +42,7 @@ class HeadExample:
     tokens: list[str]
     query: int
     key: int | None
+    weights: Array
 
 
 @dataclass(frozen=True)
@@ -135,20 +136,12 @@ def scan_heads(
     return HeadScan(scores, best.examples())
 
 
-# How much, below 0 (so that the most comes first); the number of the text, the query and the key.
-_Entry = tuple[float, int, int, int]
-
-
 class _Best:
-    """The texts with most of each measure, of those that came so far."""
+    """The queries with most of each measure, those of a text alone that has most."""
 
     def __init__(self, names: Sequence[str], count: int, model: Model) -> None:
-        self.names, self.count, self.model = names, count, model
-        self.entries: dict[tuple[str, int, int], list[_Entry]] = defaultdict(list)
-        self.texts: dict[int, Read] = {}  # by their numbers, those that entries are of
-        # of the last entry of each, once there are `count`: how much, and the number of its text
-        shape = (len(names), model.num_layers, model.num_heads)
-        self.least, self.latest = np.zeros(shape), np.full(shape, -1)
+        self.names, self.model = names, model
+        self.best = Best(len(names) * model.num_layers * model.num_heads, count)
 
     def batch(
         self,
@@ -163,65 +156,53 @@ class _Best:
         """Take the best query of each text and head, where it is among the best so far."""
         numbers = np.array([text.number for text in batch])
         most = values.max(2)  # (B, H)
-        place = self.names.index(name), layer
-        least, latest = self.least[place], self.latest[place]
-        texts, heads = np.nonzero((most > least) | ((most == least) & (numbers[:, None] < latest)))
+        unit = self._unit(name, layer)
+        texts, heads = self.best.among(most, numbers, slice(unit, unit + most.shape[1]))
         if not len(texts):
             return
         queries = values[texts, heads].argmax(1)
         rows = weights[texts, heads, queries]  # (n, K)
-        queries += first
-        keys = measured.key(name, rows, texts, queries)
-        found = defaultdict(list)
-        columns = (heads, -most[texts, heads].astype(np.float64), numbers[texts], queries, keys)
-        for head, *entry in zip(*(column.tolist() for column in columns), strict=True):
-            found[head].append(tuple(entry))
-        for head, more in found.items():
-            kept = self.entries[name, layer, head]
-            kept[:] = _first(sorted([*kept, *more]), self.count)
-            if len(kept) == self.count:
-                least[head], latest[head] = -kept[-1][0], kept[-1][1]
+        keys = measured.key(name, rows, texts, queries + first)
+        lengths = measured.ends[texts]
+        kept = [
+            (key, row[:end]) for key, row, end in zip(keys.tolist(), rows, lengths, strict=True)
+        ]
+        self.best.add(unit + heads, most[texts, heads], numbers[texts], queries + first, kept)
 
     def window(self, window: Sequence[Read]) -> None:
         """Keep the texts that entries are of, and no other."""
-        used = {number for entries in self.entries.values() for _, number, *_ in entries}
-        known = self.texts | {text.number: text for text in window}
-        self.texts = {number: known[number] for number in used}
+        self.best.keep(window)
 
     def examples(self) -> dict[str, list[list[list[HeadExample]]]]:
         """By measure, layer and head, the most first."""
-        ids = np.unique([one for text in self.texts.values() for one in text.ids.tolist()])
-        tokens = named(ids, np.ones(len(ids), bool), self.model.tokenizer).tokens
-        spelled = dict(zip(ids.tolist(), tokens, strict=True))
+        spelled, heads = self.best.spelled(self.model), range(self.model.num_heads)
         return {
             name: [
-                [
-                    [
-                        HeadExample(
-                            -below,
-                            number,
-                            self.texts[number].given,
-                            [spelled[one] for one in self.texts[number].ids.tolist()],
-                            query,
-                            None if key < 0 else key,
-                        )
-                        for below, number, query, key in self.entries[name, layer, head]
-                    ]
-                    for head in range(self.model.num_heads)
-                ]
+                [self._examples(self._unit(name, layer) + head, spelled) for head in heads]
                 for layer in range(self.model.num_layers)
             ]
             for name in self.names
         }
 
+    def _examples(self, unit: int, spelled: Mapping[int, str]) -> list[HeadExample]:
+        best, found = self.best, []
+        for rank in range(int((best.numbers[unit] >= 0).sum())):
+            text = best.texts[int(best.numbers[unit, rank])]
+            key, weights = best.rows[unit, rank]
+            found.append(
+                HeadExample(
+                    float(best.values[unit, rank]),
+                    text.number,
+                    text.given,
+                    [spelled[one] for one in text.ids.tolist()],
+                    int(best.places[unit, rank]),
+                    None if key < 0 else key,
+                    weights,
+                )
+            )
+        return found
 
-def _first(entries: Sequence[_Entry], count: int) -> list[_Entry]:
-    """The first so many, each text once.
-
-    >>> _first([(-0.9, 5, 1, 0), (-0.8, 5, 7, 2), (-0.7, 2, 1, 0)], 2)
-    [(-0.9, 5, 1, 0), (-0.7, 2, 1, 0)]
-    """
-    once: dict[int, _Entry] = {}
-    for entry in entries:
-        once.setdefault(entry[1], entry)
-    return list(once.values())[:count]
+    def _unit(self, name: str, layer: int) -> int:
+        """The first of the units of a measure in a layer, one for each head."""
+        place = self.names.index(name) * self.model.num_layers + layer
+        return place * self.model.num_heads

@@ -1,0 +1,140 @@
+"""All neurons and features over many texts, beside plain loops over a trace of each text."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from qkv.circuits import SAE, scan
+
+rng = np.random.default_rng(0)
+TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4, 7, 5, 9)]
+
+
+def plain(arrays):
+    """Of the activations (T, n) of each text the best of each unit, and means over all tokens."""
+    every = np.concatenate(arrays)
+    best = []
+    for unit in range(every.shape[1]):
+        each = [(-max(x[:, unit]), n, int(np.argmax(x[:, unit]))) for n, x in enumerate(arrays)]
+        best.append(sorted(one for one in each if one[0] < 0))
+    return best, (every > 0).mean(0), every.mean(0)
+
+
+def agree(found, arrays, top):
+    best, density, mean = plain(arrays)
+    assert len(found) == len(best)
+    assert found.tokens == sum(map(len, arrays))
+    np.testing.assert_allclose(found.density, density, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(found.mean, mean, rtol=0, atol=1e-12)
+    for unit, entries in enumerate(best):
+        got = found.examples(unit)
+        cells = [(one.number, one.position) for one in got]
+        assert cells == [(number, place) for _, number, place in entries[:top]]
+        for one, (below, number, _) in zip(got, entries, strict=False):
+            np.testing.assert_allclose(one.value, -below, rtol=0, atol=1e-12)
+            expected = arrays[number][:, unit]
+            np.testing.assert_allclose(one.activations, expected, rtol=0, atol=1e-12)
+            assert one.tokens == list(map(str, one.text)) or len(one.tokens) == len(one.text)
+        np.testing.assert_allclose(found.largest[unit], -entries[0][0] if entries else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of"),
+    [
+        ("gpt2", ("post", 1)),
+        ("llama", ("post", 0)),
+        ("bert", ("resid_post", 1)),
+        ("gpt2", ("z", 0)),
+    ],
+)
+@pytest.mark.parametrize(("places", "texts", "top"), [(2048, 4096, 20), (9, 2, 3), (30, 100, 1)])
+def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
+    monkeypatch.setattr("qkv.circuits.reading.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.reading.TEXTS", texts)
+    model = small(kind)
+    arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
+    found = scan(model, iter(TEXTS), of=of, top=top)
+    agree(found, arrays, top)
+    assert found.unit == "neuron"
+    assert found.at in model.trace(TEXTS[0]).names()
+
+
+def test_features_beside_plain_loops(small):
+    model = small("gpt2")
+    sae = SAE(rng.standard_normal((12, 25)), rng.standard_normal((25, 12)), at=("mlp_out", 1), k=3)
+    arrays = [sae.encode(model.trace(text)["mlp_out", 1][0]) for text in TEXTS]
+    found = scan(model, TEXTS, of=sae, top=4)
+    agree(found, arrays, 4)
+    assert repr(found) == "<Scan of 25 features of blocks.1.hook_mlp_out, 58 tokens>"
+    assert 0 < found.density.mean() <= 3 / 25
+
+
+def test_of_texts_with_equal_values_the_earlier_ones_are_examples(small, monkeypatch):
+    model = small("gpt2")
+    for size in (1, 2, 100):
+        monkeypatch.setattr("qkv.circuits.reading.TEXTS", size)
+        found = scan(model, [TEXTS[2], *[TEXTS[0]] * 5], of=("post", 0), top=3)
+        first = [one.number for one in scan(model, [TEXTS[0]], of=("post", 0)).examples(1)]
+        assert first == [0]
+        numbers = {tuple(one.number for one in found.examples(unit)) for unit in range(len(found))}
+        assert numbers <= {(), (0,), (1, 2, 3), (0, 1, 2), (1, 2, 0), (1, 0, 2), (0, 1), (1, 0)}
+        assert (0, 1, 2) in numbers
+
+
+def test_texts_keep_their_words(small):
+    model = small("bert")
+    text = "the cat sat"
+    found = scan(model, text, of=("post", 0))
+    [one] = next(found.examples(unit) for unit in range(len(found)) if found.largest[unit])
+    assert one.text == text
+    assert one.tokens == model.tokenize(text).tokens
+
+
+@pytest.mark.attack
+def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
+    monkeypatch.setattr("qkv.circuits.reading.TEXTS", 32)
+    model = small("gpt2")
+
+    def peak(count):
+        tracemalloc.start()
+        scan(model, (TEXTS[n % 11] for n in range(count)), of=("post", 0), top=2)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(100)
+    assert peak(2000) < 8e5  # 32 texts, and the two best of each neuron
+
+
+def test_what_cannot_be_scanned(small):
+    model = small("gpt2")
+
+    def texts():
+        raise AssertionError("a text was read")
+        yield ""
+
+    for of, error, words in (
+        ("post", ValueError, "of is 'post', which names 2 activations: give one layer, as"),
+        (("pattern", 0), ValueError, "of has blocks.0.attn.hook_pattern, which has no row for eac"),
+        (("past", 0), KeyError, r"there is no \('past', 0\); the nearest are"),
+        (("post", 2), KeyError, "there is no layer 2"),
+        (SAE(np.eye(12), np.eye(12)), ValueError, "of is <SAE.* without a site: set its at"),
+    ):
+        with pytest.raises(error, match=words):
+            scan(model, texts(), of=of)
+    with pytest.raises(ValueError, match="scan: top is 0"):
+        scan(model, texts(), of=("post", 0), top=0)
+    with pytest.raises(TypeError, match="scan: model is str"):
+        scan("gpt2", texts(), of=("post", 0))
+    with pytest.raises(ValueError, match="scan: texts hold no token: give some"):
+        scan(model, [], of=("post", 0))
+    with pytest.raises(ValueError, match=r"scan: .* looks at images"):
+        scan(small("vit"), texts(), of=("post", 0))
+    found = scan(model, TEXTS, of=("post", 0))
+    with pytest.raises(
+        IndexError, match=f"there is no neuron {len(found)}: there are {len(found)}"
+    ):
+        found.examples(len(found))
+    with pytest.raises(TypeError, match=r"examples: the number is 0\.5: give a whole number"):
+        found.examples(0.5)
