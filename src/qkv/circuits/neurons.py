@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.circuits.cards import MOST_CARDS, Cards, cards_of, passage_of
 from qkv.circuits.checks import check_model
 from qkv.circuits.ranking import Best
 from qkv.circuits.sae import SAE
 from qkv.circuits.streaming import one_site, rows_of
 from qkv.models.model import Model
+from qkv.see.draw.panels import Passages
 
 _CALL = "scan"
 
@@ -71,6 +73,52 @@ class Scan:
         """(n,), the largest activation, 0 where there is none above 0."""
         found: Array = self._best.values[:, 0]
         return found
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: the first page of cards."""
+        return self.cards()._repr_html_()
+
+    def cards(
+        self, numbers: Iterable[int] | None = None, *, top: int = 5, theme: str = "auto"
+    ) -> Cards:
+        """A page of cards: for each neuron or feature the texts in which it is largest.
+
+        Words are shaded by the activation, from 0 to the largest of the card; the word with the
+        largest of its text is framed. Of long texts the words around it are shown.
+
+        Args:
+            numbers: which neurons or features; without it those with the largest activations, 24 at
+                most.
+            top: how many texts a card shows at most.
+            theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
+
+        Returns:
+            A view: a notebook and a terminal show it, and `to_html`, `to_png`, `to_svg` and
+            `to_dict` write it.
+
+        Raises:
+            TypeError: a number is not a whole number.
+            ValueError: `numbers` is empty, `top` is below 1, or `theme` is unknown.
+            IndexError: there is no neuron or feature of a number.
+        """
+        top = whole_number(top, call="cards", name="top", least=1)
+        if numbers is None:
+            order = np.argsort(-self.largest, kind="stable")[:MOST_CARDS]
+            numbers = order[self.largest[order] > 0].tolist()
+        chosen = list(numbers)
+        found = []
+        for number in chosen:
+            examples = self.examples(number)[:top]
+            passages = [
+                passage_of(one.value, one.tokens, one.activations, one.position, examples[0].value)
+                for one in examples
+            ]
+            share = f"above 0 at {self.density[number]:.2%} of tokens"
+            explained = share if examples else "never above 0"
+            title = f"{self.unit} {number % len(self)}"
+            found.append(Passages(title=title, explained=explained, passages=passages))
+        said = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
+        return cards_of(found, said, len(self), self.unit, theme)
 
     def examples(self, number: int) -> list[Example]:
         """The texts in which a neuron or feature is largest, the largest first, each text once.

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.circuits.cards import Cards
+from qkv.circuits.neurons import Scan
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadScan
 from qkv.see.analysis.largest import strongest
@@ -82,7 +84,7 @@ class PlotView(View):
         return {"sentence": self.said, **self.numbers}
 
 
-def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
+def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView | Cards:
     """Draw what a call of `qkv.circuits` returns.
 
     The axes of a result decide what is drawn:
@@ -95,6 +97,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     - Logits (`logit_lens`): the most probable token of each place, with its probability.
     - Vectors (`integrated_gradients`): their sums, one number for each token.
     - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: each of its results.
+    - A `Scan`: its page of cards (`Scan.cards`).
     - A graph (`edges`, `discover`): nodes in layers that go upwards, and edges as wide as their
       scores. Of more than 150 edges the strongest are drawn, and the view says how many there are.
 
@@ -126,6 +129,8 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     check_theme(theme, _CALL)
     if _is_graph(result):
         return replace(_of_graph(result), theme=theme)
+    if isinstance(result, Scan):
+        return result.cards(theme=theme)
     if isinstance(result, HeadScan):
         result = result.scores
     parts = _of_mapping(result) if isinstance(result, Mapping) else [_read(result)]

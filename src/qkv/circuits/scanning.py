@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.circuits.cards import MOST_CARDS, Cards, cards_of, passage_of
 from qkv.circuits.checks import check_model
 from qkv.circuits.heads import summed
 from qkv.circuits.measures import NAMES, STRONGEST, Measured, checked_names
@@ -16,6 +17,7 @@ from qkv.circuits.ranking import Best
 from qkv.circuits.reading import Read
 from qkv.circuits.results import Result
 from qkv.models.model import Model
+from qkv.see.draw.panels import Passages
 
 _CALL = "scan_heads"
 _NAMES = (*NAMES, STRONGEST)
@@ -57,6 +59,51 @@ class HeadScan:
     scores: dict[str, Result]
     _found: dict[str, list[list[list[HeadExample]]]]
 
+    def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> Cards:
+        """A page of cards: for each head the texts in which it has most of a measure.
+
+        Words are shaded by the weights of the query, which is framed, on a scale from 0 to 1.
+
+        Args:
+            name: the measure.
+            top: how many texts a card shows at most.
+            theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
+
+        Returns:
+            A view of the heads with the largest values, 24 at most.
+
+        Raises:
+            KeyError: there is no such measure among those that were asked for.
+            TypeError: `top` is not a whole number.
+            ValueError: `top` is below 1, or `theme` is unknown.
+        """
+        top = whole_number(top, call="cards", name="top", least=1)
+        self._check_name(name, "cards")
+        heads = [
+            (layer, head, found[:top])
+            for layer, row in enumerate(self._found[name])
+            for head, found in enumerate(row)
+            if found
+        ]
+        largest = sorted(heads, key=lambda one: -one[2][0].value)[:MOST_CARDS]
+        cards = [
+            Passages(
+                title=f"head {layer}.{head}",
+                explained=f"mean {self.scores[name][layer, head]:.3f}",
+                passages=[
+                    passage_of(one.value, one.tokens, one.weights, one.query, 1.0) for one in found
+                ],
+            )
+            for layer, head, found in sorted(largest, key=lambda one: one[:2])
+        ]
+        return cards_of(
+            cards,
+            f"Each head, and the queries with most {name!r}.",
+            self.scores[name].size,
+            "head",
+            theme,
+        )
+
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
         """The texts where a head has most of a measure, the most first, each text once.
 
@@ -72,8 +119,7 @@ class HeadScan:
             TypeError: `layer` or `head` is not a whole number.
             IndexError: there is no such layer or head.
         """
-        if name not in self._found:
-            raise KeyError(f"examples: there is no {shown(name)}: it has {', '.join(self._found)}")
+        self._check_name(name, "examples")
         part: Any = self._found[name]
         for what, number in (("layer", layer), ("head", head)):
             if not is_whole_number(number):
@@ -85,6 +131,10 @@ class HeadScan:
                 )
             part = part[number]
         return list(part)
+
+    def _check_name(self, name: str, call: str) -> None:
+        if name not in self._found:
+            raise KeyError(f"{call}: there is no {shown(name)}: it has {', '.join(self._found)}")
 
 
 def scan_heads(

@@ -12,7 +12,16 @@ from rich.text import Text
 from qkv.see.analysis.largest import strongest_block
 from qkv.see.draw import terminal
 from qkv.see.draw.colours import shade
-from qkv.see.draw.panels import Bars, Column, HeatMap, Numbers, Table, number_format
+from qkv.see.draw.panels import (
+    Bars,
+    Column,
+    HeatMap,
+    Numbers,
+    Passage,
+    Passages,
+    Table,
+    number_format,
+)
 from qkv.see.draw.screen import Screen, bar, prose
 
 WORDS = ["[CLS]", "the", "river", "bank", "[SEP]"]
@@ -332,3 +341,20 @@ def test_panels_with_names_stand_beside_each_other_where_there_is_room() -> None
     assert found_numbers(line) == [0.5, 0.5]
     narrow = [line.plain for line in terminal.draw(Screen(20), [row])]
     assert [line for line in narrow if line in "AB" and line] == ["A", "B"]
+
+
+def test_passages_are_wrapped_and_their_words_shaded() -> None:
+    passage = Passage("1.500", ["one", "word"] * 12, [0.0, 1.0] * 12, 3)
+    panel = Passages(title="card", passages=[passage])
+    screen = Screen(width=40, colors=1 << 24)
+    lines = list(terminal.draw(screen, [[panel]]))[2:]
+    assert len(lines) > 3
+    assert all(line.cell_len <= 40 for line in lines)
+    assert " ".join(line.plain for line in lines).split() == ["1.500", *passage.words]
+    styles = [(line.plain[span.start : span.end], str(span.style)) for line in lines
+              for span in line.spans if line.plain[span.start : span.end].strip()]  # fmt: skip
+    shaded = [style for word, style in styles if word == "word"]
+    assert shaded.count(screen.shading(1.0)) == 11
+    assert shaded.count(f"{screen.shading(1.0)} bold") == 1
+    plain = list(terminal.draw(Screen(width=40), [[panel]]))
+    assert sum(line.plain.count("[word]") for line in plain) == 1

@@ -25,6 +25,7 @@ from qkv.see.draw.panels import (
     Lines,
     Links,
     Panel,
+    Passages,
     Rows,
     pictured,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _DPI = 150
+_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, a line, what is between
 
 
 def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> Figure:
@@ -106,6 +108,9 @@ def _size(panel: Panel) -> tuple[float, float]:
         return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
     if isinstance(panel, HeatMap) and panel.words:
         return max(6.8, 2.2 + 0.62 * len(panel.part.columns)), 2.0 + 0.4 * len(panel.part.rows)
+    if isinstance(panel, Passages):
+        lines = sum(map(len, _wrapped(panel)[1])) + bool(panel.explained)
+        return _CARD / 72 + 0.3, 0.5 + lines * _LINE / 72
     rows = len(panel.names) if isinstance(panel, Bars) else 0
     return {
         HeatMap: (6.8, 6.2), Links: (4.2, 6.2), Arrows: (6.4, 6.0), Lines: (6.6, 3.4),
@@ -374,6 +379,47 @@ def _image(axes: Axes, panel: Image, tone: Tone) -> None:
     axes.set_axis_off()
 
 
+def _passages(axes: Axes, panel: Passages, tone: Tone) -> None:
+    """Words in lines, each on a ground as dark as its share; the one that it is about is framed."""
+    label, lines = _wrapped(panel)
+    y = 0.0  # in points, as all places here
+    if panel.explained:
+        _plain(axes.text(0, y, panel.explained, color=tone.dim, va="top"), 8)
+        y += _LINE
+    for passage, rows in zip(panel.passages, lines, strict=True):
+        _plain(axes.text(0, y, passage.label, color=tone.dim, va="top"), 8)
+        for row in rows:
+            x = label
+            for number in row:
+                word, color = passage.words[number], shade(passage.shares[number], tone.theme)
+                edge = tone.ink if number == passage.marked else color
+                box = {"boxstyle": "round,pad=0.1", "facecolor": color, "edgecolor": edge}
+                place = (x, y, drawable([word])[0])
+                _plain(axes.text(*place, color=ink(color), va="top", bbox=box | {"lw": 0.8}), 8)
+                x += _points(word) + _SPACE
+            y += _LINE
+    axes.set_xlim(0, _CARD)
+    axes.set_ylim(y, 0)
+    axes.set_aspect("equal", anchor="NW")
+    axes.set_axis_off()
+
+
+def _wrapped(panel: Passages) -> tuple[float, list[list[list[int]]]]:
+    """How much room the labels take, and the lines beside them."""
+    label = _SPACE + max([_points(passage.label) for passage in panel.passages], default=0)
+    return label, panel.wrapped(lambda word: _points(word) + _SPACE, _CARD - label)
+
+
+@lru_cache(maxsize=4096)
+def _points(word: str) -> float:
+    """How wide a word is in points, in the standard font."""
+    from matplotlib.textpath import TextPath
+
+    if not word.strip():
+        return 3.0  # there is nothing to measure
+    return float(TextPath((0, 0), drawable([word])[0], size=8).get_extents().width)
+
+
 def _open(axes: Axes, tone: Tone) -> None:
     """A chart without the lines above and beside it, numbers small, faint lines across."""
     axes.tick_params(labelsize=8)
@@ -483,4 +529,5 @@ _DRAW: dict[type[Panel], Callable[[Axes, Any, Tone], None]] = {
     Image: _image,
     Lines: _chart,
     Links: _links,
+    Passages: _passages,
 }

@@ -494,6 +494,53 @@ class Prose(Panel):
     code: bool = False
 
 
+class Passage(NamedTuple):
+    """Words of a text that are shaded.
+
+    Attributes:
+        label: what stands in front of them.
+        words: the words.
+        shares: how dark each is, from 0 to 1.
+        marked: the number of the word that it is about.
+    """
+
+    label: str
+    words: Sequence[str]
+    shares: Sequence[float]
+    marked: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Passages(Panel):
+    """Passages of texts below each other, their words shaded by numbers.
+
+    Attributes:
+        passages: the passages.
+    """
+
+    passages: Sequence[Passage]
+
+    def wrapped(self, measure: Callable[[str], float], width: float) -> list[list[list[int]]]:
+        """The words of each passage by their numbers, in lines that are as wide at most.
+
+        >>> panel = Passages(passages=[Passage("", ["a", "few", "words"], [0, 0, 1], 2)])
+        >>> panel.wrapped(len, 6)
+        [[[0, 1], [2]]]
+        """
+        found = []
+        for passage in self.passages:
+            lines: list[list[int]] = [[]]
+            room = width
+            for number, size in enumerate(map(measure, passage.words)):
+                if lines[-1] and size > room:
+                    lines.append([])
+                    room = width
+                lines[-1].append(number)
+                room -= size
+            found.append(lines)
+        return found
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Later(Panel):
     """A panel that is made where it is drawn, since making it takes long.

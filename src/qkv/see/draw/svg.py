@@ -28,12 +28,14 @@ from qkv.see.draw.panels import (
     Lines,
     Links,
     Panel,
+    Passages,
     Rows,
     pictured,
 )
 
 _SIZE = 11  # pixels of a letter's height
 _GAP = 24
+_CARD = 330.0  # pixels of the width of passages: that of a phone
 _IMAGE, _SMALL = 300.0, 150.0  # pixels of the side of an image, and of one of several
 
 
@@ -117,10 +119,15 @@ def text(
     anchor: str = "start",
     weight: str = "normal",
     turn: float = 0,
+    fit: float = 0,
 ) -> str:
-    """Words at a place; whatever they hold is shown and not read as markup."""
+    """Words at a place, `fit` wide where that is given.
+
+    Whatever they hold is shown and not read as markup.
+    """
     more = "" if anchor == "start" else f' text-anchor="{anchor}"'
     more += "" if weight == "normal" else f' font-weight="{weight}"'
+    more += f' textLength="{fit:.1f}" lengthAdjust="spacingAndGlyphs"' if fit else ""
     more += f' transform="rotate({turn:g} {x:.1f} {y:.1f})"' if turn else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{more}>'
@@ -465,6 +472,42 @@ def _image(panel: Image, tone: Tone) -> Part:
     return Part([_pixels(panel.pixels, width, height), *marks], width, height)
 
 
+def _passages(panel: Passages, tone: Tone) -> Part:
+    """Words in lines, each on a ground as dark as its share; the one that it is about is framed."""
+    label = max([_long(passage.label) for passage in panel.passages], default=0) + 8
+    elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
+    y = 18.0 if panel.explained else 0.0
+    lines = panel.wrapped(lambda word: _long(word) + 6, _CARD - label)
+    for passage, rows in zip(panel.passages, lines, strict=True):
+        elements.append(text(0, y + 12, passage.label, tone.dim, size=10))
+        for row in rows:
+            x = label
+            for number in row:
+                word, color = passage.words[number], shade(passage.shares[number], tone.theme)
+                long = _long(word)
+                frame = f' stroke="{tone.ink}"' if number == passage.marked else ""
+                elements += [
+                    f'<rect x="{x:.1f}" y="{y + 1:g}" width="{long + 4:.1f}" height="15" rx="2" '
+                    f'fill="{color}"{frame}/>',
+                    text(x + 2, y + 12, word, ink(color), fit=long),
+                ]
+                x += long + 6
+            y += 17
+        y += 5
+    return Part(elements, _CARD, y)
+
+
+def _long(word: str) -> float:
+    """About how long a word is, in pixels, letter by letter."""
+    sizes = (
+        0.3 if mark in "iljtfrI.,;:'!|()[] " else 0.85 if mark in "mwMW@—" else 0.66
+        if mark.isupper() or mark.isdigit() else 1.0
+        if unicodedata.east_asian_width(mark) in "WF" else 0.56
+        for mark in word
+    )  # fmt: skip
+    return sum(sizes) * _SIZE
+
+
 def _pixels(pixels: Array, width: float, height: float, style: str = "") -> str:
     data = base64.b64encode(png(pixels)).decode("ascii")
     styled = f'style="{style}" ' if style else ""
@@ -575,4 +618,5 @@ _DRAW: dict[type[Panel], Callable[[Any, Tone], Part]] = {
     Image: _image,
     Lines: _chart,
     Links: _links,
+    Passages: _passages,
 }

@@ -20,6 +20,7 @@ from qkv.see.draw.panels import (
     Links,
     Numbers,
     Panel,
+    Passages,
     Prose,
     Rows,
     Table,
@@ -238,6 +239,31 @@ def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
     return lines + _left_out(counts)
 
 
+def _passages(screen: Screen, panel: Passages) -> list[Text]:
+    """Words in lines, shaded; the one that each passage is about is bold, or in brackets."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    label = screen.fit([passage.label for passage in panel.passages], 1, 10)
+    room = screen.room(100, beside=label + 4)
+    found = []
+    lines = panel.wrapped(lambda word: cell_len(screen.safe(word)) + 3, room)
+    for passage, rows in zip(panel.passages, lines, strict=True):
+        front = screen.right(passage.label, label)
+        for row in rows:
+            line = Text(f"  {front} ", style="not bold")
+            for number in row:
+                word = screen.safe(passage.words[number])
+                marked = number == passage.marked
+                word = f"[{word}]" if marked and not screen.shades else word
+                line.append(" ")
+                style = screen.shading(passage.shares[number])
+                line.append(word, style=f"{style} bold".strip() if marked else style)
+            found.append(line)
+            front = " " * label
+    return found
+
+
 def _cells(screen: Screen, panel: Cells) -> list[Text]:
     """A shade a cell; without colours a digit from 0 to 9."""
     from rich.text import Text
@@ -329,6 +355,7 @@ _DRAW: dict[type[Panel], Callable[[Screen, Any], list[Text]]] = {
     Lines: _chart,
     Links: _links,
     Numbers: _numbers,
+    Passages: _passages,
     Prose: _prose,
     Table: _table,
 }
