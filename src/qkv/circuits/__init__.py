@@ -1,5 +1,6 @@
 """What researchers ask of a model: which part does what."""
 
+from qkv.circuits.caching import Cache, cache
 from qkv.circuits.composing import composition
 from qkv.circuits.connecting import discover, edges, path
 from qkv.circuits.copying import copying_scores
@@ -9,6 +10,7 @@ from qkv.circuits.heads import head_scores
 from qkv.circuits.integrated import integrated_gradients
 from qkv.circuits.lens import logit_lens
 from qkv.circuits.neurons import Example, Scan, scan
+from qkv.circuits.parting import diff
 from qkv.circuits.patching import attribution_patch
 from qkv.circuits.plotting import PlotView, plot
 from qkv.circuits.results import Result
@@ -19,6 +21,7 @@ from qkv.circuits.sweeping import patch
 
 __all__ = [
     "SAE",
+    "Cache",
     "Edge",
     "Example",
     "Graph",
@@ -29,8 +32,10 @@ __all__ = [
     "Scan",
     "attribute_logits",
     "attribution_patch",
+    "cache",
     "composition",
     "copying_scores",
+    "diff",
     "discover",
     "edges",
     "head_scores",

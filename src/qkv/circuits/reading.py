@@ -28,8 +28,8 @@ class Read(NamedTuple):
 class _Reader:
     """Texts, or the ids of their tokens, as ids (T,), cut as in `trace`."""
 
-    def __init__(self, model: Model, call: str) -> None:
-        self.model, self.call = model, call
+    def __init__(self, model: Model, call: str, empty: bool) -> None:
+        self.model, self.call, self.empty = model, call, empty
         self.truncator = model.tokenizer and Truncator(
             model.tokenizer, model.max_seq_length, model.mask
         )
@@ -50,23 +50,24 @@ class _Reader:
         return found[1][0].ids
 
     def __call__(self, window: Sequence[str | Array], first: int) -> list[Read]:
-        """The tokens of texts that were checked, those without a token left out."""
+        """The tokens of texts that were checked."""
         strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
         cut = iter(self.truncator(strings) if self.truncator else ())
         found = [
             Read(number, text, next(cut).ids if isinstance(text, str) else text)
             for number, text in enumerate(window, first)
         ]
-        return [text for text in found if len(text.ids)]
+        return [text for text in found if len(text.ids) or self.empty]
 
 
-def windows(model: Model, texts: Any, call: str) -> Iterator[list[Read]]:
+def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
     """Texts as they come, some hundred at a time; at the end a warning if some were cut.
 
     Args:
         model: whose tokens they are cut into.
         texts: any iterable of texts, or of the ids of their tokens; or one of these.
         call: who is named in an error.
+        empty: whether texts without a token are there too.
 
     Raises:
         TypeError: `texts` cannot be gone through, or a text is neither a string nor ids.
@@ -78,7 +79,7 @@ def windows(model: Model, texts: Any, call: str) -> Iterator[list[Read]]:
     if not isinstance(texts, Iterable):
         kind = type(texts).__name__
         raise TypeError(f"{call}: texts is {kind}: give strings, or the ids of their tokens")
-    read = _Reader(model, call)
+    read = _Reader(model, call, empty)
     window: list[str | Array] = []
     size = first = 0
     for number, text in enumerate(texts):

@@ -1,0 +1,178 @@
+"""Activations on the disk: what is read is what a trace has, and a call goes on where it was."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import qkv
+from qkv.circuits import Cache, cache
+from qkv.circuits import caching as module
+from qkv.models.files.read import ModelError
+
+rng = np.random.default_rng(0)
+TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6)]
+NAMES = [("resid_post", 1), "z", "mlp.post"]
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    monkeypatch.setattr(module, "BYTES", 4000)
+    monkeypatch.setattr(module, "PLACES", 9)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_what_is_read_is_what_a_trace_has(small, tmp_path, small_files, kind):
+    model = small(kind)
+    found = cache(model, iter(TEXTS), tmp_path / "cache", names=NAMES, dtype="float64")
+    files = sorted(path.name for path in (tmp_path / "cache").iterdir())
+    assert len(files) > 2
+    assert files[-1] == "cache.json"
+    again = Cache(tmp_path / "cache")
+    for one in (found, again):
+        assert len(one) == 7
+        assert one.tokens == sum(map(len, TEXTS))
+        traces = [model.trace(ids) for ids in TEXTS]
+        for number, (ids, expected) in enumerate(zip(TEXTS, traces, strict=True)):
+            trace = one[number - 7 * (number > 4)]
+            assert trace.ids == ids == one.ids(number).tolist()
+            for name in ("resid_post", 1), ("z", 0), ("z", 1), ("post", 1):
+                assert trace[name].dtype == np.float64
+                np.testing.assert_allclose(trace[name], expected[name], rtol=0, atol=1e-12)
+        rows = one.arrays(("z", 1))
+        assert len(rows) == len(files) - 1
+        assert not any(array.flags.writeable for array in rows)
+        whole = np.concatenate([trace["z", 1][0] for trace in traces])
+        np.testing.assert_allclose(np.concatenate(rows), whole, rtol=0, atol=1e-12)
+        assert one.names == [
+            *(f"blocks.{n}.{x}" for n in (0, 1) for x in ("attn.hook_z", "mlp.hook_post")),
+            "blocks.1.hook_resid_post",
+        ]
+    assert [trace.ids for trace in again] == TEXTS
+    assert repr(again).endswith(f"7 texts, 33 tokens of {model.name}>")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_types(small, tmp_path, dtype):
+    model = small("gpt2")
+    found = cache(model, TEXTS, tmp_path, names=("resid_post", 0), dtype=dtype)
+    rows = np.concatenate(found.arrays("blocks.0.hook_resid_post"))
+    assert rows.dtype.name == dtype
+    expected = np.concatenate([model.trace(ids)["resid_post", 0][0] for ids in TEXTS])
+    np.testing.assert_array_equal(rows, expected.astype(rows.dtype))
+
+
+def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
+    model, run = small("gpt2"), []
+    options = {"names": NAMES, "dtype": "float64"}
+    expected = cache(model, TEXTS, tmp_path / "whole", **options)
+
+    def stopped():
+        yield from TEXTS[:5]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qkv.circuits.reading.TEXTS", 2)
+    with pytest.raises(KeyboardInterrupt):
+        cache(model, stopped(), tmp_path / "part", **options)
+    known = len(Cache(tmp_path / "part"))
+    assert 0 < known < 5
+    recorded = module.recorded
+
+    def counted(model, ids, names):
+        run.extend(ids)
+        return recorded(model, ids, names)
+
+    monkeypatch.setattr(module, "recorded", counted)
+    found = cache(model, TEXTS, tmp_path / "part", **options)
+    # the first text is held against the folder
+    assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]
+    for one, other in zip(found, expected, strict=True):
+        assert one.ids == other.ids
+        for name in found.names:
+            np.testing.assert_array_equal(one[name], other[name])
+    more = cache(model, [*TEXTS, [9, 9]], tmp_path / "part", **options)
+    assert len(more) == 8
+    assert more.ids(7).tolist() == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"texts": [[4, 4], *TEXTS[1:]]},
+            "text 0 has other tokens than in .*: give the same texts",
+        ),
+        ({"texts": TEXTS[:3]}, r"texts are 3 and .* has 7: give them all, or another folder"),
+        ({"names": ("z", 0)}, r"has names \['blocks.1.hook_resid_post'\] and the call \['blocks.0"),
+        ({"dtype": "float16"}, "has dtype 'float32' and the call 'float16': name another folder"),
+        ({"names": "pattern"}, "names has blocks.0.attn.hook_pattern, which has no row for each t"),
+        ({"names": []}, "names is empty: name activations"),
+        ({"texts": [*TEXTS, []]}, "text 7 has 0 ids"),
+        ({"dtype": "int8"}, "dtype is int8: choose"),
+        ({"folder": ""}, "the name of the folder is empty"),
+    ],
+)
+def test_what_does_not_fit(small, tmp_path, change, words):
+    about = {"texts": TEXTS, "folder": tmp_path, "names": ("resid_post", 1)}
+    cache(small("gpt2"), **about)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises((TypeError, ValueError), match=f"cache: .*{words}") as caught:
+        cache(small("gpt2"), **{**about, **change})
+    assert "\n" not in str(caught.value)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
+    model = small("gpt2")
+    cache(model, TEXTS, tmp_path, names=("resid_post", 1))
+    other = model.with_parameters({n: a * 1.3 for n, a in model.parameters.items()})
+    with pytest.raises(ValueError, match=r"hook_resid_post of text 0 is not what .* has: give the"):
+        cache(other, TEXTS, tmp_path, names=("resid_post", 1))
+    with pytest.raises(ValueError, match=r"cache: .* has model '.*' and the call '.*': name anoth"):
+        cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
+
+
+def test_numbers_that_a_type_does_not_hold(small, tmp_path):
+    model = small("gpt2")
+    large = model.with_parameters({n: a * 1e4 for n, a in model.parameters.items()})
+    with pytest.raises(
+        ValueError, match=r"has \S+, which float16 does not hold: give dtype='float"
+    ):
+        cache(large, TEXTS, tmp_path / "x", names=("post", 1), dtype="float16")
+
+
+def test_texts_of_words_are_cut_as_in_a_trace(small, tmp_path):
+    model = small("bert")
+    texts = ["the cat sat", "a dog"]
+    found = cache(model, texts, tmp_path, names="embed")
+    assert [trace.ids for trace in found] == [model.trace(text).ids for text in texts]
+    with pytest.raises(ValueError, match="cache: text 1 has no token: leave it out"):
+        cache(qkv.load("books-decoder"), ["the", ""], tmp_path / "other", names="embed")
+
+
+def test_folders_that_hold_no_cache(small, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Cache: .* has no cache.json: name a folder of c"):
+        Cache(tmp_path)
+    (tmp_path / "cache.json").write_text('{"qkv_cache": 1, "names": "z"}')
+    with pytest.raises(ModelError, match=r"cache.json: is not what cache"):
+        Cache(tmp_path)
+    found = cache(small("gpt2"), TEXTS, tmp_path / "x", names="embed")
+    with pytest.raises(KeyError, match=r"arrays: there is no \('z', 0\): it has hook_embed"):
+        found.arrays(("z", 0))
+    with pytest.raises(IndexError, match="cache: there is no text 7: there are 7"):
+        found[7]
+    with pytest.raises(TypeError, match="cache: text 'a': give a whole number"):
+        found["a"]
+    manifest = json.loads((tmp_path / "x" / "cache.json").read_text())
+    assert manifest["shards"] == [{"file": "00000.safetensors", "texts": 7, "tokens": 33}]
+    assert set(load_file(tmp_path / "x" / "00000.safetensors")) == {"hook_embed", "ids", "starts"}
+    manifest["shards"][0]["tokens"] = 32
+    (tmp_path / "x" / "cache.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        ModelError, match=r"has hook_embed \(33, 12\) and cache.json 32 tokens of 7"
+    ):
+        Cache(tmp_path / "x")
+    (tmp_path / "x" / "00000.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"00000.safetensors"):
+        Cache(tmp_path / "x")
