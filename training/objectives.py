@@ -161,36 +161,27 @@ class Guessed(Stateless):
 
     Args:
         gaps: texts with their special tokens, and the place of the word in each.
-        mask: the id that hides a token.
-        tokens_per_step: at least so many tokens of texts a step.
-        objective: what is learned of these gaps.
+        objective: says how large a step is, and what is added to words in sight.
     """
 
     name = "guessed"
 
-    def __init__(
-        self,
-        gaps: Sequence[tuple[Array, int]],
-        mask: int,
-        tokens_per_step: int,
-        objective: Unseen | Taught,
-    ) -> None:
-        self.gaps, self.mask, self.tokens_per_step = gaps, mask, tokens_per_step
-        self.objective = objective
+    def __init__(self, gaps: Sequence[tuple[Array, int]], objective: Unseen) -> None:
+        self.gaps, self.objective = gaps, objective
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
         """Texts drawn at random, each with its gap."""
         texts: list[Array] = []
         at: list[int] = []
         count = 0
-        while count < self.tokens_per_step:
+        while count < self.objective.tokens_per_step:
             ids, place = self.gaps[int(rng.integers(len(self.gaps)))]
             texts.append(ids)
             at.append(count + place)
             count += len(ids)
         ids = np.concatenate(texts).astype(np.int64)
         targets = ids[at]
-        ids[at] = self.mask
+        ids[at] = self.objective.mask
         return Words(ids, starts_of(map(len, texts)), np.array(at), targets)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:

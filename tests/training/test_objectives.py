@@ -294,7 +294,7 @@ def test_gaps_are_hidden_each_by_itself() -> None:
     gaps = [
         (tokenizer.tokenize(text).ids, place) for text, place in zip(texts, (2, 5), strict=True)
     ]
-    batch = Guessed(gaps, unseen.mask, 10, unseen).batch(0, np.random.default_rng(1))
+    batch = Guessed(gaps, unseen).batch(0, np.random.default_rng(1))
     assert len(batch.ids) == 14  # two texts of 7
     seen = set()
     for row, (first, last) in zip(batch.at, pairwise(batch.cu_lengths), strict=True):
