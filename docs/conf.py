@@ -53,6 +53,7 @@ autodoc_preserve_defaults = True
 default_role = "code"  # docstrings write `code` with single backticks
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # fields of named tuples are members too: they are described once
 
 html_theme = "furo"
 html_title = "qkv"
