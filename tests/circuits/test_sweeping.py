@@ -74,7 +74,9 @@ def test_what_a_position_cannot_see_changes_nothing(small):
 
     found = patch(model, CLEAN, CORRUPTED, at="v", metric=(3, 11), by="position")
     np.testing.assert_allclose(found, by_position(model, "v", middle), rtol=0, atol=1e-11)
-    assert (found[:, :, 4:] == middle(model(CORRUPTED).logits)).all()
+    unseen = found[:, :, 4:]
+    assert np.ptp(unseen) == 0
+    np.testing.assert_allclose(unseen, middle(model(CORRUPTED).logits), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,11 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             "by is 'head' and at is 'post', .*: give 'position' or 'neuron'",
         ),
         ({"at": "z", "by": 1}, "by is 1 and at is 'z'"),
+        ({"at": []}, "at is an empty list: choose among resid_pre, "),
+        (
+            {"at": ["mlp_out", "z"]},
+            r"at has 'mlp_out', which gives \('pair', 'layer', 'token'\) of .*, and 'z', which",
+        ),
         ({"corrupted": OTHERS[:3]}, "clean is 4 texts and corrupted 3: give as many of each"),
         ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: what is put"),
         ({"metric": [LOGIT] * 3}, "metric is a list of 3 and the texts are 4: give one for all"),
@@ -141,3 +148,14 @@ def test_pairs_that_do_not_fit(small, given, words):
 def test_experts_have_no_neurons_to_patch(small):
     with pytest.raises(ValueError, match=r"at is 'post', and a layer of .* has none"):
         patch(small("gpt_oss"), CLEAN, CORRUPTED, at="post", metric=LOGIT)
+
+
+def test_sites_in_a_list_are_patched_in_turn(small):
+    sites = "resid_pre", "attn_out", "mlp_out"
+    found = patch(small("gpt2"), CLEAN, CORRUPTED, at=sites, metric=LOGIT)
+    assert found.axes == ("site", "layer", "token")
+    assert list(found.words["site"]) == list(sites)
+    for site, one in zip(sites, found, strict=True):
+        np.testing.assert_array_equal(
+            one, patch(small("gpt2"), CLEAN, CORRUPTED, at=site, metric=LOGIT)
+        )

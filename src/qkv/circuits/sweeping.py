@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ def patch(
     clean: Any,
     corrupted: Any,
     *,
-    at: str,
+    at: str | Sequence[str],
     metric: Metric | Sequence[Metric],
     by: Literal["position", "head", "neuron"] | None = None,
     normalize: bool = False,
@@ -46,7 +46,8 @@ def patch(
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
             patched at one position at a time; "z", "pattern", "q", "k" and "v" one head at a time;
             "pre" and "post" (the MLP's neurons before and after the activation function) one neuron
-            at a time. Heads and neurons are patched at all positions together.
+            at a time. Heads and neurons are patched at all positions together. A list of sites
+            that are cut alike patches each in turn.
         metric: (place, token) for that logit, (place, token, other token) for how far it is above
             another (a place counts from the end with -1; a token is an id, or a string that is
             one), or a function from logits (1, T, V) to a number. The first two need the logits of
@@ -59,7 +60,8 @@ def patch(
     Returns:
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
         and "v"), (layers, F) for neurons; by position (layers, Hq, T) and (layers, F, T). Several
-        pairs add a first axis, (pairs, layers, ...), with NaN behind the end of shorter texts.
+        pairs add a first axis, (pairs, layers, ...), with NaN behind the end of shorter texts. A
+        list of sites adds an axis "site" before all others.
         Activations that are equal in both runs are not run: their metric is that of `corrupted`.
 
     Raises:
@@ -88,6 +90,13 @@ def patch(
     True
     """
     model = check_words(model, _CALL)
+    if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
+        return _of_sites(
+            at,
+            lambda site: patch(
+                model, clean, corrupted, at=site, metric=metric, by=by, normalize=normalize
+            ),
+        )
     axes = _axes(at, by)
     pairs = _pairs(model, clean, corrupted, at, metric)
     for pair in pairs if normalize else ():
@@ -111,6 +120,28 @@ def patch(
     for number, values in enumerate(found):
         whole[number, ..., : values.shape[-1]] = values
     return Result(whole, ["pair", *names], of=of, title=title, ground=ground)
+
+
+def _of_sites(sites: Sequence[str], patched: Callable[[str], Result]) -> Result:
+    """The results of several sites as one, with an axis for the sites."""
+    if not sites:
+        raise ValueError(f"{_CALL}: at is an empty list: choose among {', '.join(SITES)}")
+    found = [patched(site) for site in sites]
+    first = found[0]
+    for site, other in zip(sites, found, strict=True):
+        if (other.axes, other.shape) != (first.axes, first.shape):
+            raise ValueError(
+                f"{_CALL}: at has {sites[0]!r}, which gives {first.axes} of {first.shape}, and "
+                f"{site!r}, which gives {other.axes} of {other.shape}: patch them in two calls"
+            )
+    return Result(
+        np.stack(found),
+        ["site", *first.axes],
+        of=first.of,
+        title=f"Activation patching of {', '.join(sites)}",
+        words={**first.words, "site": list(sites)},
+        ground=first.ground,
+    )
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from qkv.models.tasks.spelling import TextStream, check_stop, spelled
 from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import Names, layers_to_run, names_to_keep
 from qkv.models.tasks.truncation import Cut, callers, counting
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized
 from qkv.text.tokenized import told_unknown
 from qkv.trace import Recorder, Trace
@@ -587,6 +588,45 @@ class Model(ComparingModel):
             said = told_unknown(unknown, tokenizer.unknown).removeprefix("The ").rstrip(".")
             warnings.warn(f"predict: the {said}", UserWarning, stacklevel=callers())
         return self.guesses(tokens, places, top_k, edits_of(edit, ablate, hide, call="predict"))
+
+    def losses(
+        self, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
+    ) -> Array:
+        """The cross-entropy of each token of a text but the first, given the tokens before it.
+
+        Its mean is the loss of a language model on this text, and the exponential of that mean the
+        perplexity per token.
+
+        Args:
+            text: one text, or the ids of its tokens, (T,) or (1, T).
+            ablate: heads to ablate, as in `trace`.
+            hide: masked tokens and edges, as in `trace`.
+            edit: activations to change, as in `trace`.
+
+        Returns:
+            (T - 1,) in nats: float32, or float64 for a model of that type.
+
+        Raises:
+            TypeError: `text` is neither a string nor integers.
+            ValueError: the model is no decoder, or what `trace` refuses.
+
+        >>> import qkv
+        >>> model = qkv.load("books-decoder")
+        >>> losses = model.losses("the king of the north")
+        >>> bool(losses[2] < losses[3])  # "the" behind "of" is likelier than "north" behind "the"
+        True
+        """
+        if not self.generates:
+            raise ValueError(
+                f"losses: {self.name} is no decoder and does not predict each token from those "
+                "before it: predict(text) gives probabilities at a mask token"
+            )
+        text = [text] if isinstance(text, str) else text
+        trace = self.trace(text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
+        if len(trace) != 1:
+            raise ValueError(f"losses: there are {len(trace)} texts: give one text a call")
+        found, _ = cross_entropy(trace["logits"][0, :-1], np.array(trace[0].ids[1:], np.int64))
+        return found
 
     def blanks(self, text: Any) -> tuple[Tokenized, list[int]]:
         """The tokens of a text, and the places at which `predict` reads its guesses off.

@@ -33,6 +33,22 @@ class Tokenized:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def positions(self, token: str | int) -> list[int]:
+        """Where a token stands: its positions in order, none if it is not there.
+
+        Args:
+            token: as the vocabulary spells it, or as `plain_tokens` does; or its id.
+
+        >>> text = Tokenized(np.array([5, 7, 5]), ["the", "cat", "the"], [], [False] * 3)
+        >>> text.positions("the"), text.positions(7), text.positions("dog")
+        ([0, 2], [1], [])
+        """
+        if not isinstance(token, str):
+            return [int(place) for place in np.flatnonzero(self.ids == token)]
+        plain = plain_tokens(self.tokens, self.special)
+        both = zip(self.tokens, plain, strict=True)
+        return [place for place, names in enumerate(both) if token in names]
+
     def unknown(self) -> list[str]:
         """What stands in the text where the tokens are that of an unknown word, each once."""
         return unknown_in(self.tokens, self.offsets, self.text)
