@@ -177,7 +177,7 @@ class Theirs:
         config = BertConfig(vocab_size=len(words) + len(SPECIAL), intermediate_size=40, **sizes)
         encoder = made(folder / "encoder", BertForMaskedLM, config, seed=1)
         self.decoder, self.encoder = decoder.theirs, encoder.theirs
-        loads = {"wordnet-decoder": decoder.ours, "books": encoder.ours}
+        loads = {"books-decoder": decoder.ours, "books": encoder.ours}
         names: dict[str, Any] = {}
         with patch.object(qkv, "load", loads.__getitem__):
             exec(setup, names)

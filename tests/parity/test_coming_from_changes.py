@@ -263,9 +263,9 @@ def drawn(theirs: Theirs) -> Any:
 
 @row(39)
 def compared(theirs: Theirs) -> Any:
-    """Each text has *king* at place 1, behind [CLS]."""
+    """Each text has *king* at place 2, behind [CLS] and *the*."""
     one, other = (
-        torch.stack(attentions(theirs, text).hidden_states)[:, 0, 1]
+        torch.stack(attentions(theirs, text).hidden_states)[:, 0, 2]
         for text in (theirs.clean, theirs.text)
     )
     return {"similarity": torch.cosine_similarity(one, other)}
@@ -275,7 +275,7 @@ def test_what_the_word_looks_at(theirs: Theirs) -> None:
     view = theirs.found[39]["view"]
     for side, text in zip(view.sides, (theirs.clean, theirs.text), strict=True):
         run = attentions(theirs, text)
-        near(side.weights, run.attentions[1][0, 2, 1], "weights of the word")
+        near(side.weights, run.attentions[1][0, 2, 2], "weights of the word")
         every = np.array(side.heads.weights)  # (layers, heads, T, T)
         near(every, torch.cat(run.attentions), "weights of all heads")
 
