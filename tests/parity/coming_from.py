@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     BertConfig,
@@ -162,6 +164,8 @@ class Theirs:
     corrupted: str
     answer: int
     other: int
+    sae_folder: str
+    folder: str
 
     def __init__(self, folder: Path, family: str = "gpt2") -> None:
         setup, self.rows = page()
@@ -174,12 +178,20 @@ class Theirs:
         ends = {"bos_token_id": 0, "eos_token_id": 0}
         config = config_of(vocab_size=len(bpe), **sizes, **ends, **more)
         decoder = made(folder / "decoder", kind, config)
+        bpe.save_pretrained(folder / "changed")
+        changed = made(folder / "changed", kind, config, seed=2)
         config = BertConfig(vocab_size=len(words) + len(SPECIAL), intermediate_size=40, **sizes)
         encoder = made(folder / "encoder", BertForMaskedLM, config, seed=1)
-        self.decoder, self.encoder = decoder.theirs, encoder.theirs
-        loads = {"books-decoder": decoder.ours, "books": encoder.ours}
+        self.decoder, self.encoder, self.changed = decoder.theirs, encoder.theirs, changed.theirs
+        loads = {
+            ("books-decoder", None): decoder.ours,
+            ("books-decoder", "bfloat16"): changed.ours,
+            ("books", None): encoder.ours,
+        }
+        self.sae = autoencoder(folder / "sae")
+        setup = setup.replace('"data/books-decoder-sae"', repr(str(folder / "sae")))
         names: dict[str, Any] = {}
-        with patch.object(qkv, "load", loads.__getitem__):
+        with patch.object(qkv, "load", lambda name, dtype=None: loads[name, dtype]):
             exec(setup, names)
         self.__dict__.update({name: names[name] for name in Theirs.__annotations__})
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "decoder")
@@ -250,8 +262,35 @@ class Theirs:
             near(found[name] if name in found else result[name], part, f"{row.task} {name}")
 
 
+def autoencoder(folder: Path) -> dict[str, torch.Tensor]:
+    """The parameters of a random sparse autoencoder, in a folder as SAELens writes it."""
+    draw = torch.Generator().manual_seed(4)
+    shapes = {"W_enc": (D, 3 * D), "W_dec": (3 * D, D), "b_enc": (3 * D,), "b_dec": (D,)}
+    found = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    about = {
+        **{"architecture": "standard", "d_in": D, "d_sae": 3 * D, "dtype": "float32"},
+        **{"device": "cpu", "apply_b_dec_to_input": True, "normalize_activations": "none"},
+        "metadata": {"hook_name": "blocks.1.hook_resid_post", "sae_lens_version": "6.54.12"},
+    }
+    folder.mkdir()
+    save_file(found, folder / "sae_weights.safetensors")
+    (folder / "cfg.json").write_text(json.dumps(about), encoding="utf-8")
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two numbers, which is as exact as the larger of them."""
+
+    high: torch.Tensor
+    low: torch.Tensor
+
+
 def near(found: Any, expected: Any, what: str) -> None:
     """Equal shapes and values, but for `BOUND` times the largest value."""
+    if isinstance(expected, Difference):
+        near(found + float(expected.low), expected.high, what)
+        return
     if isinstance(expected, str | list | tuple):
         assert found == expected, what
         return

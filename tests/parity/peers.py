@@ -1,7 +1,8 @@
 """What docs/coming-from.md says of other libraries, run: `cd tests && python -m parity.peers`.
 
 Nothing is timed. For each row whose library is installed it prints how far its result is from ours,
-as a share of the largest value, and ends with an error if one is further than 1e-4. The decoder
+as a share of the largest value, and ends with an error if one is further than 1e-4. SAELens needs
+an older TransformerLens than the page has, and so an environment of its own. The decoder
 is a GPT-2, or with an argument `gpt_neox` or `llama`, of random weights.
 """
 
@@ -23,8 +24,15 @@ import transformers
 
 from .coming_from import PAGE, Theirs, assigned, setups
 
-MODULES = {"TransformerLens": "transformer_lens"}  # of a library, where it has another name
-FOLDERS = {'"gpt2"': "decoder", '"bert-base-uncased"': "encoder"}  # what the page loads
+MODULES = {
+    "TransformerLens": "transformer_lens",
+    "SAELens": "sae_lens",
+}  # of a library, where it has another name
+FOLDERS = {
+    '"gpt2"': "decoder",
+    '"my-gpt2"': "changed",
+    '"bert-base-uncased"': "encoder",
+}  # what the page loads
 BOUND = 1e-4
 LOWEST = -1e30  # a score that is hidden
 HEAD = 1, 2  # the layer and the head that rows name
@@ -49,7 +57,7 @@ def main() -> None:
         for number, row in sorted(page.rows.items()):
             names = spaces.get(row.library)
             if names is None or (sys.argv[1:] and ".transformer." in row.theirs):
-                why = "not installed" if names is None else "names the modules of GPT-2"
+                why = "not of this version" if names is None else "names the modules of GPT-2"
                 print(f"{number:3}  {row.library:15}  {why}")
                 continue
             run(row.theirs, names, folder / f"row{number}.py")
@@ -75,12 +83,15 @@ def begun(library: str, code: str, page: Theirs, folder: Path) -> Found | None:
         return None
     for number in re.findall(rf"{library} (\d+\.\d+)", PAGE.read_text(encoding="utf-8")):
         here = metadata.version(module)
-        assert here.startswith(f"{number}."), (
-            f"the page is of {library} {number}, and here is {here}"
-        )
+        if not here.startswith(f"{number}."):
+            print(f"the page is of {library} {number}, and here is {here}")
+            return None
     for name, place in FOLDERS.items():
         code = code.replace(name, repr(str(folder / place)))
-    names: Found = {key: getattr(page, key) for key in ("text", "texts", "clean", "corrupted")}
+    names: Found = {
+        key: getattr(page, key)
+        for key in ("text", "texts", "clean", "corrupted", "sae_folder", "folder")
+    }
     names["torch"] = torch
     run(code, names, folder / f"{library}.py")
     return names
@@ -191,6 +202,19 @@ def in_page(page: Any) -> np.ndarray:
     return np.array(json.JSONDecoder().raw_decode(page.data, begin)[0]["attention"][0]["attn"])
 
 
+def tables(theirs: Found, ours: Found) -> float:
+    """Biases in a tuple and by their names, and two tables."""
+    names = ("b_Q", "b_K", "b_V", "b_O")
+    pairs = zip(names, theirs["biases"], strict=True)
+    each = [away(one, getattr(ours["weights"], name)) for name, one in pairs]
+    return max(*each, *(away(theirs[name], ours[name]) for name in ("embedding", "unembedding")))
+
+
+def pictured(theirs: Found, ours: Found) -> float:
+    """The numbers of two pictures."""
+    return away(theirs["view"].data[0].z, ours["view"].to_dict()["results"][0]["values"])
+
+
 COMPARED: Mapping[int, Callable[[Found, Found], float]] = {
     1: caches,
     7: caches,
@@ -205,6 +229,9 @@ COMPARED: Mapping[int, Callable[[Found, Found], float]] = {
     36: compositions,
     38: drawn,
     39: both_drawn,
+    44: lambda theirs, ours: away(theirs["shares"][:, 0], np.concatenate(ours["shares"])),
+    46: tables,
+    51: pictured,
 }
 
 

@@ -13,7 +13,7 @@ from .coming_from import Row, assigned, check_form, near, page, setups, statemen
 
 def test_rows_are_numbered_and_name_what_they_rest_on() -> None:
     _, rows = page()
-    assert list(rows) == list(range(1, 41))  # "Forty tasks"
+    assert list(rows) == list(range(1, 53))  # "Fifty-two tasks"
     assert {row.library for row in rows.values()} == set(setups())
 
 
