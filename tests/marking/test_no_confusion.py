@@ -25,6 +25,7 @@ from qkv.marking.tasks.kv_cache import steps as stepping
 from qkv.marking.tasks.mask import mistakes as masks
 from qkv.marking.tasks.softmax import mistakes as softmax
 from qkv.marking.tasks.softmax import steps as scores
+from qkv.marking.tasks.stepping import Run
 
 pytestmark = pytest.mark.attack
 
@@ -94,10 +95,10 @@ def of_steps(made):
         before, first = cache or ([], now)
         pieces = [*before, x]
         arrays = {"x": np.concatenate(pieces), **first}
-        run = stepping.Run(arrays, tuple(map(len, pieces)), positions, later=now)
+        run = Run(arrays, tuple(map(len, pieces)), positions, later=now)
         rows = stepping.compute(run, {**stepping.RIGHT, **made})
         arrays = {**arrays, "x": arrays["x"][: -len(x)]}
-        earlier = stepping.Run(arrays, run.parts[:-1], positions, later=now)
+        earlier = Run(arrays, run.parts[:-1], positions, later=now)
         kept = stepping.compute(earlier, {**stepping.RIGHT, **made}) if before else []
         return rows[len(kept) :], (pieces, first)
 

@@ -50,6 +50,13 @@ WRITTEN = [
         "qkv",
     ),
     ("self-attention", "x, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1]))", "qkv"),
+    (
+        "cross-attention",
+        "x, context, w_q, w_k, w_v, mask",
+        "np.zeros((*x.shape[:-1], w_v.shape[1]))",
+        "qkv",
+    ),
+    ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)", "qkv"),
 ]
 NOTHING = [
     ("...", "returns-nothing", "nothing is filled in yet"),

@@ -4,6 +4,7 @@ from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TI
 from qkv.marking.tasks.averages import RECURRENCE_TABLE, SCORE_NEEDED
 from qkv.marking.tasks.backward import GRADIENTS, SOFTMAX_BACK
 from qkv.marking.tasks.block import BLOCK
+from qkv.marking.tasks.cross import CROSS_ATTENTION, DECODER_BLOCK
 from qkv.marking.tasks.decoder import DECODER
 from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
@@ -42,6 +43,8 @@ _IN_ORDER = (
     GRADIENTS,
     ADJECTIVES,
     MENDED,
+    CROSS_ATTENTION,
+    DECODER_BLOCK,
 )
 TASKS = {task.name: task for task in _IN_ORDER}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,14 @@ import numpy as np
 from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
-from qkv.marking.explain import reproduces
 from qkv.marking.findings import Finding
-from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, ONE_HEAD, core
 from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
-from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm
+from qkv.marking.tasks.block.steps import RIGHT, Call, compute
+from qkv.marking.tasks.block.styles import style_of
 from qkv.marking.tasks.task import Task
 
 
@@ -85,32 +83,6 @@ def _two_heads() -> Group:
     return Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
 
 
-# what is as right as LayerNorm and GELU to the last digit
-_RMS: Steps = {"normalize": rms_norm}
-_NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
-_TANH: Steps = {"activation": gelu_tanh}
-_SAID_RMS, _SAID_TANH = "Its norm is RMSNorm.", "Its GELU is the one by tanh."
-STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
-    ({}, ()),
-    (_TANH, (_SAID_TANH,)),
-    (_RMS, (_SAID_RMS,)),
-    (_NO_SHIFT, (_SAID_RMS,)),
-    ({**_RMS, **_TANH}, (_SAID_RMS, _SAID_TANH)),
-    ({**_NO_SHIFT, **_TANH}, (_SAID_RMS, _SAID_TANH)),
-)
-
-
-def _style(runs: list[Outcome], known: Sequence[Mistake]) -> tuple[Steps, tuple[str, ...]]:
-    """The style in which the function is right, or wrong by one mistake; else the first."""
-    none: Steps = {}
-    for variants in ((none,), *(one.variants for one in known)):
-        for (steps, said), variant in product(STYLES, variants):
-            done = {**RIGHT, **steps, **variant}
-            if all(reproduces(run, done, compute) for run in runs):
-                return steps, said
-    return STYLES[0]
-
-
 class BlockMarking(Marking):
     """A block on its way through the tests."""
 
@@ -134,7 +106,8 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         given = {options["heads"]: case.heads} if options else {}
         return function(case.x, case.parameters, **given)
 
-    steps, said = _style([outcome(case, call, compute(case, RIGHT)) for case in words()], known)
+    runs = [outcome(case, call, compute(case, RIGHT)) for case in words()]
+    steps, said = style_of(runs, RIGHT, known, compute)
     right = {**RIGHT, **steps}
     m = BlockMarking(
         "block",

@@ -5,9 +5,8 @@ Source: Shazeer 2019, Fast Transformer Decoding (incremental attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,28 +14,7 @@ from qkv.arrays import Array
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
-
-
-@dataclass(frozen=True)
-class Run:
-    """One text, handed over in parts: word vectors (T, D), and how many go into each call."""
-
-    arrays: dict[str, Array]
-    parts: tuple[int, ...]
-    positions: Array | None = None
-    later: dict[str, Array] | None = None  # other projections, from the second call on
-
-    def pieces(self) -> list[Array]:
-        """The word vectors of each call."""
-        return np.split(self.arrays["x"], np.cumsum(self.parts)[:-1])
-
-    def shown(self) -> dict[str, Any]:
-        """What a learner needs to make these calls by hand."""
-        ends = np.cumsum(self.parts).tolist()
-        calls = [f"x[{end - part}:{end}]" for part, end in zip(self.parts, ends, strict=True)]
-        table = {} if self.positions is None else {"positions": self.positions}
-        later = {f"{name} from the second call on": a for name, a in (self.later or {}).items()}
-        return self.arrays | later | table | {"the calls, in order": ", ".join(calls)}
+from qkv.marking.tasks.stepping import Run
 
 
 class Kept(NamedTuple):
@@ -60,23 +38,31 @@ def compute(case: Run, steps: Steps) -> Array:
         if case.positions is not None:
             x = x + case.positions[steps["places"](len(x), before, len(outs))]
         said = np.concatenate([said, x])
-        q, k, v = steps["choose"](*steps["project"](x, w_q, w_k, w_v))
-        keys, values = steps["reads"](kept, k, v)
-        first = steps["first"](len(kept.key), len(keys), len(x))  # where new word 0 stands
-        outs.append(_attend(q, keys, values, first, x.shape[1], steps))
-        kept = Kept(*steps["keeps"](kept, k, v))
+        out, kept = advance(x, (w_q, w_k, w_v), kept, steps)
+        outs.append(out)
         before += len(x)
     return np.concatenate(outs)
 
 
-def _attend(q: Array, k: Array, v: Array, first: int, width: int, steps: Steps) -> Array:
-    """What new queries take from these keys and values, (n, dv)."""
+def advance(
+    x: Array, weights: tuple[Array, Array, Array], kept: Kept, steps: Steps
+) -> tuple[Array, Kept]:
+    """Causal attention of new words, given what is kept: their outputs, and what is kept then."""
+    q, k, v = steps["choose"](*steps["project"](x, *weights))
+    keys, values = steps["reads"](kept, k, v)
+    first = steps["first"](len(kept.key), len(keys), len(x))  # where new word 0 stands
+    i, j = np.arange(len(q))[:, None], np.arange(len(keys))
+    out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
+    return out, Kept(*steps["keeps"](kept, k, v))
+
+
+def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
+    """What new queries take from the keys and values that they see, (n, dv)."""
     if not len(k):
         return np.zeros((len(q), v.shape[1]))
     sizes = Sizes(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
-    i, j = np.arange(len(q))[:, None], np.arange(len(k))
-    visible = np.broadcast_to(steps["sees"](i, j, first), scores.shape)
+    visible = np.broadcast_to(sees, scores.shape)
     weights = steps["normalise"](steps["exp"](steps["shift"](np.where(visible, scores, -np.inf))))
     out: Array = steps["weigh"](weights, v, sizes)
     return out
