@@ -16,6 +16,12 @@ from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.block import marker as blocks
 from qkv.marking.tasks.block import steps as wiring
+from qkv.marking.tasks.cross import layer as layering
+from qkv.marking.tasks.cross import layer_mistakes as layers
+from qkv.marking.tasks.cross import mistakes as crosses
+from qkv.marking.tasks.cross import steps as crossing
+from qkv.marking.tasks.cross import writing
+from qkv.marking.tasks.cross import writing_mistakes as written
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
 from qkv.marking.tasks.decoder import steps as decoder
@@ -114,6 +120,44 @@ def of_decoders(made):
     return mine
 
 
+def of_two_texts(made):
+    def mine(x, context, w_q, w_k, w_v, mask):
+        weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
+        return crossing.compute(
+            crossing.Call(x, context, weights, mask), {**crossing.RIGHT, **made}
+        )
+
+    return mine
+
+
+def of_layers(made):
+    def mine(x, context, parameters, mask):
+        return layering.compute(
+            layering.Call(x, context, parameters, mask), {**layering.RIGHT, **made}
+        )
+
+    return mine
+
+
+def of_writing(made):
+    """The words and the first projections kept, and all calls done again."""
+
+    def mine(x, context, cache, parameters):
+        before, first = cache or ([], parameters)
+        pieces = [*before, x]
+
+        def rows(some):
+            if not some:
+                return []
+            arrays = {"x": np.concatenate(some), "context": context, **first}
+            run = writing.Writing(arrays, tuple(map(len, some)), later=parameters)
+            return writing.compute(run, {**writing.RIGHT, **made})
+
+        return rows(pieces)[len(rows(before)) :], (pieces, first)
+
+    return mine
+
+
 KNOWN = {
     ("softmax", of_softmax, "qkv"): (
         *softmax.CORE,
@@ -148,6 +192,9 @@ KNOWN = {
         caching.EXCHANGED,
     ),
     ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, *decoding.LAST),
+    ("cross-attention", of_two_texts, "qkv"): (*crosses.KNOWN, *crosses.BATCHES),
+    ("decoder-block", of_layers, "qkv"): (*layers.KNOWN, layers.ON_BATCH),
+    ("writing-step", of_writing, "qkv"): (*written.KNOWN, *written.RECOMPUTED),
 }
 
 
@@ -183,6 +230,8 @@ OTHERWISE = {
     "block-scale-model-width-0": {"heads-scale"},  # the heads together are as wide as x
     "block-heads-size-1": set(),  # the same: D // num_heads is the size of a head
     "kv-cache-causal-always-0": set(),  # a step is always causal
+    "decoder-block-scale-model-width-0": set(),  # queries are as wide as x
+    "writing-step-scale-model-width-0": set(),  # the same
     # of nothing but nan, or of one weight of 1 and zeros, there is no more to say
     "decoder-integer-table-1": {"decoder-mask-diagonal"},
     "decoder-sum-overwritten-0": {"no-exp"},

@@ -57,6 +57,7 @@ WRITTEN = [
         "qkv",
     ),
     ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)", "qkv"),
+    ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache", "qkv"),
 ]
 NOTHING = [
     ("...", "returns-nothing", "nothing is filled in yet"),
@@ -71,6 +72,7 @@ NOTHING = [
 ]
 # tasks whose function returns several things say so of whatever else comes back
 SEVERAL = {
+    "writing-step": ("cache-not-returned", "not (out, cache)"),
     "kv-cache": ("cache-not-returned", "not (out, cache)"),
     "gradients": ("wrong-parts", "not the arrays d_w_q, d_w_k, d_w_v"),
 }
@@ -129,7 +131,7 @@ def test_one_number_everywhere_gets_nothing(task, parameters, zeros, way, added)
 )
 def test_an_input_returned_as_it_is_gets_nothing(task, parameters, way):
     first = parameters.partition(",")[0]
-    both = ", cache" if task == "kv-cache" else ""
+    both = ", cache" if task in ("kv-cache", "writing-step") else ""
     result = check(written(task, parameters, f"return {first}{both}"), way, task=task)
     assert result.mistakes == ("returns-input",), str(result)
     assert result.points == 0

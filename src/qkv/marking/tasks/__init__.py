@@ -4,7 +4,7 @@ from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TI
 from qkv.marking.tasks.averages import RECURRENCE_TABLE, SCORE_NEEDED
 from qkv.marking.tasks.backward import GRADIENTS, SOFTMAX_BACK
 from qkv.marking.tasks.block import BLOCK
-from qkv.marking.tasks.cross import CROSS_ATTENTION, DECODER_BLOCK
+from qkv.marking.tasks.cross import CROSS_ATTENTION, DECODER_BLOCK, WRITING_STEP
 from qkv.marking.tasks.decoder import DECODER
 from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
@@ -45,6 +45,7 @@ _IN_ORDER = (
     MENDED,
     CROSS_ATTENTION,
     DECODER_BLOCK,
+    WRITING_STEP,
 )
 TASKS = {task.name: task for task in _IN_ORDER}
 

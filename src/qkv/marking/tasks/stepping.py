@@ -217,7 +217,7 @@ class StepMarking(Marking):
         return outcome(self.smallest, first_cache, np.array(True)).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Is it right if the cache is the first thing that comes back, and the output the second?"""
+        """Is it right if the cache comes back first, and the output second?"""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False

@@ -45,13 +45,15 @@ def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> Call:
 
 @per_seed
 def one_text() -> list[Call]:
-    """Single texts, smallest first; a mask hides something of each, and never the first word."""
+    """Single texts, smallest first; a mask never hides the first word."""
     return [
-        _drawn(600, (2, 2, 2, 2), "10"),
-        _drawn(601, (3, 3, 2, 2), "101"),
-        _drawn(602, (2, 4, 3, 3), "1101"),
-        _drawn(603, (4, 4, 5, 2), "110"),
-        _drawn(604, (3, 5, 4, 5), "10110"),
+        _drawn(600, (2, 2, 2, 2), "11"),
+        _drawn(601, (3, 3, 4, 4), "111"),
+        _drawn(602, (2, 2, 2, 2), "10"),
+        _drawn(603, (3, 3, 2, 2), "101"),
+        _drawn(604, (2, 4, 3, 3), "1101"),
+        _drawn(605, (4, 4, 5, 2), "110"),
+        _drawn(606, (3, 5, 4, 5), "10110"),
     ]
 
 
@@ -62,9 +64,9 @@ def _others() -> tuple[Group, ...]:
     four = _drawn(612, (3, 3, 2, 4), "11000", "10011", "11110", "10101")
     large = Call(
         np.array([[1.0], [-1]]),
-        np.array([[1.0], [0], [2]]),
+        np.array([[1.0], [0]]),
         {"w_q": np.array([[1000.0]]), "w_k": np.array([[1.0]]), "w_v": np.array([[1.0]])},
-        np.array([True, True, False]),
+        np.array([True, True]),
     )
     return (
         Group("batches", [two, three, four], BATCHES, _one_text_only),

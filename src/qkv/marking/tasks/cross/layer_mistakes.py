@@ -7,10 +7,11 @@ from itertools import combinations, permutations
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention.mistakes import HIDING, MASK, core
+from qkv.marking.tasks.attention.mistakes import HIDING
 from qkv.marking.tasks.block.mistakes import MLPS, NORMS
 from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
 from qkv.marking.tasks.cross.layer import Rule, pre_norm
+from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, INVERTED
 from qkv.marking.tasks.wiring import Part
 
 _WIRES = (
@@ -272,7 +273,7 @@ VISIBLE = (
         nudge="Of which text does mask have a number for each word?",
         where="the masks of both attentions: which text is each made for?",
     ),
-    MASK[0],  # read the wrong way round
+    INVERTED,
     *HIDING,
     mistake(
         "cross-mask-on-queries",
@@ -324,6 +325,6 @@ KNOWN = (
     *VISIBLE,
     *OUTPUTS,
     *_of_three((*NORMS, *MLPS)),
-    *(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always"),
+    *CORE_OF_TWO,
     *_of_three(BLOCK_SLIPS),
 )

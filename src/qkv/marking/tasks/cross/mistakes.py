@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.marking.mistake import mended, mistake
+from dataclasses import replace
+
+import numpy as np
+
+from qkv.marking.mistake import Steps, mended, mistake
 from qkv.marking.tasks.attention.mistakes import BATCHES as ATTENTION_BATCHES
 from qkv.marking.tasks.attention.mistakes import HIDING, MASK, core
 from qkv.marking.tasks.mask.mistakes import TEXTS as TEXTS_OF_A_BATCH
@@ -66,8 +70,11 @@ CAUSAL = (
 
 _AXES = "the place where the mask meets the scores: does it have an axis for the queries?"
 _SHAPES = "Print the shapes of the scores and of the mask: which axes meet?"
+_INVERTED, _IGNORED = MASK[:2]
+_LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
+INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))  # of nothing to see no nan
 PADDING = (
-    *mended(HIDE, *MASK[:2], *HIDING),  # read the wrong way round, not read, put on too weakly
+    *mended(HIDE, INVERTED, _IGNORED, *HIDING),
     mistake(
         "cross-mask-on-queries",
         "the mask is put on the rows of the scores, which are words of x; it says which words of"
@@ -95,9 +102,9 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-KNOWN = (
-    *TEXTS,
-    *CAUSAL,
-    *PADDING,
-    *(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always"),
-)
+# of one attention; where there are two, exchanged roles are not sought beside a second mistake
+_ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
+CORE = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always")
+CORE_OF_TWO = tuple(replace(one, alone=one.alone or one.key in _ROLES) for one in CORE)
+
+KNOWN = (*TEXTS, *CAUSAL, *PADDING, *CORE)
