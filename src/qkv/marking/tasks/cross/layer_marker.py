@@ -12,11 +12,13 @@ from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
+from qkv.marking.mistake import Steps
+from qkv.marking.outcome import Outcome, close, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.mistakes import BATCHES, LARGE, ONE_TEXT
 from qkv.marking.tasks.block.mistakes import EMPTY
+from qkv.marking.tasks.block.steps import layer_norm
 from qkv.marking.tasks.block.styles import style_of
 from qkv.marking.tasks.cross.layer import RIGHT, Call, compute
 from qkv.marking.tasks.cross.layer_mistakes import KNOWN, ON_BATCH
@@ -24,10 +26,11 @@ from qkv.marking.tasks.mask.mistakes import TEXTS as MASKS_OF_A_BATCH
 from qkv.marking.tasks.task import Task
 
 _ROLES = ("q", "k", "v", "o")
+_WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: layer_norm(x, eps=0.0)}
 
 
 def _drawn(seed: int | np.random.Generator, words: int, width: int, wide: int, *masks: str) -> Call:
-    """Parameters in multiples of 1/2; words spread so far that no eps of a norm counts.
+    """Parameters in multiples of 1/2, and words for which no eps of a norm counts.
 
     Args:
         seed: of the numbers.
@@ -53,9 +56,13 @@ def _drawn(seed: int | np.random.Generator, words: int, width: int, wide: int, *
         rows = [rng.permutation(np.arange(-18.0, 19, 6))[:width] for _ in range(count)]
         return np.array(rows).reshape(*shape, width)
 
-    parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
-    context = vectors(*mask.shape) / 4  # or one key would take all the weight
-    return Call(vectors(*mask.shape[:-1], words), context, parameters, mask)
+    while True:
+        parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
+        context = vectors(*mask.shape) / 4  # or one key would take all the weight
+        case = Call(vectors(*mask.shape[:-1], words), context, parameters, mask)
+        with np.errstate(all="ignore"):
+            if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):
+                return case
 
 
 @per_seed
@@ -63,7 +70,7 @@ def one_text() -> list[Call]:
     """Single texts, smallest first; a mask never hides the first word."""
     return [
         _drawn(701, 1, 2, 2, "1"),
-        _drawn(703, 2, 2, 3, "11"),
+        _drawn(721, 2, 2, 3, "11"),
         _drawn(702, 2, 2, 3, "10"),
         _drawn(704, 3, 4, 2, "1101"),
         _drawn(705, 4, 5, 3, "101"),
