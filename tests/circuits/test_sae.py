@@ -139,8 +139,66 @@ def test_features_can_be_edited_and_what_is_not_reconstructed_can_stay(small):
     np.testing.assert_allclose(found["logits"], expected["logits"], rtol=0, atol=1e-11)
     with pytest.raises(KeyError, match="sae_acts_post"):
         model.trace(IDS, edit={("sae_acts_post", 0): without})
+    zeros = np.zeros(features.shape)
+    none = model.trace(IDS, names=SITE, edit={sae.at: made("topk"), ("sae_acts_post", 0): zeros})
+    np.testing.assert_allclose(none[SITE][0], np.tile(B_DEC, (6, 1)), rtol=0, atol=1e-12)
+    edit = {sae.at: sae, ("sae_acts_post", 0): zeros[..., 1:]}
+    with pytest.raises(ValueError, match=r"\(2, 6, 19\) for .*acts_post, which is \(2, 6, 20\) h"):
+        model.trace(IDS, edit=edit)
     with pytest.raises(KeyError, match="sae_acts_post"):
         model.trace(IDS, names=["sae_acts_post"])
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_gradients_go_through_it_and_end_at_its_features(small, kind, keeps):
+    """Beside small steps of a run, for what lies below it, its features and what they decode to."""
+    model, own = small("gpt2"), np.random.default_rng(5)
+    sae = made(kind, at=SITE)
+    sae = sae.keeping_error() if keeps else sae
+    plain = model.trace(IDS, edit={sae.at: sae}, logits=True)
+    up = own.standard_normal(plain["logits"].shape)
+    given = own.uniform(0, 1, plain["sae_acts_post", 0].shape)
+    at = ["embed", ("z", 0), SITE, ("sae_acts_post", 0)]
+    for edit in ({SITE: sae}, {SITE: sae, ("sae_acts_post", 0): given}):
+        found = model.gradient(IDS, of=up, at=at, edit=edit)
+        assert found["embed"].any() == (len(edit) == 1 or keeps)
+        for name in at:
+            way = own.standard_normal(found[name].shape)
+            ends = []
+            for step in (1e-6, -1e-6):
+                moved = dict(edit)
+                if name == SITE:  # behind it: where its result is moved
+                    array = model.trace(IDS, edit=edit)[SITE]
+                    moved = {SITE: array + step * way}
+                elif name in edit:
+                    moved[name] = given + step * way
+                else:
+                    moved[name] = lambda x, step=step, way=way: x + step * way
+                logits = model.trace(IDS, edit=moved, logits=True)["logits"]
+                ends.append((up * logits).sum())
+            slope = (ends[0] - ends[1]) / 2e-6
+            np.testing.assert_allclose((found[name] * way).sum(), slope, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_of_activations_above_it_and_never_of_a_function(small):
+    model = small("gpt2")
+    sae = made("standard", at=SITE)
+    one = np.zeros(model.trace(IDS[0], edit={SITE: sae})["z", 1].shape)
+    one[0, -1, 0, 2] = 1
+    at = ("sae_acts_post", 0)
+    found = model.gradient(IDS[0], of={("z", 1): one}, at=[at], edit={SITE: sae})[at]
+    assert found.shape == (1, 6, N)
+    assert found.any()
+    none = np.ones_like(model.trace(IDS[0])["resid_pre", 0])
+    below = model.gradient(IDS[0], of={("resid_pre", 0): none}, at=[at], edit={SITE: sae})[at]
+    assert not below.any()
+    edit = {SITE: sae, at: lambda features: features}
+    assert model.gradient(IDS[0], of=(-1, 4), at=[at], edit=edit)[at].any()
+    with pytest.raises(ValueError, match=r"a function for .*hook_sae_acts_post, whose derivative"):
+        model.gradient(IDS[0], of=(-1, 4), edit=edit)
+    with pytest.raises(KeyError, match=r"there is no .*sae_acts_post"):
+        model.gradient(IDS[0], of=(-1, 4), at=[at])
 
 
 def test_text_is_generated_with_it(small):

@@ -319,6 +319,21 @@ class SAE:
             found += x - self.decode(features).reshape(x.shape)
         return found
 
+    def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
+        """The gradient of `sum(grad * run(x))` for `x`, of its shape.
+
+        Which features are above 0 counts as given. `record` is told of the gradient for the
+        features, and may give another in its place.
+        """
+        parameters = self.parameters
+        slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
+        kept = slopes if record is None else record("hook_sae_acts_post", slopes)
+        slopes = (kept - slopes if self.keeps_error else kept) * (self.encode(x) > 0)
+        if self.architecture == "gated":
+            slopes = slopes * np.exp(parameters["r_mag"])
+        found = linear(slopes, parameters["W_enc"].T).reshape(x.shape)
+        return found + grad if self.keeps_error else found
+
     def keeping_error(self) -> Self:
         """The same, but as an edit it adds the part of `x` that it does not reconstruct.
 

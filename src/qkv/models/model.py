@@ -827,9 +827,9 @@ class Model(ComparingModel):
             hide: words, places and edges that are not looked at, as in `trace`.
             edit: activations to change, as in `trace`. The gradient of an edited activation is
                 that of what takes its place. Through records it goes on as their arithmetic says:
-                "add" passes it, "ablate", "set", "patch" and "row" stop it. An array stops it. The
-                derivative of a function is not known, so `at` may have its activation, and what
-                comes later.
+                "add" passes it, "ablate", "set", "patch" and "row" stop it. An array stops it. It
+                goes through an `SAE`, whose features `at` may name. The derivative of a function is
+                not known, so `at` may have its activation, and what comes later.
 
         Returns:
             For each activation, by its name as it was asked for, an array of the shape that the
@@ -867,7 +867,8 @@ class Model(ComparingModel):
             )
         words = 0 if isinstance(of, Mapping) else self._need_words("gradient")
         check_type(self._weights.parameters.values(), self.name)
-        names = names_of(at, self._body)
+        edits = edits_of(edit, ablate, hide, call="gradient")
+        names = names_of(at, self._body, spliced=spliced_names(edits, self._body))
         _, batch = self._texts(text, "gradient")
         prepared = self._sentence.prepared
 
@@ -875,7 +876,6 @@ class Model(ComparingModel):
             return word_id(word, words, self.tokenizer, prepared, self.name)
 
         target = target_of(of, [len(one) for one in batch], self._body, token_id)
-        edits = edits_of(edit, ablate, hide, call="gradient")
         batch = self._swapped(edits, batch)
         edited = self._fit(edits, map(self._with_names, batch))
         check_functions(edited.changes, names, self._body)

@@ -14,6 +14,7 @@ from qkv.models.tasks.layout import Layout, layout_of
 from qkv.trace import Recorder
 from qkv.trace.activations import activation
 from qkv.trace.names import parse
+from qkv.trace.recorder import GradientRecorder
 
 CANNOT = "its weights or its type cannot compute this text"
 
@@ -59,8 +60,15 @@ class Spliced(Protocol):
 
     hooks: Sequence[str]
 
+    @property
+    def num_features(self) -> int:
+        """The size of the vectors that it computes on the way."""
+
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """What takes the place of `x`."""
+
+    def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
+        """The gradient for `x`, by the one for what took its place."""
 
 
 class Hidden(NamedTuple):
@@ -138,26 +146,47 @@ class EditedRun:
         return replace(self, changes=changes, recorded=recorded, ablated=ablated)
 
     def recorder(
-        self, layout: Layout, wanted: Callable[[str], bool] | None = None
+        self,
+        layout: Layout,
+        wanted: Callable[[str], bool] | None = None,
+        *,
+        inputs: dict[str, Array] | None = None,
     ) -> Recorder | None:
         """What changes the activations of texts that are run together, and keeps those wanted.
 
-        None where it would do nothing.
+        None where it would do nothing. `inputs` gets the inputs of spliced layers, for
+        `gradient_recorder`.
         """
         names = self._names
         if wanted is None and not names:
             return None
         changes: dict[str, Callable[[Array], Array]] = {}
         record = Recorder(wanted or _never, changes)
-        changes |= {name: partial(self._changed, name, layout, record) for name in names}
+        changes |= {name: partial(self._changed, name, layout, record, inputs) for name in names}
         return record
 
-    def derivatives(self, layout: Layout) -> dict[str, Callable[[Array], Array]]:
-        """By the names of changed activations, from the gradient behind a change to that before it.
+    def gradient_recorder(
+        self,
+        layout: Layout,
+        wanted: Callable[[str], bool],
+        added: Mapping[str, Array],
+        inputs: Mapping[str, Array],
+    ) -> GradientRecorder:
+        """What a backward pass is recorded by: it takes gradients back through the changes.
 
-        It is 0 for what an array or a function put in the place of an activation.
+        The gradient before an array or a function is 0: `check_functions` rejects what would need
+        that of a function.
+
+        Args:
+            layout: the texts that are run together.
+            wanted: says of a name whether its gradient is kept.
+            added: as for `GradientRecorder`.
+            inputs: of spliced layers, as `recorder` got them in the forward pass.
         """
-        return {name: partial(self._back, name, layout) for name in self._names}
+        changes: dict[str, Callable[[Array], Array]] = {}
+        record = GradientRecorder(wanted, changes, added)
+        changes |= {name: partial(self._back, name, layout, record, inputs) for name in self._names}
+        return record
 
     def masks(
         self, layout: Layout, keys: int, *, first: Array | None = None, queries: int | None = None
@@ -308,11 +337,21 @@ class EditedRun:
         texts = self.first + np.asarray(layout.texts, np.int64)
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
-    def _back(self, name: str, layout: Layout, grad: Array) -> Array:
+    def _back(
+        self,
+        name: str,
+        layout: Layout,
+        record: Recorder,
+        inputs: Mapping[str, Array],
+        grad: Array,
+    ) -> Array:
         """The gradient before what changed an activation, by that behind it."""
-        if name in self.changes:
-            return np.zeros_like(grad)
+        change = self.changes.get(name)
         found = layout.shown(grad, name)
+        if isinstance(change, Spliced):
+            found = change.backward(inputs[name], found, record=record.under(f"{name}."))
+        elif change is not None:
+            return np.zeros_like(grad)
         at = self._at(name, layout, found)
         for step in reversed(self.recorded.get(name, ())):
             found = step.back(found, at)
@@ -320,7 +359,14 @@ class EditedRun:
             found[..., head, :] = 0
         return found
 
-    def _changed(self, name: str, layout: Layout, record: Recorder, whole: Array) -> Array:
+    def _changed(
+        self,
+        name: str,
+        layout: Layout,
+        record: Recorder,
+        inputs: dict[str, Array] | None,
+        whole: Array,
+    ) -> Array:
         """What takes the place of an array that was computed."""
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
@@ -341,7 +387,10 @@ class EditedRun:
                 found = rows[(slice(None), *map(slice, shape[1:]))]
             elif isinstance(change, Spliced):
                 inner = record.under(f"{name}.", partial(_without_padding, layout))
-                found = change.run(layout.computed(found, name), record=inner)
+                given = layout.computed(found, name)
+                if inputs is not None:
+                    inputs[name] = given
+                found = change.run(given, record=inner)
                 found = layout.shown(self._given(name, found, whole.shape), name)
             else:
                 found = self._given(name, change(found, at), shape)

@@ -266,11 +266,13 @@ def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
     return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 
 
-def shape_of(at: Parsed, body: Transformer, queries: int, keys: int) -> tuple[int, ...]:
-    """The shape of an activation, without the axis of texts."""
+def shape_of(
+    at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0
+) -> tuple[int, ...]:
+    """The shape of an activation, without the axis of texts; of a spliced layer with `features`."""
     one = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if one.of_keys else queries}
-    sizes |= {"one": 1, "D": body.dim}
+    sizes |= {"one": 1, "D": body.dim, "feature": features}
     part = at.local.rpartition(".")[0]
     block: Any = None if at.layer is None else body.layers[at.layer]
     if part == "mlp":

@@ -72,7 +72,7 @@ def fit(
     changes = {
         name: change
         if callable(change) or isinstance(change, Spliced)
-        else _array(name, change, body, counts, call)
+        else _array(name, change, body, counts, call, named.get(name.rpartition(".")[0]))
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * (written is not None), first, read)
@@ -253,13 +253,19 @@ def _numbers(name: str, given: Any, call: str) -> Array:
 
 
 def _array(
-    name: str, array: Array, body: Transformer, counts: Mapping[str, tuple[int, int]], call: str
+    name: str,
+    array: Array,
+    body: Transformer,
+    counts: Mapping[str, tuple[int, int]],
+    call: str,
+    outer: Any,
 ) -> Array:
-    """An array that takes the place of an activation, (B or 1, ...)."""
+    """An array that takes the place of an activation, (B or 1, ...); `outer` is a spliced layer."""
     at = parse(name)
     one = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, places), other = counts[at.side], counts["encoder"][1]
-    shape = (texts, *shape_of(at, one, places, other if at.crosses else places))
+    features = outer.num_features if isinstance(outer, Spliced) else 0
+    shape = (texts, *shape_of(at, one, places, other if at.crosses else places, features))
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
         more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""

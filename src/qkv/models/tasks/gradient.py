@@ -12,14 +12,13 @@ import numpy as np
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import EditedRun, is_number
+from qkv.models.tasks.edit import EditedRun, Spliced, is_number
 from qkv.models.tasks.edit_ops import shape_of
 from qkv.models.tasks.layout import layout_of
 from qkv.models.tasks.trace import layers_to_run
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace.activations import activation, short_name
 from qkv.trace.names import is_tuple_name, meant, parse
-from qkv.trace.recorder import GradientRecorder
 
 Name = str | tuple[Any, ...]
 _CALL = "gradient"
@@ -95,10 +94,12 @@ def gradients(
     stop = None
     if not len(target.rows):
         counts = {*wanted, *target.activations}
-        stop = layers_to_run(body.hook_names, counts.__contains__)
+        known = {*body.hook_names, *wanted}  # those of spliced layers too
+        stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
     lengths = [len(text) for text in batch]
     starts, layout = starts_of(lengths), layout_of(range(len(batch)), batch)
+    inputs: dict[str, Array] = {}
     ids = np.concatenate([text.ids for text in batch])
     places = [
         body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
@@ -107,11 +108,11 @@ def gradients(
         ids,
         np.concatenate(places),
         starts,
-        record=edited.recorder(layout),
+        record=edited.recorder(layout, inputs=inputs),
         masks=edited.masks(layout, max(lengths)),
         stop=stop,
     )
-    record = GradientRecorder(wanted.__contains__, edited.derivatives(layout), target.activations)
+    record = edited.gradient_recorder(layout, wanted.__contains__, target.activations, inputs)
     grad = np.zeros_like(rows)
     if len(target.rows):
         assert body.head is not None
@@ -229,10 +230,12 @@ def word_id(
     )
 
 
-def names_of(at: Any, body: Transformer, given: str = "at") -> dict[Name, str | list[str]]:
+def names_of(
+    at: Any, body: Transformer, given: str = "at", spliced: Sequence[str] = ()
+) -> dict[Name, str | list[str]]:
     """The full name of each activation that is asked for, by how it is; of all layers a list.
 
-    Errors name the argument that was `given`.
+    Errors name the argument that was `given`. `spliced` are the names of layers that edits put in.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -243,7 +246,7 @@ def names_of(at: Any, body: Transformer, given: str = "at") -> dict[Name, str | 
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
         raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, as {names}")
-    known = [name for name in body.hook_names if activation(name).editable]
+    known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
     found: dict[Name, str | list[str]] = {}
     for name in [at] if is_one else at:
         if not isinstance(name, str | tuple):
@@ -300,7 +303,12 @@ def check_functions(
             return at.layer
         return len(body.layers) if at.is_last else -1 - (full in body.embedding.hooks[:-1])
 
-    for name in (name for name, change in edit.items() if callable(change)):
+    functions = (
+        name
+        for name, change in edit.items()
+        if callable(change) and not isinstance(change, Spliced)
+    )
+    for name in functions:
         for asked, full in names.items():
             for one in [full] if isinstance(full, str) else full:
                 beside = depth(one) == depth(name) > -2 and one != name
