@@ -1,10 +1,13 @@
 """The findings in the documentation hold, and its articles place each of them."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import qkv
+from qkv.circuits.wiring import Wiring
 from qkv.findings.measured import view_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
@@ -28,3 +31,23 @@ def test_each_finding_is_in_an_article() -> None:
     assert len(placed) >= 5
     for path in FILES:
         assert qkv.Finding.load(path).to_dict() in placed
+
+
+def test_the_calls_in_the_article_find_its_heads() -> None:
+    """Run them as they stand there: its sentences say what they give."""
+    text = (FOLDER / "repeating-a-name.md").read_text(encoding="utf-8")
+    code = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    names: dict[str, Any] = {"model": qkv.load("books-decoder")}
+    given = []
+    for line in code:
+        if line.startswith("circuits."):
+            given.append(eval(line, names))
+        else:
+            exec(line, names)
+    copied, finding, circuit = given
+    layers, heads = np.unravel_index(np.argsort(-copied, axis=None)[:2], copied.shape)
+    assert sorted(zip(layers.tolist(), heads.tolist(), strict=True)) == [(2, 4), (2, 5)]
+    assert np.unravel_index(finding.argmax(), finding.shape) == (1, 0)
+    most = sum(one.senders for one in Wiring(names["model"].layers).receivers.values())
+    assert f"the {len(circuit.edges)} strongest of {most:,} edges" in text
+    assert f"restore {circuit.faithfulness:.0%} of" in text
