@@ -138,3 +138,11 @@ def test_cards_that_cannot_be_made(found):
     heads = scan_heads(qkv.load(), TEXTS, "first")
     with pytest.raises(KeyError, match="cards: there is no 'next': it has first"):
         heads.cards("next")
+
+
+def test_a_card_carries_the_name_that_is_given(found):
+    first, second = np.argsort(-found.largest, kind="stable")[:2].tolist()
+    view = found.cards({second: "queens", first - 512: "animals"})
+    titles = [card["title"] for card in view.to_dict()["cards"]]
+    assert titles == [f"neuron {second}: queens", f"neuron {first}: animals"]
+    assert f"neuron {second}: queens" in [text for text, _, _ in drawn(view.svg())]

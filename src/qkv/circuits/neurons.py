@@ -79,7 +79,11 @@ class Scan:
         return self.cards()._repr_html_()
 
     def cards(
-        self, numbers: Iterable[int] | None = None, *, top: int = 5, theme: str = "auto"
+        self,
+        numbers: Iterable[int] | Mapping[int, str] | None = None,
+        *,
+        top: int = 5,
+        theme: str = "auto",
     ) -> Cards:
         """A page of cards: for each neuron or feature the texts in which it is largest.
 
@@ -87,8 +91,8 @@ class Scan:
         largest of its text is framed. Of long texts the words around it are shown.
 
         Args:
-            numbers: which neurons or features; without it those with the largest activations, 24 at
-                most.
+            numbers: which neurons or features, or a mapping from these to names that their cards
+                carry; without it those with the largest activations, 24 at most.
             top: how many texts a card shows at most.
             theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
 
@@ -105,7 +109,7 @@ class Scan:
         if numbers is None:
             order = np.argsort(-self.largest, kind="stable")[:MOST_CARDS]
             numbers = order[self.largest[order] > 0].tolist()
-        chosen = list(numbers)
+        chosen, names = list(numbers), numbers if isinstance(numbers, Mapping) else {}
         found = []
         for number in chosen:
             examples = self.examples(number)[:top]
@@ -115,7 +119,7 @@ class Scan:
             ]
             share = f"above 0 at {self.density[number]:.2%} of tokens"
             explained = share if examples else "never above 0"
-            title = f"{self.unit} {number % len(self)}"
+            title = f"{self.unit} {number % len(self)}" + f": {names.get(number)}" * bool(names)
             found.append(Passages(title=title, explained=explained, passages=passages))
         said = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
         return cards_of(found, said, len(self), self.unit, theme)

@@ -46,6 +46,7 @@ def measures(
         "l0": active / count,
         "dead": 1 - float(fired.mean()),
     }
+    result = {name: float(value) for name, value in result.items()}
     if not model.generates:
         return result
     mean = (total / count).astype(np.float32)
@@ -60,7 +61,7 @@ def measures(
         "loss": whole,
         "loss_spliced": spliced,
         "loss_mean": without,
-        "loss_recovered": (without - spliced) / gap if gap else np.nan,
+        "loss_recovered": float((without - spliced) / gap) if gap else np.nan,
     }
 
 
@@ -78,4 +79,4 @@ def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
             total += losses.sum(dtype=np.float64)
             count += len(losses)
         batch = []
-    return total / count if count else np.nan
+    return float(total / count) if count else np.nan
