@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
-    default=10.0,
     help="How long reading the file and each task may take; a cell of a notebook may take six times"
-    " as long. Default: 10.",
+    " as long. Default: what each task needs, 10 for most.",
 )
 @click.option(
     "--junit",
@@ -71,7 +70,7 @@ def check(
     as_list: bool,
     grade: int,
     seed: int,
-    seconds: float,
+    seconds: float | None,
     junit: str | None,
     roster: str | None,
     csv: str | None,

@@ -57,7 +57,7 @@ def main() -> None:
         while line := hear():
             request = loads(line)
             number = {"n": request["n"]}
-            tell(there.answer(request, lambda: tell({"cell": True} | number)) | number)  # noqa: B023
+            tell(there.answer(request, lambda more: tell(more | number)) | number)  # noqa: B023
         code = 0
     finally:
         _leave(code)  # whatever threads and exit functions the file has left behind
@@ -77,17 +77,17 @@ class _Submission:
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
 
-    def answer(self, request: Packed, done: Callable[[], None]) -> Packed:
+    def answer(self, request: Packed, tell: Callable[[Packed], None]) -> Packed:
         """The reply to a request; what the student's code raises is one.
 
         Args:
             request: what is asked.
-            done: is called after each cell of a notebook.
+            tell: is told before the first cell of a notebook, and after each, which tasks it has.
         """
         process = getpid()
         try:
             if request["do"] == "read":
-                return self._read(request["tasks"], done)
+                return self._read(request["tasks"], tell)
             if request["do"] == "find":
                 return {"value": self._find(request["names"])}
             if request["do"] == "values":
@@ -103,7 +103,7 @@ class _Submission:
             if getpid() != process:  # the file has forked: one process is enough to mark it
                 _leave(0)
 
-    def _read(self, tasks: list[str], done: Callable[[], None]) -> Packed:
+    def _read(self, tasks: list[str], tell: Callable[[Packed], None]) -> Packed:
         """Run the file as a module; the tasks that it has, or a verdict on the file."""
         failures: list[str] = []
         try:
@@ -119,7 +119,9 @@ class _Submission:
             if book is None:
                 loader.exec_module(self.module)
             else:
-                failures = book.run(self.module, Path(self.file).name, done)
+                cells_of: Packed = {"cells_of": [*tasks, *(made_for or ())]}
+                tell(cells_of)
+                failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
             if not tasks:  # only now, since it may have ended before it defined anything
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +24,15 @@ from qkv.arrays import whole_number
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.child import UNTOLD
 from qkv.marking.files.found import failed, listed, names_of, not_marked
-from qkv.marking.files.notebook import SUFFIX
 from qkv.marking.files.remote import Ended, Remotes
 from qkv.marking.files.watch import answers
 from qkv.marking.files.wire import Packed
 from qkv.marking.marker import check, task_of
 from qkv.marking.raised import RAISES
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks import Task
+from qkv.marking.tasks import TASKS, Task
+from qkv.marking.tasks.task import SECONDS
 
-SECONDS = 10.0  # that a task may take, of which a right solution takes a hundredth
 MEGABYTES = 2048
 _START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
 _CELL = 6  # times as long may a cell of a notebook take: some lessons train a model
@@ -53,7 +52,7 @@ def check_file(
     task: str | None = None,
     *,
     seed: int = 0,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
@@ -67,7 +66,7 @@ def check_file(
     a code that the file cannot change. Where qkv, torch or scipy answers for the student, there are
     no points, and `helped_by` names the functions that did.
 
-    The process ends after `seconds` for each task and may take so much memory. That holds off
+    The process ends when a task takes too long, and may take so much memory. That holds off
     accidents, such as an endless loop, and no malice: it is no sandbox, and the file may do
     whatever whoever runs this may do. What it prints is not shown, `input()` has nobody to answer;
     a syntax error, an end by `sys.exit`, a function that is missing and the like are found like any
@@ -78,9 +77,10 @@ def check_file(
         path: the file.
         task: the name of a task, or of its function; None for each whose function the file has.
         seed: draws the inputs, as for `check`.
-        seconds: how long reading the file and each task may take. A cell of a notebook may take six
-            times as long, since some lessons train a model. All may take longer where other
-            programs keep the processors busy.
+        seconds: how long reading the file and each task may take; None for what each task says, 10
+            for most. A cell of a notebook may take six times as long as the longest of its tasks,
+            since some lessons train a model. All may take longer where other programs keep the
+            processors busy.
         megabytes: how much memory it may take beyond what libraries bring (not on Windows).
         waiting: is called several times a second.
 
@@ -99,8 +99,8 @@ def check_file(
     """
     if task is not None:
         task_of(task)
-    if not (seconds > 0 and megabytes > 0):
-        limit = f"seconds={seconds}" if seconds <= 0 else f"megabytes={megabytes}"
+    if (seconds is not None and not seconds > 0) or not megabytes > 0:
+        limit = f"megabytes={megabytes}" if not megabytes > 0 else f"seconds={seconds}"
         raise ValueError(f"check_file: {limit}, which must be above 0")
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(path, "rb"):  # an error where it is a folder, or may not be read
@@ -155,7 +155,7 @@ def _marked(
         return [(not_marked(end.key, end.shows, None), "")], []
     for number, name in enumerate(tasks):
         remotes = Remotes(process.ask)
-        process.begin()
+        process.begin([name])
         try:
             result, helper = _verdict(remotes, name, own, file, seed)
         except Ended as end:
@@ -256,9 +256,11 @@ class _Process:
     """A child that one file runs in, and is gone at the end of `with`, whatever happens."""
 
     def __init__(
-        self, file: str, seconds: float, megabytes: int, waiting: Callable[[], None]
+        self, file: str, seconds: float | None, megabytes: int, waiting: Callable[[], None]
     ) -> None:
-        alarm = min(_START + _PATIENCE * _CELL * seconds * 20, 1e6)  # more than any run takes
+        self._given = seconds
+        most = self._limit([*TASKS])
+        alarm = min(_START + _PATIENCE * _CELL * most * 20, 1e6)  # more than any run takes
         program = "from qkv.marking.files.child import main; main()"
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         # -P: nothing of the folder that this is run in takes the place of a library
@@ -275,7 +277,7 @@ class _Process:
         except BaseException:
             self._said.close()
             raise
-        self._file, self._seconds, self._waiting = file, seconds, waiting
+        self._file, self._waiting = file, waiting
         self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process that the file runs in, a child of that child
@@ -283,8 +285,16 @@ class _Process:
         self._ear.start()
         self.begin()
 
-    def begin(self) -> None:
-        """From now on it has its time anew."""
+    def _limit(self, tasks: Sequence[str]) -> float:
+        """How many seconds the longest of these tasks may take."""
+        if self._given is not None:
+            return self._given
+        known = [one for one in TASKS.values() if {one.name, *one.looks_for} & {*tasks}]
+        return max((one.seconds for one in known), default=SECONDS)
+
+    def begin(self, tasks: Sequence[str] = (), times: int = 1) -> None:
+        """From now on it has its time anew: that of these tasks, so many times."""
+        self._seconds = times * self._limit(tasks)
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
 
@@ -296,21 +306,21 @@ class _Process:
         """
         if not self._worker:
             self._start()
+            self.begin(request["tasks"])  # it is asked to read the file
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
         with suppress(OSError):  # it is gone: that shows when it is heard
             self._child.stdin.write(json.dumps(request | {"n": number}).encode() + b"\n")
             self._child.stdin.flush()
-        is_book = request["do"] == "read" and self._file.lower().endswith(SUFFIX)
         while True:
-            told = self._hear(self._seconds * (_CELL if is_book else 1))
+            told = self._hear(self._seconds)
             if told is None:
                 raise Ended(*self._ended())
             if told.get("n") == number:
-                if "cell" not in told:
+                if "cells_of" not in told:
                     return told
-                self.begin()
+                self.begin([*map(str, told["cells_of"])], _CELL)
 
     def _start(self) -> None:
         """Wait until it runs."""
@@ -323,7 +333,6 @@ class _Process:
             why = self._said.read().decode(errors="replace").strip() or "it took too long"
             raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
         self._worker = int(told["process"])
-        self.begin()
 
     def _listen(self) -> None:
         """Put what each line says into the queue, and None at the end."""

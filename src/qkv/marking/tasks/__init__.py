@@ -14,6 +14,13 @@ from qkv.marking.tasks.roles import CLOSENESS, NEIGHBOUR_SCORE
 from qkv.marking.tasks.rotation import ROTATION
 from qkv.marking.tasks.self_attention_class import SELF_ATTENTION_CLASS
 from qkv.marking.tasks.softmax import SOFTMAX
+from qkv.marking.tasks.stories import (
+    HEAD_REMOVED,
+    INDUCTION_HEAD,
+    INDUCTION_SCORE,
+    STORY,
+    STORY_MODEL,
+)
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.values import ADJECTIVES, CALM_QUERY, PROJECTIONS
 from qkv.marking.tasks.words import TO_IDS
@@ -46,6 +53,11 @@ _IN_ORDER = (
     CROSS_ATTENTION,
     DECODER_BLOCK,
     WRITING_STEP,
+    STORY,
+    STORY_MODEL,
+    INDUCTION_SCORE,
+    INDUCTION_HEAD,
+    HEAD_REMOVED,
 )
 TASKS = {task.name: task for task in _IN_ORDER}
 

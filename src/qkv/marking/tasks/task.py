@@ -8,6 +8,8 @@ from typing import Any
 
 from qkv.marking.result import CheckResult
 
+SECONDS = 10.0  # that most tasks may take, of which a right solution takes a hundredth
+
 
 @dataclass(frozen=True)
 class Task:
@@ -28,6 +30,7 @@ class Task:
             for the same functions.
         may_use: the task is to use qkv, so that calls of it are no help.
         values: the names of the values that are marked, of a task whose answer is no function.
+        seconds: how long the task may take; a cell of its notebook may take six times as long.
     """
 
     name: str
@@ -41,3 +44,4 @@ class Task:
     values: tuple[str, ...] = ()
     may_use: bool = False
     by_name: bool = False
+    seconds: float = SECONDS

@@ -1,0 +1,77 @@
+"""The small grammar of lesson 12, and stories that are written by it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from qkv.arrays import Array
+
+FIRST = ("Ada", "Ben", "Cora", "Dan", "Eve", "Finn", "Gwen", "Hugo")
+LAST = ("Ash", "Birch", "Cole", "Dale", "Ellis", "Frost", "Grant", "Hill")
+DEEDS = (
+    *("sang a song", "swam home", "baked bread"),
+    *("sat by the fire", "slept", "found two keys"),
+)
+PEOPLE, SENTENCES = 3, 10
+_SENTENCE = re.compile(rf"({'|'.join(FIRST)}) ({'|'.join(LAST)}) ({'|'.join(DEEDS)}) \.(?: |$)")
+
+
+def story(seed: int) -> str:
+    """Ten sentences about three people, each of whom keeps one last name through the story."""
+    rng = np.random.default_rng(seed)
+    first, last = (rng.choice(names, PEOPLE, replace=False) for names in (FIRST, LAST))
+    return " ".join(
+        f"{first[one]} {last[one]} {rng.choice(DEEDS)} ."
+        for one in rng.integers(PEOPLE, size=SENTENCES)
+    )
+
+
+def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
+    """First name, last name and deed of each sentence; None where the text has anything else."""
+    found = [*_SENTENCE.finditer(text)]
+    spelled = "".join(one.group() for one in found)
+    return [one.groups() for one in found] if spelled == text else None  # type: ignore[misc]
+
+
+def returning(words: Sequence[str]) -> list[int]:
+    """The places of first names that stood earlier in the text: the last name comes next."""
+    return [i for i, word in enumerate(words) if word in FIRST and word in words[:i]]
+
+
+def others(words: Sequence[str]) -> list[int]:
+    """The places whose next word is no name."""
+    return [i for i, word in enumerate(words[1:]) if word not in FIRST + LAST]
+
+
+def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:
+    """The mean loss of what knows how frequent words are, and of what knows which follows which.
+
+    Args:
+        texts: where words are counted.
+        measured: whose words are to be named.
+    """
+    pairs = Counter(pair for text in texts for pair in _pairs(text))
+    begins, ends = Counter[str](), Counter[str]()
+    for (before, after), count in pairs.items():
+        begins[before] += count
+        ends[after] += count
+    total = sum(ends.values())
+    known = len(ends) + 1  # each pair once more than it was seen, so that none is impossible
+    asked = [pair for text in measured for pair in _pairs(text)]
+    alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in asked]
+    follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in asked]
+    return float(np.mean(alone)), float(np.mean(follows))
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [*pairwise(text.split())]
+
+
+def next_words(probabilities: Array, ids: Array) -> Array:
+    """What each row (T, V) gives to the word that comes next, (T - 1,)."""
+    return probabilities[np.arange(len(ids) - 1), ids[1:]]

@@ -1,0 +1,425 @@
+"""The tasks of lesson 12: stories, the decoder that reads them, and its induction head."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pytest
+
+from qkv.marking import TASKS, check, check_file
+from qkv.marking.tasks.stories import grammar
+
+RIGHT = 10
+STORY = """
+FIRST = "Ada Ben Cora Dan Eve Finn Gwen Hugo".split()
+LAST = "Ash Birch Cole Dale Ellis Frost Grant Hill".split()
+DEEDS = ["sang a song", "swam home", "baked bread", "sat by the fire", "slept", "found two keys"]
+
+def story(seed):
+    rng = np.random.default_rng(seed)
+    first = rng.choice(FIRST, 3, replace=False)
+    last = rng.choice(LAST, 3, replace=False)
+    sentences = []
+    for i in range(10):
+        one = rng.integers(3)
+        deed = rng.choice(DEEDS)
+        sentences.append(f"{first[one]} {last[one]} {deed} .")
+    return " ".join(sentences)
+"""
+PYTHONS = """
+import random
+def story(number):
+    draw = random.Random(number)
+    people = [f"{a} {b}" for a, b in zip(draw.sample(FIRST, 3), draw.sample(LAST, 3))]
+    text = ""
+    while text.count(".") < 10:
+        text += draw.choice(people) + " " + draw.choice(DEEDS) + " . "
+    return text.strip()
+"""
+PEOPLE = (
+    "    first = rng.choice(FIRST, 3, replace=False)\n    last = rng.choice(LAST, 3, replace=False)"
+)
+WRONG_STORIES = [
+    ("story-unseeded", "default_rng(seed)", "default_rng()"),
+    ("story-same", "default_rng(seed)", "default_rng(0)"),
+    ("story-new-people", "        one = rng", PEOPLE.replace("    f", "        f").replace(
+        "    last", "        last") + "\n        one = rng"),
+    ("story-new-people", '{first[one]} {last[one]}', "{rng.choice(FIRST)} {rng.choice(LAST)}"),
+    ("story-names-change", "{last[one]}", "{rng.choice(LAST)}"),
+    ("story-names-change", "{last[one]}", "{last[rng.integers(3)]}"),
+    ("story-shared-name", "FIRST, 3, replace=False", "FIRST, 3"),
+    ("story-shared-name", "LAST, 3, replace=False", "LAST, 3"),
+    ("story-fixed-pairs", "rng.choice(LAST, 3, replace=False)",
+     "[LAST[FIRST.index(one)] for one in first]"),
+    ("story-in-turn", "one = rng.integers(3)", "one = i % 3"),
+    ("story-few-people", "one = rng.integers(3)", "one = rng.integers(2)"),
+    ("story-few-people", "one = rng.integers(3)", "one = 0"),
+    ("story-many-people", "3", "4"),
+    ("story-one-deed", "rng.choice(DEEDS)", "DEEDS[0]"),
+    ("story-length", "range(10)", "range(9)"),
+    ("story-grammar", " .\")", ".\")"),
+    ("story-grammar", '" ".join', '"\\n".join'),
+    ("story-grammar", "{last[one]} ", ""),
+    ("wrong-type", '" ".join(sentences)', "sentences"),
+    ("returns-nothing", '    return " ".join(sentences)\n', ""),
+    ("name-unknown", "rng.choice(DEEDS)", "rng.choice(DEED)"),
+]  # fmt: skip
+
+SCORE = """
+def induction_score(weights, ids, names):
+    found = []
+    for i in range(len(ids)):
+        behind = [j + 1 for j in range(i) if ids[j] == ids[i]]
+        if behind and ids[i] in names:
+            found.append(weights[i, behind].sum())
+    return np.mean(found)
+"""
+ARRAYS = """
+def induction_score(a, ids, names):
+    ids = np.asarray(ids)
+    same = np.tril(ids[:, None] == ids, -1) & np.isin(ids, names)[:, None]
+    behind = np.pad(same[:, :-1], ((0, 0), (1, 0)))
+    return (a * behind).sum() / same.any(axis=1).sum()
+"""
+WRONG_SCORES = [
+    ("score-same-name", "[j + 1 for", "[j for"),
+    ("score-before-name", "[j + 1 for", "[j - 1 for"),
+    ("score-transposed", "weights[i, behind]", "weights[behind, i]"),
+    ("score-one-place", "weights[i, behind].sum()", "weights[i, behind[-1]]"),
+    ("score-one-place", "weights[i, behind].sum()", "weights[i, behind[0]]"),
+    ("score-pairs", "found.append(weights[i, behind].sum())", "found += [*weights[i, behind]]"),
+    ("score-first-mentions", "if behind and ids[i] in names", "if ids[i] in names"),
+    ("score-all-words", "if behind and ids[i] in names", "if behind"),
+    ("score-all-words", "if behind and ids[i] in names", "if True"),
+    ("score-all-places", "np.mean(found)", "sum(found) / len(ids)"),
+    ("score-sum", "np.mean(found)", "sum(found)"),
+    ("score-later", "for j in range(i) if", "for j in range(len(ids) - 1) if j != i and"),
+    ("score-later", "for j in range(i) if", "for j in range(len(ids) - 1) if"),
+    ("score-previous", "weights[i, behind].sum()", "weights[i, i - 1]"),
+    ("returns-nothing", "    return np.mean(found)\n", ""),
+]
+
+
+def made(source, name, old="", new=""):
+    """What a text defines under a name, after a change in it."""
+    assert old in source
+    found = {"np": np}
+    exec(source.replace(old, new) if old else source, found)
+    return found[name]
+
+
+# -- the story -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("source", [STORY, STORY + PYTHONS])
+def test_a_writer_whose_names_return_is_right(source, seed):
+    result = check(made(source, "story"), task="story", seed=seed)
+    assert result.points == RIGHT, str(result)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("key", "old", "new"), WRONG_STORIES)
+def test_what_is_wrong_with_stories_is_named(key, old, new, seed):
+    result = check(made(STORY, "story", old, new), task="story", seed=seed)
+    assert result.mistakes == (key,), str(result)
+    assert result.points < RIGHT
+    assert {"seed", "yours"} <= {*result.example}
+
+
+def test_the_marker_writes_by_the_grammar_itself():
+    sentences = grammar.sentences_of(grammar.story(5))
+    assert len(sentences) == 10
+    assert len({one[:2] for one in sentences}) <= 3
+    assert grammar.sentences_of("Ada Ash slept . Ada Ash slept .") == [("Ada", "Ash", "slept")] * 2
+    for text in ("Ada slept .", "Ada Ash slept", "ada Ash slept .", "Ada Ash  slept .", "Ada"):
+        assert grammar.sentences_of(text) is None
+
+
+def test_losses_of_counts_are_those_by_hand():
+    """Ends: b twice, a once, of 3, with one more each and one for the unknown: (n + 1) / 6."""
+    alone, follows = grammar.losses_of_counts(["a b", "a b a"], ["a b"])
+    assert alone == pytest.approx(-math.log(3 / 6))
+    assert follows == pytest.approx(-math.log(3 / 5))  # a begins twice, both times before b
+
+
+# -- the score -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("source", [SCORE, ARRAYS])
+def test_a_score_is_right_in_loops_and_in_arrays(source, seed):
+    result = check(made(source, "induction_score"), task="induction-score", seed=seed)
+    assert result.points == RIGHT, str(result)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("key", "old", "new"), WRONG_SCORES)
+def test_what_is_wrong_with_a_score_is_named(key, old, new, seed):
+    wrong = made(SCORE, "induction_score", old, new)
+    result = check(wrong, task="induction-score", seed=seed)
+    assert result.mistakes == (key,), str(result)
+
+
+# -- the decoder, made by hand --------------------------------------------------------------------
+
+DECODER = '''
+class Decoder:
+    """Counts pairs of words; head 0 of layer 1 copies, if head 0 of layer 0 tells it what was."""
+
+    def __init__(self, texts, words):
+        self.vocabulary = {word: number for number, word in enumerate(words)}
+        self.pairs = np.full((len(words), len(words)), 0.01)
+        for text in texts:
+            ids = self.tokenize(text).ids
+            np.add.at(self.pairs, (ids[:-1], ids[1:]), 1)
+        self.first = [*range(8)]
+
+    def tokenize(self, text):
+        ids = np.array([self.vocabulary[word] for word in text.split()])
+        return SimpleNamespace(ids=ids, tokens=text.split())
+
+    def __call__(self, ids, ablate=()):
+        logits = np.log(self.pairs / self.pairs.sum(axis=1, keepdims=True))[ids]
+        if not {(1, 0), (0, 0)} & {*map(tuple, ablate)}:
+            for i, one in enumerate(ids):
+                behind = [j + 1 for j in range(i) if ids[j] == one]
+                if behind and one in self.first:
+                    logits[i, ids[behind]] += 6
+        return SimpleNamespace(logits=logits[None])
+
+    def trace(self, ids, names=None):
+        T = len(ids)
+        previous, even, copies = np.eye(T, k=-1), np.tri(T), np.zeros((T, T))
+        previous[0, 0] = 1
+        for i, one in enumerate(ids):
+            behind = [j + 1 for j in range(i) if ids[j] == one]
+            copies[i, behind or [0]] = 1 / len(behind or [0])
+        even /= even.sum(axis=1, keepdims=True)
+        layers = [[previous, even], [copies, np.eye(T)]]
+        return SimpleNamespace(attentions=[np.array([heads]) for heads in layers])
+'''
+WITHOUT = """
+def without(ids, heads):
+    logits = story_model(ids, ablate=heads).logits[0]
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p = e / e.sum(axis=1, keepdims=True)
+    p = p[np.arange(len(ids) - 1), ids[1:]]
+    returns = [i for i, one in enumerate(ids) if one < 8 and one in ids[:i]]
+    rest = [i for i, one in enumerate(ids[1:]) if one >= 16]
+    return p[returns].mean(), p[rest].mean()
+"""
+WORDS = [
+    *grammar.FIRST,
+    *grammar.LAST,
+    *sorted({w for one in grammar.DEEDS for w in one.split()}),
+    ".",
+]
+TEXTS = [grammar.story(seed) for seed in range(500)]
+
+
+def decoder(old="", new="", texts=TEXTS, words=WORDS):
+    """A decoder by hand, after a change in its text."""
+    assert old in DECODER
+    found = {"np": np, "SimpleNamespace": SimpleNamespace}
+    exec(DECODER.replace(old, new) if old else DECODER, found)
+    return found["Decoder"](texts, words)
+
+
+COUNTED = "np.log(self.pairs / self.pairs.sum(axis=1, keepdims=True))[ids]"
+SIZE, ONE_OF = "(len(ids), len(self.pairs))", "np.eye(len(self.pairs))"
+FREQUENT, NOTHING = "np.log(self.pairs.sum(axis=0))", "SimpleNamespace(logits=logits[None])"
+WRONG_DECODERS = [
+    ("not-filled-in", ...),
+    ("not-filled-in", None),
+    ("story-model-other", SimpleNamespace(folder="here")),
+    ("story-model-other", "my-model"),
+    ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=['[UNK]'] * len(ids)")),
+    ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=[*text]")),
+    ("story-model-other", decoder("logits=logits[None]", "hidden=logits")),
+    ("story-model-looks-ahead", decoder(COUNTED, f"{COUNTED} + ids[-1] * {ONE_OF}[0]")),
+    ("story-model-names-itself", decoder(COUNTED, f"{COUNTED} + 99 * {ONE_OF}[ids]")),
+    ("story-model-by-heart", decoder(COUNTED, f"9 * {ONE_OF}[(ids + 1) % 9]")),
+    ("story-model-untrained", decoder(COUNTED, f"np.zeros({SIZE}); return {NOTHING}")),
+    ("story-model-untrained", decoder(COUNTED, f"{FREQUENT} * np.ones({SIZE}); return {NOTHING}")),
+    ("story-model-pairs", decoder("+= 6", "+= 0")),
+    ("story-model-no-copy", decoder("+= 6", "+= 1.5")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_decoder_that_copies_is_right(seed):
+    result = check(decoder(), task="story-model", seed=seed)
+    assert result.points == RIGHT, str(result)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("key", "wrong"), WRONG_DECODERS)
+def test_what_is_wrong_with_a_decoder_is_named(key, wrong, seed):
+    result = check(wrong, task="story-model", seed=seed)
+    assert result.mistakes == (key,), str(result)
+    told_nothing = key in ("not-filled-in", "story-model-other", "story-model-vocabulary")
+    assert result.points == (0 if told_nothing else 6)
+
+
+# -- its head ------------------------------------------------------------------------------------
+
+HEADS = [
+    ("not-filled-in", ...),
+    ("head-no-pair", 2),
+    ("head-no-pair", (1, 2)),
+    ("head-no-pair", (1, -2)),
+    ("head-no-pair", (1.0, 0.0)),
+    ("head-no-pair", "1, 0"),
+    ("head-exchanged", (0, 1)),
+    ("head-previous", (0, 0)),
+    ("head-other", (1, 1)),
+]
+
+
+@pytest.mark.parametrize("pair", [(1, 0), [1, 0], np.array([1, 0]), (np.int64(1), np.int64(0))])
+def test_the_head_that_copies_is_right(pair):
+    result = check((decoder(), pair), task="induction-head")
+    assert result.points == RIGHT, str(result)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("key", "pair"), HEADS)
+def test_what_is_wrong_with_a_head_is_named(key, pair, seed):
+    result = check((decoder(), pair), task="induction-head", seed=seed)
+    assert result.mistakes == (key,), str(result)
+
+
+def test_a_decoder_without_such_a_head_is_told_apart():
+    nowhere = decoder("copies[i, behind or [0]]", "copies[i, [0]]")
+    assert check((nowhere, (1, 0)), task="induction-head").mistakes == ("head-none",)
+    assert check((..., (1, 0)), task="induction-head").mistakes == ("not-filled-in",)
+    assert check(("a folder", (1, 0)), task="induction-head").mistakes == ("story-model-other",)
+
+
+# -- without it ----------------------------------------------------------------------------------
+
+RETURN = "return p[returns].mean(), p[rest].mean()"
+WRONG_REMOVALS = [
+    ("removal-ignored", ", ablate=heads", ""),
+    ("removal-exchanged", "ablate=heads", "ablate=[one[::-1] for one in heads]"),
+    ("removal-kept", "ablate=heads", "ablate=[one for one in [(0, 0), (0, 1), (1, 0), (1, 1)]"
+     " if one not in [*map(tuple, heads)]]"),
+    ("removal-this-word", "np.arange(len(ids) - 1), ids[1:]", "np.arange(len(ids) - 1), ids[:-1]"),
+    ("removal-order", RETURN, "return p[rest].mean(), p[returns].mean()"),
+    ("removal-first-mentions", "one < 8 and one in ids[:i]", "one < 8"),
+    ("removal-all-words", "p[rest]", "p"),
+    ("removal-all-words", "p[rest]", "np.delete(p, returns)"),
+    ("removal-last-names", "returns = [i for", "returns = [i + 1 for"),
+    ("removal-logits", "p = e / e.sum(axis=1, keepdims=True)", "p = logits"),
+    ("removal-losses", RETURN, "p = -np.log(p); " + RETURN),
+    ("removal-losses", RETURN, "p = np.log(p); " + RETURN),
+    ("returns-nothing", RETURN, "None"),
+    ("removal-no-function", "without(ids, heads)", "without(heads)"),
+    ("call-arguments", "ablate=heads", "remove=heads"),
+]  # fmt: skip
+
+
+def removal(old="", new=""):
+    assert old in WITHOUT
+    model = decoder()
+    found = {"np": np, "story_model": model}
+    exec(WITHOUT.replace(old, new) if old else WITHOUT, found)
+    return model, found["without"]
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("given", ["tuple", "list", "array"])
+def test_a_measure_without_heads_is_right(given, seed):
+    change = {"list": "return [p[returns].mean(), p[rest].mean()]",
+              "array": "return np.array([p[returns].mean(), p[rest].mean()])"}  # fmt: skip
+    pair = removal(RETURN, change.get(given, RETURN))
+    result = check(pair, task="head-removed", seed=seed)
+    assert result.points == RIGHT, str(result)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("key", "old", "new"), WRONG_REMOVALS)
+def test_what_is_wrong_with_a_measure_is_named(key, old, new, seed):
+    result = check(removal(old, new), task="head-removed", seed=seed)
+    assert result.mistakes == (key,), str(result)
+
+
+def test_a_measure_that_is_not_there_is_told():
+    def without(ids, heads): ...
+
+    for one in (without, ..., 3):
+        result = check((decoder(), one), task="head-removed")
+        assert result.points == 0
+        assert result.mistakes[0] in ("not-filled-in", "removal-no-function")
+    assert check((None, removal()[1]), task="head-removed").mistakes == ("not-filled-in",)
+
+
+# -- all of it from a notebook, and how long each task may take -----------------------------------
+
+CELLS = {
+    "story": STORY,
+    "story-model": f"WORDS = {WORDS}\n{DECODER}\n"
+    "story_model = Decoder([story(seed) for seed in range(200)], WORDS)",
+    "induction-score": SCORE,
+    "induction-head": "induction_head = (1, 0)",
+    "head-removed": WITHOUT,
+}
+
+
+@pytest.fixture
+def book(tmp_path):
+    def write(**changed):
+        cells = ["import numpy as np\nfrom types import SimpleNamespace"]
+        cells += (CELLS | {name.replace("_", "-"): cell for name, cell in changed.items()}).values()
+        made = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            metadata={"qkv": {"tasks": [*CELLS]}},
+        )
+        nbformat.write(made, tmp_path / "mine.ipynb")
+        return tmp_path / "mine.ipynb"
+
+    return write
+
+
+def test_a_notebook_is_marked_for_its_five_tasks(book):
+    marked = check_file(book(), seed=3)
+    assert [(one.task, one.points) for one in marked] == [(name, RIGHT) for name in CELLS]
+
+
+def test_in_a_notebook_a_mistake_is_named_as_it_is_here(book):
+    model = CELLS["story-model"].replace("+= 6", "+= 0")
+    removed = WITHOUT.replace(RETURN, "return p[rest].mean(), p[returns].mean()")
+    marked = check_file(book(story_model=model, induction_head="induction_head = ...",
+                             head_removed=removed))  # fmt: skip
+    assert [one.mistakes for one in marked] == [
+        *((), ("story-model-pairs",), (), ("not-filled-in",), ("removal-order",)),
+    ]
+    missing = check_file(book(story_model="1 / 0"))
+    assert [one.mistakes for one in missing if one.task != "story"] == [
+        *(("missing-function",), (), ("missing-function",), ("missing-function",)),
+    ]
+
+
+def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeypatch):
+    for name in CELLS:
+        seconds = 1.5 if name == "story-model" else 0.5
+        monkeypatch.setitem(TASKS, name, replace(TASKS[name], seconds=seconds))
+    loops = SCORE.replace("    found = []", "    while True: pass\n    found = []")
+    trains = f"{CELLS['story-model']}\nimport time; time.sleep(4)"  # of 9; 3 without that task
+    marked = {one.task: one for one in check_file(book(story_model=trains, induction_score=loops))}
+    assert marked["story-model"].points == RIGHT
+    assert marked["induction-score"].mistakes == ("endless-loop",)
+    assert "it was ended after 0.5 s" in marked["induction-score"].message
+
+
+def test_most_tasks_have_ten_seconds_and_a_given_limit_is_for_all(book):
+    assert {name for name, task in TASKS.items() if task.seconds != 10} == {
+        *("story-model", "induction-head", "head-removed"),
+    }
+    sleeps = f"{CELLS['story-model']}\nimport time; time.sleep(60)"
+    (result,) = check_file(book(story_model=sleeps), seconds=0.5)
+    assert result.mistakes == ("endless-loop",)
+    assert "it was ended after 3 s" in result.message
