@@ -239,6 +239,7 @@ WRONG_DECODERS = [
     ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=['[UNK]'] * len(ids)")),
     ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=[*text]")),
     ("story-model-other", decoder("logits=logits[None]", "hidden=logits")),
+    ("story-model-short", decoder("self.first =", "self.max_seq_length = 69; self.first =")),
     ("story-model-looks-ahead", decoder(COUNTED, f"{COUNTED} + ids[-1] * {ONE_OF}[0]")),
     ("story-model-names-itself", decoder(COUNTED, f"{COUNTED} + 99 * {ONE_OF}[ids]")),
     ("story-model-by-heart", decoder(COUNTED, f"9 * {ONE_OF}[(ids + 1) % 9]")),

@@ -18,6 +18,7 @@ DEEDS = (
     *("sat by the fire", "slept", "found two keys"),
 )
 PEOPLE, SENTENCES = 3, 10
+LONGEST = SENTENCES * (3 + max(len(deed.split()) for deed in DEEDS))  # words
 _SENTENCE = re.compile(rf"({'|'.join(FIRST)}) ({'|'.join(LAST)}) ({'|'.join(DEEDS)}) \.(?: |$)")
 
 

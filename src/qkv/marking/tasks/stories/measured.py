@@ -14,7 +14,7 @@ from qkv.marking.errors import type_name
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import RAISED
 from qkv.marking.tasks.softmax.steps import softmax
-from qkv.marking.tasks.stories.grammar import FIRST, story
+from qkv.marking.tasks.stories.grammar import FIRST, LONGEST, story
 from qkv.marking.tasks.stories.score import induction_score
 
 _STORIES = 16
@@ -44,6 +44,14 @@ NO_WORDS = mistake(
     remedy=_CONFIG,
     nudge='Print story_model.tokenize("Ada Ash slept .").tokens.',
     where="the tokenizer that fresh_model gets, and vocab_size",
+)
+NO_ROOM = mistake(
+    "story-model-short",
+    "the model has no room for a whole story",
+    f"ten sentences have up to {LONGEST} words",
+    remedy='config |= {"max_position_embeddings": 72}',
+    nudge="How long is the longest story that story can write?",
+    where="max_position_embeddings in the config",
 )
 
 
@@ -120,6 +128,9 @@ def decoder_of(thing: Any) -> Decoder:
     """
     if thing is None or type_name(thing) == "ellipsis":
         raise Unmeasured(EMPTY)
+    room = getattr(thing, "max_seq_length", None)
+    if isinstance(room, int) and room < LONGEST:
+        raise Unmeasured(NO_ROOM)
     first = generator(0).integers(1 << 30) if by_seed() else 10**6
     stories = [story(int(first) + number) for number in range(_STORIES)]
     ids = []
