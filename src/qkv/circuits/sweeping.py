@@ -111,7 +111,7 @@ def patch(
             found[number] = pairs[number].normalized(values) if normalize else values
     of, title = "share restored" if normalize else "metric", f"Activation patching of {at}"
     unit = "token" if at in PLACES else "neuron" if at in NEURONS else "head"
-    names = ["layer", "kv_head" if at in "kv" else unit, "token"][: 1 + len(axes)]
+    names = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: 1 + len(axes)]
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
     if len(found) == 1:
         return Result(found[0], names, of=of, title=title, words=pairs[0].words, ground=ground)
@@ -158,7 +158,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     return axes if by == "position" and unit != "position" else axes[:1]
 
 
-def _pairs(model: Model, clean: Any, corrupted: Any, at: str, metric: Any) -> list[Pair]:
+def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Pair]:
     """Both runs of each pair, once all of them fit."""
     traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
     each = ([trace[number] for number in range(len(trace))] for trace in traces)
