@@ -10,8 +10,8 @@ the held-out books that are drawn by lot, and sae.json, what was measured.
 
 `python -m training.features` draws `DRAWN` of the features by lot that fire in at least `FIRES` of
 these passages, prints where each is largest, and puts the names into sae.json that features.csv has
-for them: a person has read the examples, and named a feature where at least `FIT` of its `TOP`
-passages fit the name. The page shows the first `SHOWN` that have one.
+for them. They were given on reading these passages: a feature has one where at least `FIT` of its
+`TOP` passages fit it. The page shows the first `SHOWN` that have one.
 """
 
 from __future__ import annotations
