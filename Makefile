@@ -24,7 +24,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs student teacher site model dictionary pictures wheel wheels release clean
+.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -148,6 +148,11 @@ dictionary: $(VENV)/.dev ## train the encoder that the one of `make model` goes 
 	$(BIN)/python -m training.make --steps 10000 --after $(RUN)-1 --held_out 1 --begin 0.25 --rate 7e-4 --seed 1 $(call run,$(RUN)-2)
 	$(BIN)/python -m training.make --steps 1600 --after $(RUN)-2 --held_out 1 --begin 0 --rate 4e-4 --seed 2 --in_sight 3 --ended 1 $(call run,$(RUN))
 	$(BIN)/python -m training.ship $(RUN) --mean -o build/dictionary
+
+features: $(VENV)/.dev ## train and measure the sparse autoencoder of docs/features.md: BOOKS as for `make model`; about ten minutes on 2 cores, then its features are to be read and named again (training/features.csv)
+	@test -n "$(BOOKS)" || { echo 'make features: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
+	$(BIN)/python -m training.features $(BOOKS)
+	$(BIN)/python -m training.features
 
 wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip; tried without one, and on arm64 (qemu-user)
 	$(WHEELS_VENV)/bin/python .ci/wheels.py

@@ -3,7 +3,8 @@
 BOOKS is as for `training.books`. The autoencoder is of a layer's result in the decoder that ships.
 The layer is the one whose vectors the token alone explains least, on the books that are kept for
 choices: there most is left for features of contexts. The autoencoder then learns from the books
-that the decoder was trained on, and is measured on books that neither has read.
+that the decoder was trained on, and is measured on books that neither has read. features.csv is
+emptied, since names belong to the weights.
 
 docs/data gets the folder books-decoder-sae as SAELens reads it, sae-texts.json, `TEXTS` passages of
 the held-out books that are drawn by lot, and sae.json, what was measured.
@@ -141,6 +142,7 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
         "shipped_texts": {"passages": TESTED, **measured(model, sae, held[:TESTED])},
     })  # fmt: skip
     write(PASSAGES, held[:TEXTS])
+    NAMES.write_text("feature,name\n", encoding="utf-8")
     say(json.dumps(kept["held_out"]))
 
 

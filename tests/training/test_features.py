@@ -91,7 +91,8 @@ def test_one_is_trained_measured_and_read(tmp_path: Path, monkeypatch: pytest.Mo
     model.save(tmp_path / "model")
     monkeypatch.setattr(features, "NAME", str(tmp_path / "model"))
     monkeypatch.setattr(features, "drawn", lambda source, part: words)
-    for name, file in (("FOLDER", "sae"), ("RESULTS", "sae.json"), ("PASSAGES", "texts.json")):
+    files = {"FOLDER": "sae", "RESULTS": "sae.json", "PASSAGES": "texts.json", "NAMES": "names.csv"}
+    for name, file in files.items():
         monkeypatch.setattr(features, name, tmp_path / file)
     for name, value in {"FEATURES": 8, "K": 2, "TEXTS": 30, "DRAWN": 2, "FIRES": 1}.items():
         monkeypatch.setattr(features, name, value)
@@ -102,9 +103,10 @@ def test_one_is_trained_measured_and_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert SAE.load(tmp_path / "sae").at == f"blocks.{kept['layer']}.hook_resid_post"
     assert kept["held_out"]["tokens"] == sum(len(model.tokenize(one).ids) for one in words)
     assert kept["held_out"]["l0"] <= 2
+    assert (tmp_path / "names.csv").read_text(encoding="utf-8") == "feature,name\n"
     features.main([], said.append)
     reading = json.loads((tmp_path / "sae.json").read_bytes())["reading"]
-    assert reading["named"] + reading["unnamed"] == 2
+    assert (reading["named"], reading["unnamed"]) == (0, 2)
     assert all(str(number) in "".join(said) for number in reading["drawn"])
 
 
