@@ -13,14 +13,13 @@ from qkv.marking.tasks.stories import grammar
 
 RIGHT = 10
 STORY = """
-FIRST = "Ada Ben Cora Dan Eve Finn Gwen Hugo".split()
-LAST = "Ash Birch Cole Dale Ellis Frost Grant Hill".split()
+NAMES = "Ash Blake Cole Dale Drew Ellis Grant Hope Jude Kit Lane Lee Max Ray Reed Scott".split()
 DEEDS = ["sang a song", "swam home", "baked bread", "sat by the fire", "slept", "found two keys"]
 
 def story(seed):
     rng = np.random.default_rng(seed)
-    first = rng.choice(FIRST, 3, replace=False)
-    last = rng.choice(LAST, 3, replace=False)
+    six = rng.choice(NAMES, 6, replace=False)
+    first, last = six[:3], six[3:]
     sentences = []
     for i in range(10):
         one = rng.integers(3)
@@ -32,35 +31,39 @@ PYTHONS = """
 import random
 def story(number):
     draw = random.Random(number)
-    people = [f"{a} {b}" for a, b in zip(draw.sample(FIRST, 3), draw.sample(LAST, 3))]
+    six = draw.sample(NAMES, 6)
+    people = [" ".join(six[i : i + 2]) for i in (0, 2, 4)]
     text = ""
     while text.count(".") < 10:
         text += draw.choice(people) + " " + draw.choice(DEEDS) + " . "
     return text.strip()
 """
-PEOPLE = (
-    "    first = rng.choice(FIRST, 3, replace=False)\n    last = rng.choice(LAST, 3, replace=False)"
-)
+SIX = "    six = rng.choice(NAMES, 6, replace=False)\n    first, last = six[:3], six[3:]\n"
 WRONG_STORIES = [
     ("story-unseeded", "default_rng(seed)", "default_rng()"),
     ("story-same", "default_rng(seed)", "default_rng(0)"),
-    ("story-new-people", "        one = rng", PEOPLE.replace("    f", "        f").replace(
-        "    last", "        last") + "\n        one = rng"),
-    ("story-new-people", '{first[one]} {last[one]}', "{rng.choice(FIRST)} {rng.choice(LAST)}"),
-    ("story-names-change", "{last[one]}", "{rng.choice(LAST)}"),
+    ("story-new-people", "        one = rng", SIX.replace("    six", "        six").replace(
+        "    first", "        first") + "        one = rng"),
+    ("story-new-people", "{first[one]} {last[one]}", "{rng.choice(NAMES)} {rng.choice(NAMES)}"),
+    ("story-names-change", "{last[one]}", "{rng.choice(NAMES)}"),
     ("story-names-change", "{last[one]}", "{last[rng.integers(3)]}"),
-    ("story-shared-name", "FIRST, 3, replace=False", "FIRST, 3"),
-    ("story-shared-name", "LAST, 3, replace=False", "LAST, 3"),
-    ("story-fixed-pairs", "rng.choice(LAST, 3, replace=False)",
-     "[LAST[FIRST.index(one)] for one in first]"),
+    ("story-shared-name", "NAMES, 6, replace=False", "NAMES, 6"),
+    ("story-shared-name", "six[:3], six[3:]", "six[:3], rng.choice(NAMES, 3, replace=False)"),
+    ("story-fixed-pairs", "six[:3], six[3:]",
+     "zip(*((NAMES[n], NAMES[n + 8]) for n in rng.permutation(8)))"),
+    ("story-split-names", "six[:3], six[3:]",
+     "rng.permutation(NAMES[:8])[:3], rng.permutation(NAMES[8:])[:3]"),
     ("story-in-turn", "one = rng.integers(3)", "one = i % 3"),
     ("story-few-people", "one = rng.integers(3)", "one = rng.integers(2)"),
     ("story-few-people", "one = rng.integers(3)", "one = 0"),
-    ("story-many-people", "3", "4"),
+    ("story-many-people", SIX.partition("    first")[0], "    six = rng.permutation(NAMES)\n"
+     "    first, last = six[:5], six[5:10]; return ' '.join("
+     "f'{first[n]} {last[n]} {rng.choice(DEEDS)} .' for n in rng.integers(5, size=10))\n"),
     ("story-one-deed", "rng.choice(DEEDS)", "DEEDS[0]"),
     ("story-length", "range(10)", "range(9)"),
-    ("story-grammar", " .\")", ".\")"),
+    ("story-grammar", ' ."', '."'),
     ("story-grammar", '" ".join', '"\\n".join'),
+    ("story-grammar", '" ".join(sentences)', '" ".join(sentences) + " "'),
     ("story-grammar", "{last[one]} ", ""),
     ("wrong-type", '" ".join(sentences)', "sentences"),
     ("returns-nothing", '    return " ".join(sentences)\n', ""),
@@ -133,9 +136,15 @@ def test_the_marker_writes_by_the_grammar_itself():
     sentences = grammar.sentences_of(grammar.story(5))
     assert len(sentences) == 10
     assert len({one[:2] for one in sentences}) <= 3
-    assert grammar.sentences_of("Ada Ash slept . Ada Ash slept .") == [("Ada", "Ash", "slept")] * 2
-    for text in ("Ada slept .", "Ada Ash slept", "ada Ash slept .", "Ada Ash  slept .", "Ada"):
+    assert grammar.sentences_of("Ash Ray slept . Ray Ash slept .") == [
+        *(("Ash", "Ray", "slept"), ("Ray", "Ash", "slept")),
+    ]
+    for text in ("Ash slept .", "Ash Ray slept", "ash Ray slept .", "Ash  Ray slept .", "Ash"):
         assert grammar.sentences_of(text) is None
+    text = "Ash Ray slept . Ray Lee sang a song . Ash Ray slept ."
+    words = text.split()
+    assert grammar.returning(words) == [4, 10]  # Ray is not the same person, but stood earlier
+    assert grammar.others(words) == [1, 2, 5, 6, 7, 8, 11, 12]
 
 
 def test_losses_of_counts_are_those_by_hand():
@@ -175,7 +184,7 @@ class Decoder:
         for text in texts:
             ids = self.tokenize(text).ids
             np.add.at(self.pairs, (ids[:-1], ids[1:]), 1)
-        self.first = [*range(8)]
+        self.dot = self.vocabulary["."]
 
     def tokenize(self, text):
         ids = np.array([self.vocabulary[word] for word in text.split()])
@@ -186,7 +195,7 @@ class Decoder:
         if not {(1, 0), (0, 0)} & {*map(tuple, ablate)}:
             for i, one in enumerate(ids):
                 behind = [j + 1 for j in range(i) if ids[j] == one]
-                if behind and one in self.first:
+                if behind and (i == 0 or ids[i - 1] == self.dot):
                     logits[i, ids[behind]] += 6
         return SimpleNamespace(logits=logits[None])
 
@@ -207,16 +216,12 @@ def without(ids, heads):
     e = np.exp(logits - logits.max(axis=1, keepdims=True))
     p = e / e.sum(axis=1, keepdims=True)
     p = p[np.arange(len(ids) - 1), ids[1:]]
-    returns = [i for i, one in enumerate(ids) if one < 8 and one in ids[:i]]
+    starts = [i for i in range(len(ids)) if i == 0 or ids[i - 1] == 16]
+    returns = [i for i in starts if ids[i] in ids[:i]]
     rest = [i for i, one in enumerate(ids[1:]) if one >= 16]
     return p[returns].mean(), p[rest].mean()
 """
-WORDS = [
-    *grammar.FIRST,
-    *grammar.LAST,
-    *sorted({w for one in grammar.DEEDS for w in one.split()}),
-    ".",
-]
+WORDS = [*grammar.NAMES, ".", *sorted({w for one in grammar.DEEDS for w in one.split()})]
 TEXTS = [grammar.story(seed) for seed in range(500)]
 
 
@@ -239,7 +244,7 @@ WRONG_DECODERS = [
     ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=['[UNK]'] * len(ids)")),
     ("story-model-vocabulary", decoder("tokens=text.split()", "tokens=[*text]")),
     ("story-model-other", decoder("logits=logits[None]", "hidden=logits")),
-    ("story-model-short", decoder("self.first =", "self.max_seq_length = 69; self.first =")),
+    ("story-model-short", decoder("self.dot =", "self.max_seq_length = 69; self.dot =")),
     ("story-model-looks-ahead", decoder(COUNTED, f"{COUNTED} + ids[-1] * {ONE_OF}[0]")),
     ("story-model-names-itself", decoder(COUNTED, f"{COUNTED} + 99 * {ONE_OF}[ids]")),
     ("story-model-by-heart", decoder(COUNTED, f"9 * {ONE_OF}[(ids + 1) % 9]")),
@@ -310,7 +315,7 @@ WRONG_REMOVALS = [
      " if one not in [*map(tuple, heads)]]"),
     ("removal-this-word", "np.arange(len(ids) - 1), ids[1:]", "np.arange(len(ids) - 1), ids[:-1]"),
     ("removal-order", RETURN, "return p[rest].mean(), p[returns].mean()"),
-    ("removal-first-mentions", "one < 8 and one in ids[:i]", "one < 8"),
+    ("removal-first-mentions", " if ids[i] in ids[:i]", ""),
     ("removal-all-words", "p[rest]", "p"),
     ("removal-all-words", "p[rest]", "np.delete(p, returns)"),
     ("removal-last-names", "returns = [i for", "returns = [i + 1 for"),

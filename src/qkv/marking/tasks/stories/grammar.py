@@ -11,21 +11,24 @@ import numpy as np
 
 from qkv.arrays import Array
 
-FIRST = ("Ada", "Ben", "Cora", "Dan", "Eve", "Finn", "Gwen", "Hugo")
-LAST = ("Ash", "Birch", "Cole", "Dale", "Ellis", "Frost", "Grant", "Hill")
+NAMES = (
+    *("Ash", "Blake", "Cole", "Dale", "Drew", "Ellis", "Grant", "Hope"),
+    *("Jude", "Kit", "Lane", "Lee", "Max", "Ray", "Reed", "Scott"),
+)
 DEEDS = (
     *("sang a song", "swam home", "baked bread"),
     *("sat by the fire", "slept", "found two keys"),
 )
 PEOPLE, SENTENCES = 3, 10
 LONGEST = SENTENCES * (3 + max(len(deed.split()) for deed in DEEDS))  # words
-_SENTENCE = re.compile(rf"({'|'.join(FIRST)}) ({'|'.join(LAST)}) ({'|'.join(DEEDS)}) \.(?: |$)")
+_NAME = f"({'|'.join(NAMES)})"
+_SENTENCE = re.compile(rf"{_NAME} {_NAME} ({'|'.join(DEEDS)}) \.(?: (?=\w)|$)")
 
 
 def story(seed: int) -> str:
     """Ten sentences about three people, each of whom keeps one last name through the story."""
     rng = np.random.default_rng(seed)
-    first, last = (rng.choice(names, PEOPLE, replace=False) for names in (FIRST, LAST))
+    first, last = rng.permutation(NAMES)[: 2 * PEOPLE].reshape(2, PEOPLE)
     return " ".join(
         f"{first[one]} {last[one]} {rng.choice(DEEDS)} ."
         for one in rng.integers(PEOPLE, size=SENTENCES)
@@ -39,14 +42,19 @@ def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
     return [one.groups() for one in found] if spelled == text else None  # type: ignore[misc]
 
 
+def begins(words: Sequence[str]) -> list[int]:
+    """The places where sentences begin, each with a first name."""
+    return [i for i in range(len(words)) if i == 0 or words[i - 1] == "."]
+
+
 def returning(words: Sequence[str]) -> list[int]:
     """The places of first names that stood earlier in the text: the last name comes next."""
-    return [i for i, word in enumerate(words) if word in FIRST and word in words[:i]]
+    return [i for i in begins(words) if words[i] in words[:i]]
 
 
 def others(words: Sequence[str]) -> list[int]:
     """The places whose next word is no name."""
-    return [i for i, word in enumerate(words[1:]) if word not in FIRST + LAST]
+    return [i for i, word in enumerate(words[1:]) if word not in NAMES]
 
 
 def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from qkv.marking.errors import type_name
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import RAISED
 from qkv.marking.tasks.softmax.steps import softmax
-from qkv.marking.tasks.stories.grammar import FIRST, LONGEST, story
+from qkv.marking.tasks.stories.grammar import LONGEST, begins, story
 from qkv.marking.tasks.stories.score import induction_score
 
 _STORIES = 16
@@ -26,7 +26,7 @@ EMPTY = mistake(
     "nothing is filled in yet",
     "it is as it was in the empty cell",
     remedy=_LOAD,
-    nudge="Which call of the lesson before trained a network?",
+    nudge="Is there still a ... in the cell of the task?",
     where="the cell of the task",
 )
 NO_MODEL = mistake(
@@ -42,7 +42,7 @@ NO_WORDS = mistake(
     "the model does not know the words of the grammar, each as one token",
     "a story is other tokens to it than its words",
     remedy=_CONFIG,
-    nudge='Print story_model.tokenize("Ada Ash slept .").tokens.',
+    nudge='Print story_model.tokenize("Ash Cole slept .").tokens.',
     where="the tokenizer that fresh_model gets, and vocab_size",
 )
 NO_ROOM = mistake(
@@ -108,7 +108,7 @@ class Decoder:
         for number, ids in enumerate(self.ids):
             weights = self.patterns(number)
             words = self.words(number)
-            names = {int(one) for one, word in zip(ids, words, strict=True) if word in FIRST}
+            names = {int(ids[i]) for i in begins(words)}
             flat = weights.reshape(-1, *weights.shape[2:])
             found = [induction_score(one, ids.tolist(), names) for one in flat]
             induction.append(np.reshape(found, weights.shape[:2]))

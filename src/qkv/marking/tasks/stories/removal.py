@@ -15,7 +15,7 @@ from qkv.marking.result import CheckResult
 from qkv.marking.stub import is_stub
 from qkv.marking.tasks.exercise import exercise, slip
 from qkv.marking.tasks.softmax.steps import softmax
-from qkv.marking.tasks.stories.grammar import FIRST, others, returning
+from qkv.marking.tasks.stories.grammar import begins, others, returning
 from qkv.marking.tasks.stories.measured import EMPTY, Decoder, Unmeasured, decoder_of
 from qkv.marking.tasks.task import Task
 
@@ -154,7 +154,7 @@ def _slips(removed: _Removed, right: Callable[..., Any]) -> list[Mistake]:
             means(
                 _next,
                 lambda words: (
-                    [i for i, word in enumerate(words) if word in FIRST],
+                    begins(words),
                     others(words),
                 ),
             ),

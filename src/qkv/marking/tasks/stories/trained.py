@@ -21,7 +21,7 @@ from qkv.marking.tasks.task import Task
 
 _TRAIN = "learn.train(network, objective, folder=folder, steps=600, schedule=5e-3)"
 _COUNTED = 500  # stories in which the marker counts words
-_SURE = 0.6  # what a decoder that copies gives to a last name that returns; one layer gives 0.45
+_SURE = 0.6  # what a decoder that copies gives to a last name that returns; one layer gives 0.3
 _BELOW = 0.05  # so far below what counts give is below it
 _NEARLY = 0.8  # of the best head's score
 _CLEAR = 0.4  # a score below which no head copies names
@@ -39,7 +39,7 @@ _ITSELF = mistake(
     "it names the word that it has just read, not the next one",
     "the targets of its training were not moved by one place",
     remedy="objective = learn.Causal(learn.Sequences(texts), tokens_per_step=2048)",
-    nudge="What does it say is likeliest after Ada?",
+    nudge="What does it say is likeliest after Ash?",
     where="the objective: which target belongs to which word?",
 )
 _BY_HEART = mistake(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +21,9 @@ from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
 from qkv.marking.tasks.task import Task
 
 _STORIES = 60
-_LAST_NAMES = 3  # at least so many has a first name in sixty stories; by chance it has seven
+_LAST_NAMES = 3  # at least so many has a first name in sixty stories; by chance it has ten
 _RETURNS = 4  # of ten sentences: so many are about somebody who was there before
-_PEOPLE = (
-    "first, last = (rng.choice(names, 3, replace=False) for names in (FIRST, LAST))"
-    "  # once, before the sentences"
-)
+_PEOPLE = "six = rng.permutation(NAMES)[:6]; first, last = six[:3], six[3:]  # before the loop"
 _WHO = "one = rng.integers(3)  # in each sentence: f'{first[one]} {last[one]} ...'"
 _SEED = "rng = np.random.default_rng(seed)"
 _JOIN = 'return " ".join(sentences)  # each of them f"{first[one]} {last[one]} {deed} ."'
@@ -71,18 +69,25 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Have two people of a story one first or one last name?"""
-    return any(
-        len({person[part] for person in people}) < len(people)
-        for people in map(written.people, written.stories)
-        for part in (0, 1)
-    )
+    """Is a name that of two people in a story, or twice that of one?"""
+    people = map(written.people, written.stories)
+    return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
 
 def _fixed(written: _Written) -> bool:
-    """Has a first name the same few last names in all stories?"""
-    first_names = {first for story in written.stories for first, *_ in story}
-    return any(len(_last_names(written, first)) < _LAST_NAMES for first in first_names)
+    """Has a first name that comes often the same few last names?"""
+    often = Counter(name for story in written.stories for name in {first for first, *_ in story})
+    return any(
+        len(_last_names(written, first)) < _LAST_NAMES
+        for first, stories in often.items()
+        if stories > 2 * _LAST_NAMES
+    )
+
+
+def _split(written: _Written) -> bool:
+    """Is no name a first name in one story and a last name in another?"""
+    first, last = ({one[part] for story in written.stories for one in story} for part in (0, 1))
+    return not first & last
 
 
 def _in_turn(written: _Written) -> bool:
@@ -165,10 +170,10 @@ _KNOWN: Sequence[tuple[Mistake, Callable[[_Written], bool]]] = (
     (
         mistake(
             "story-shared-name",
-            "two people of one story have the same first or last name",
-            "after such a first name nobody can know which last name comes",
+            "a name comes twice among the people of one story",
+            "after such a name nobody can know which word comes",
             remedy=_PEOPLE,
-            nudge="Write a hundred stories: is there one with two people called Ada?",
+            nudge="Write a hundred stories: is there one in which two people are called Ash?",
             where="the calls that draw names: may they draw the same one twice?",
         ),
         _shared,
@@ -190,10 +195,21 @@ _KNOWN: Sequence[tuple[Mistake, Callable[[_Written], bool]]] = (
             "a first name has the same last name in every story",
             "a decoder learns the pairs by heart, and need not look back",
             remedy=_PEOPLE,
-            nudge="Write ten stories: which last names does Ada have?",
+            nudge="Write many stories: which last names does Ash have?",
             where="the line that pairs first and last names: is each drawn on its own?",
         ),
         _fixed,
+    ),
+    (
+        mistake(
+            "story-split-names",
+            "some names are always first names, and the others always last names",
+            "a decoder learns which names are last names, and guesses among those of the story",
+            remedy=_PEOPLE,
+            nudge="Write many stories: is Ash ever a last name?",
+            where="the lines that draw names: do both draw from all sixteen?",
+        ),
+        _split,
     ),
     (
         mistake(
