@@ -24,6 +24,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from qkv.circuits import SAE
+
 from .hooks import edited
 from .models import Pair, double, ids_of, made
 from .test_circuits import CLEAN, CORRUPTED, METRIC, metric_of
@@ -335,3 +337,26 @@ def test_under_edits(hooked: Pair) -> None:
     seen = tapped(hooked, changes)
     edits = {"ablate": {(0, 1): "zero", (2, 3): "mean"}, "hide": [2, (5, 1)], "edit": given}
     same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC, **edits)
+
+
+@pytest.mark.parametrize("keeping", [False, True])
+def test_through_an_autoencoder(hooked: Pair, keeping: bool) -> None:
+    """A sparse autoencoder in the place of an MLP's output, with and without its error."""
+    size = hooked.ours.dim
+    rng = np.random.default_rng(5)
+    encoder, decoder, b_enc, b_dec = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((size, 40), (40, size), (40,), (size,))
+    )
+    sae = SAE(encoder, decoder, b_enc, b_dec, at=("mlp_out", 1))
+
+    def spliced(x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(
+            (x - torch.tensor(b_dec)) @ torch.tensor(encoder) + torch.tensor(b_enc)
+        )
+        out = features @ torch.tensor(decoder) + torch.tensor(b_dec)
+        return out + (x - out) if keeping else out
+
+    seen = tapped(hooked, {("mlp_out", 1): spliced})
+    edit = {sae.at: sae.keeping_error() if keeping else sae}
+    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC, edit=edit)
