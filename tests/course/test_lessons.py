@@ -46,7 +46,7 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory() as folder:  # live views write their page beside the notebook
         resources = {"metadata": {"path": folder}}
         NotebookClient(
-            notebook, timeout=120, iopub_timeout=60, kernel_name="python3", resources=resources
+            notebook, timeout=300, iopub_timeout=60, kernel_name="python3", resources=resources
         ).execute()
     return notebook
 
