@@ -71,7 +71,7 @@ _NO_COPY = mistake(
     "it does not copy: the last name of somebody who returns gets too little probability",
     f"it should get more than {_SURE} on average, in new stories",
     remedy=f'config |= {{"num_hidden_layers": 2}}; {_TRAIN}',
-    nudge="Are there two layers? Did the loss fall off its cliff?",
+    nudge="Are there two layers? What was the loss in the end?",
     where="the number of layers, steps and the learning rate",
 )
 
