@@ -105,14 +105,15 @@ STEPS = {
         {""},
     ],
     "marking": [
-        {"elsewhere", "draws"},
+        {"elsewhere", "draws", "isolated"},
         {"errors", "mistake", "outcome", "result", "stub", "tensors"},
-        {"parameters", "raised"},
+        {"parameters", "raised", "child_process"},
         {"explain", "findings"},
         {"engine"},
         {"tasks"},
         {"marker"},
         {"files"},
+        {"conformance"},
         {""},
     ],
     "scale": [

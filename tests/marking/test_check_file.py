@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from processes import ends
-from qkv.marking import CheckResult, check_file, write_junit
-from qkv.marking.files import process
+from qkv.marking import CheckResult, check_file, isolated, write_junit
 
 from .forked import Forks
 
@@ -52,7 +51,7 @@ def forks():
 def quick(forks, monkeypatch):
     """Processes that are forked and not started, which takes a twentieth of the time."""
     if forks is not None:
-        monkeypatch.setattr(process.subprocess, "Popen", forks.start)
+        monkeypatch.setattr(isolated.subprocess, "Popen", forks.start)
 
 
 def only(path, task=None, **limits):
@@ -327,9 +326,9 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
             asked.append(pid)
         return True, max(0.0, len(asked) - 15.0)  # seconds, of which it has had enough in the end
 
-    monkeypatch.setattr(process, "processor", processor)
-    monkeypatch.setattr(process, "_PATIENCE", 1e6)
-    monkeypatch.setattr(process, "_TICK", 0.01)
+    monkeypatch.setattr(isolated, "processor", processor)
+    monkeypatch.setattr(isolated, "_PATIENCE", 1e6)
+    monkeypatch.setattr(isolated, "_TICK", 0.01)
     source = f"def softmax(x):\n    open({str(note)!r}, 'w')\n    while True: pass"
     result = only(file(source), seconds=0.05)  # five times asked
     assert result.mistakes == ("endless-loop",)
@@ -346,7 +345,7 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
             asked.append(time.monotonic())
         return False, 0.04 * (asked[-1] - asked[0]) if asked else 0.0
 
-    monkeypatch.setattr(process, "processor", processor)
+    monkeypatch.setattr(isolated, "processor", processor)
     source = f"import time\ndef softmax(x):\n    open({str(note)!r}, 'w')\n    time.sleep(4)"
     assert only(file(source), seconds=2).mistakes == ("returns-nothing",)
 
@@ -354,9 +353,9 @@ def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_pat
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(file, monkeypatch):
-    monkeypatch.setattr(process, "processor", lambda pid: (True, 0.0))
-    monkeypatch.setattr(process, "_PATIENCE", 3)
-    monkeypatch.setattr(process, "_TICK", 0.01)
+    monkeypatch.setattr(isolated, "processor", lambda pid: (True, 0.0))
+    monkeypatch.setattr(isolated, "_PATIENCE", 3)
+    monkeypatch.setattr(isolated, "_TICK", 0.01)
     begin = time.monotonic()
     result = only(file("def softmax(x):\n    while True: pass"), seconds=0.2)
     assert result.mistakes == ("endless-loop",)
@@ -366,7 +365,7 @@ def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(f
 @pytest.mark.attack
 @pytest.mark.usefixtures("quick")
 def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
-    monkeypatch.setattr(process, "_TICK", 0.01)
+    monkeypatch.setattr(isolated, "_TICK", 0.01)
     calls = []
     check_file(file("while True: pass"), seconds=0.3, waiting=lambda: calls.append(1))
     assert len(calls) >= 3
@@ -376,7 +375,7 @@ def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
 def test_a_process_that_sleeps_does_not_wait_for_a_processor():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
         for _ in range(3000):  # it starts, and then has nothing to do
-            if not process.processor(sleeper.pid)[0]:
+            if not isolated.processor(sleeper.pid)[0]:
                 break
             time.sleep(0.01)
         else:
@@ -387,10 +386,10 @@ def test_a_process_that_sleeps_does_not_wait_for_a_processor():
 def test_the_time_of_a_process_is_what_it_says_itself():
     sum(range(3_000_000))
     before = time.process_time()
-    runs, used = process.processor(os.getpid())
+    runs, used = isolated.processor(os.getpid())
     assert runs
     assert abs(used - before) < 0.1
-    assert process.processor(2**22 + 1) == (False, 0.0)
+    assert isolated.processor(2**22 + 1) == (False, 0.0)
 
 
 @pytest.mark.attack

@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from qkv.cli import main
-from qkv.marking import check_file
+from qkv.marking import check_file, isolated
 from qkv.marking.errors import in_words, words_of
-from qkv.marking.files import process
 
 from .test_check_file import SOFTMAX, file, forks, only, quick
 
@@ -257,13 +256,13 @@ def test_a_folder_with_nothing_in_it_is_a_row_beside_others(handed_in):
 
 def test_a_failure_of_the_marker_is_a_verdict_and_the_next_file_is_marked(handed_in, monkeypatch):
     folder = handed_in(a=SOFTMAX, b=SOFTMAX)
-    start = process.subprocess.Popen
+    start = isolated.subprocess.Popen
 
     def once(*given, **named):
-        monkeypatch.setattr(process.subprocess, "Popen", start)
+        monkeypatch.setattr(isolated.subprocess, "Popen", start)
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(process.subprocess, "Popen", once)
+    monkeypatch.setattr(isolated.subprocess, "Popen", once)
     lines = [line.split() for line in table(folder).stdout.splitlines()]
     assert [line[1:] for line in lines[1:3]] == [["0", "unreadable"], ["10", "10"]]
 

@@ -1,27 +1,24 @@
 """The process that a student's file runs in: reads the file, and calls its functions when asked.
 
-What they return is judged elsewhere. Requests come as lines of JSON on standard input, replies go
-as lines to standard output; the file has neither.
+What they return is judged elsewhere.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from json import dumps, loads
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from qkv.marking.child_process import leave, serve
 from qkv.marking.errors import in_words, line_of, type_name, words_of
 from qkv.marking.files import notebook
 from qkv.marking.files.found import no_function, of_error
@@ -37,30 +34,14 @@ from qkv.marking.tasks.self_attention_class.weights import arrays_of
 from qkv.marking.tensors import takes_tensors
 
 NAME = "submission"
-UNTOLD = 70  # the exit code of a process that could not tell what it had to
 _LONGEST = 1000  # letters of what a function's parameters are
 _WATCHED = 64  # arrays that were returned last: does a later call write to them?
-_leave = os._exit  # as it is before the file is read
 
 
 def main() -> None:
     """Read the file that is named first, and answer what is asked."""
     file, megabytes, seconds = sys.argv[1:]
-    _set_limits(int(megabytes))
-    _go_on_in_a_child()
-    _set_alarm(float(seconds))
-    hear, tell = _private_ends()
-    code = UNTOLD
-    try:
-        tell({"process": os.getpid()})
-        there = _Submission(file)
-        while line := hear():
-            request = loads(line)
-            number = {"n": request["n"]}
-            tell(there.answer(request, lambda more: tell(more | number)) | number)  # noqa: B023
-        code = 0
-    finally:
-        _leave(code)  # whatever threads and exit functions the file has left behind
+    serve(lambda: _Submission(file).answer, int(megabytes), float(seconds))
 
 
 class _Submission:
@@ -77,7 +58,7 @@ class _Submission:
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
 
-    def answer(self, request: Packed, tell: Callable[[Packed], None]) -> Packed:
+    def answer(self, request: Packed, tell: Callable[[list[str]], None]) -> Packed:
         """The reply to a request; what the student's code raises is one.
 
         Args:
@@ -101,9 +82,9 @@ class _Submission:
             return {"error": _told(error)}
         finally:
             if getpid() != process:  # the file has forked: one process is enough to mark it
-                _leave(0)
+                leave(0)
 
-    def _read(self, tasks: list[str], tell: Callable[[Packed], None]) -> Packed:
+    def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:
         """Run the file as a module; the tasks that it has, or a verdict on the file."""
         failures: list[str] = []
         try:
@@ -119,7 +100,7 @@ class _Submission:
             if book is None:
                 loader.exec_module(self.module)
             else:
-                cells_of: Packed = {"cells_of": [*tasks, *(made_for or ())]}
+                cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
             if not tasks:  # only now, since it may have ended before it defined anything
@@ -252,63 +233,6 @@ def _told(error: BaseException) -> Packed:
 def _verdict(result: CheckResult) -> Packed:
     """A verdict on a file, which has no arrays."""
     return {name: it for name, it in vars(result).items() if name != "example"}
-
-
-def _go_on_in_a_child() -> None:
-    """Fork, and wait for the child: a file that ends its parent ends this process alone.
-
-    This process then ends as the child did.
-    """
-    if not hasattr(os, "fork"):  # Windows
-        return
-    child = os.fork()
-    if not child:
-        return
-    for number in (0, 1, 2):  # whoever reads us hears of the child's end
-        os.close(number)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code < 0:
-        with suppress(OSError):  # SIGKILL has no other handler
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    _leave(abs(code))
-
-
-def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
-    """Standard input and output for us alone: nobody sees what the file prints."""
-    asked, ours, process = os.fdopen(os.dup(0), "rb"), os.dup(1), getpid()
-    nobody = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nobody, number)
-
-    def tell(what: Packed) -> None:
-        if getpid() != process:
-            _leave(0)
-        line = dumps(what).encode() + b"\n"
-        while line:
-            line = line[os.write(ours, line) :]
-
-    return asked.readline, tell
-
-
-def _set_limits(megabytes: int) -> None:
-    """A bound on memory, and no files of crashes."""
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return
-    size = megabytes << 20
-    for limit in (resource.RLIMIT_DATA, resource.RLIMIT_CORE):
-        wanted = size if limit == resource.RLIMIT_DATA else 0
-        with suppress(ValueError, OSError):  # a lower one was set outside
-            resource.setrlimit(limit, (wanted, resource.getrlimit(limit)[1]))
-
-
-def _set_alarm(seconds: float) -> None:
-    """An end, in case that nobody is there any more to end this process."""
-    if hasattr(signal, "alarm"):  # not on Windows
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(seconds))
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from qkv.arrays import whole_number
 from qkv.marking.errors import type_name, words_of
-from qkv.marking.files.child import UNTOLD
 from qkv.marking.files.found import failed, listed, names_of, not_marked
-from qkv.marking.files.remote import Ended, Remotes
+from qkv.marking.files.remote import Remotes
 from qkv.marking.files.watch import answers
-from qkv.marking.files.wire import Packed
+from qkv.marking.isolated import Ended, Isolated
 from qkv.marking.marker import check, task_of
 from qkv.marking.raised import RAISES
 from qkv.marking.result import CheckResult
@@ -34,17 +22,9 @@ from qkv.marking.tasks import TASKS, Task
 from qkv.marking.tasks.task import SECONDS
 
 MEGABYTES = 2048
-_START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
 _CELL = 6  # times as long may a cell of a notebook take: some lessons train a model
-_PATIENCE = 20  # times as long may pass where other programs take the processors
-_TICK = 0.1
-_LINE = 1 << 26  # bytes of a line that is told; no verdict has so many
 
 _WORDS = re.compile(r"\w+")
-
-_MOVES = 0.02  # of a second that a process gets in a second where it is held up, and not asleep
-
-_ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 
 
 def check_file(
@@ -100,17 +80,29 @@ def check_file(
     if task is not None:
         task_of(task)
     if (seconds is not None and not seconds > 0) or not megabytes > 0:
-        limit = f"megabytes={megabytes}" if not megabytes > 0 else f"seconds={seconds}"
-        raise ValueError(f"check_file: {limit}, which must be above 0")
+        least = f"megabytes={megabytes}" if not megabytes > 0 else f"seconds={seconds}"
+        raise ValueError(f"check_file: {least}, which must be above 0")
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(path, "rb"):  # an error where it is a folder, or may not be read
         pass
     file = str(Path(path).resolve())
+
+    def limit(tasks: Sequence[str]) -> float:
+        """How many seconds the longest of these tasks may take."""
+        known = [one for one in TASKS.values() if {one.name, *one.looks_for} & {*tasks}]
+        return seconds or max((one.seconds for one in known), default=SECONDS)
+
     results: list[tuple[CheckResult, str]] = []
     left: list[str] | None = [] if task is None else [task]
     while True:
-        with _Process(file, seconds, megabytes, waiting) as process:
-            done, left = _marked(process, file, left or [], seed)
+        with Isolated(
+            "qkv.marking.files.child",
+            [file, str(megabytes)],
+            seconds=_CELL * limit([*TASKS]),
+            waiting=waiting,
+            call="check_file",
+        ) as process:
+            done, left = _marked(process, file, left or [], seed, limit)
         results += done
         if not left:
             return tuple(_named(result, task) for result in _without_helpers(results))
@@ -138,7 +130,11 @@ def _named(result: CheckResult, task: str | None) -> CheckResult:
 
 
 def _marked(
-    process: _Process, file: str, tasks: list[str], seed: int
+    process: Isolated,
+    file: str,
+    tasks: list[str],
+    seed: int,
+    limit: Callable[[Sequence[str]], float],
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
     """The verdicts on a file, and the tasks left for another process where this one ended.
 
@@ -146,7 +142,11 @@ def _marked(
     """
     results: list[tuple[CheckResult, str]] = []
     try:
-        read = process.ask({"do": "read", "tasks": tasks})
+        read = process.ask(
+            {"do": "read", "tasks": tasks},
+            limit(tasks),
+            lambda cell: _CELL * limit([*map(str, cell)]),
+        )
         if "result" in read:
             return [(_of_file(read["result"]), "")], []
         tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
@@ -155,7 +155,7 @@ def _marked(
         return [(not_marked(end.key, end.shows, None), "")], []
     for number, name in enumerate(tasks):
         remotes = Remotes(process.ask)
-        process.begin([name])
+        process.begin(limit([name]))
         try:
             result, helper = _verdict(remotes, name, own, file, seed)
         except Ended as end:
@@ -250,171 +250,3 @@ def _of_file(told: Mapping[str, Any]) -> CheckResult:
         task=None,
         hint=tuple(map(str, told["hint"])),
     )
-
-
-class _Process:
-    """A child that one file runs in, and is gone at the end of `with`, whatever happens."""
-
-    def __init__(
-        self, file: str, seconds: float | None, megabytes: int, waiting: Callable[[], None]
-    ) -> None:
-        self._given = seconds
-        most = self._limit([*TASKS])
-        alarm = min(_START + _PATIENCE * _CELL * most * 20, 1e6)  # more than any run takes
-        program = "from qkv.marking.files.child import main; main()"
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
-        # -P: nothing of the folder that this is run in takes the place of a library
-        command = [sys.executable, "-P", "-B", "-c", program, file, str(megabytes), str(alarm)]
-        try:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=os.environ | dict.fromkeys(_ALONE, "1"),
-                start_new_session=True,  # Ctrl-C is for us, who end it
-            )
-        except BaseException:
-            self._said.close()
-            raise
-        self._file, self._waiting = file, waiting
-        self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
-        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self._worker = 0  # the process that the file runs in, a child of that child
-        self._ear = threading.Thread(target=self._listen, daemon=True)
-        self._ear.start()
-        self.begin()
-
-    def _limit(self, tasks: Sequence[str]) -> float:
-        """How many seconds the longest of these tasks may take."""
-        if self._given is not None:
-            return self._given
-        known = [one for one in TASKS.values() if {one.name, *one.looks_for} & {*tasks}]
-        return max((one.seconds for one in known), default=SECONDS)
-
-    def begin(self, tasks: Sequence[str] = (), times: int = 1) -> None:
-        """From now on it has its time anew: that of these tasks, so many times."""
-        self._seconds = times * self._limit(tasks)
-        self._waited, (_, self._used) = 0.0, self._processor()
-        self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
-
-    def ask(self, request: Packed) -> Mapping[str, Any]:
-        """The reply to a request.
-
-        Raises:
-            Ended: there is none, since the process has ended or takes too long.
-        """
-        if not self._worker:
-            self._start()
-            self.begin(request["tasks"])  # it is asked to read the file
-        self._asked += 1
-        number = f"{self._secret}-{self._asked}"
-        assert self._child.stdin is not None
-        with suppress(OSError):  # it is gone: that shows when it is heard
-            self._child.stdin.write(json.dumps(request | {"n": number}).encode() + b"\n")
-            self._child.stdin.flush()
-        while True:
-            told = self._hear(self._seconds)
-            if told is None:
-                raise Ended(*self._ended())
-            if told.get("n") == number:
-                if "cells_of" not in told:
-                    return told
-                self.begin([*map(str, told["cells_of"])], _CELL)
-
-    def _start(self) -> None:
-        """Wait until it runs."""
-        try:
-            told = self._hear(_START)
-        except Ended:
-            told = None
-        if told is None or "process" not in told:
-            self._said.seek(0)
-            why = self._said.read().decode(errors="replace").strip() or "it took too long"
-            raise RuntimeError(f"check_file: Python did not start: {why.splitlines()[-1]}")
-        self._worker = int(told["process"])
-
-    def _listen(self) -> None:
-        """Put what each line says into the queue, and None at the end."""
-        assert self._child.stdout is not None
-        with self._child.stdout as told:
-            while line := told.readline(_LINE):
-                with suppress(Exception):  # it is not ours: the file may write here too
-                    said = json.loads(line)
-                    if isinstance(said, dict):
-                        self._lines.put(said)
-        self._lines.put(None)
-
-    def _hear(self, seconds: float) -> Mapping[str, Any] | None:
-        """The next thing that is told; None if it ended before, Ended if it takes too long."""
-        begin = time.monotonic()
-        try:
-            while True:
-                with suppress(queue.Empty):
-                    return self._lines.get(timeout=min(_TICK, seconds))
-                self._waiting()
-                now = time.monotonic()
-                passed = self._waited + now - begin
-                waits, used = self._processor()
-                if now - self._noted >= 1:
-                    self._moves = used - self._used_then >= _MOVES
-                    self._noted, self._used_then = now, used
-                # on a busy machine it may not have had its time yet, and that is not its fault
-                held_up = (waits or self._moves) and used - self._used < seconds / 2
-                if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
-                    raise Ended("endless-loop", f"it was ended after {seconds:g} s")
-        finally:
-            self._waited += time.monotonic() - begin
-
-    def _processor(self) -> tuple[bool, float]:
-        return processor(self._worker or self._child.pid)
-
-    def _ended(self) -> tuple[str, str]:
-        """How a process ended that told nothing: what it is called, and how it shows."""
-        try:
-            code = self._child.wait(timeout=self._seconds)
-        except subprocess.TimeoutExpired:
-            return "not-marked", "it goes on, and has closed the file in which its process tells"
-        if code == UNTOLD:
-            return "not-marked", "its process could not tell what was found"
-        if code >= 0:
-            return "exits", f"the process ended with the exit code {code}"
-        with suppress(ValueError):
-            return "process-died", f"the process was ended by {signal.Signals(-code).name}"
-        return "process-died", f"the process was ended by signal {-code}"
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        if hasattr(os, "killpg"):
-            ends = [(os.killpg, self._child.pid)]
-            if self._worker and self._child.poll() is None:  # it may have left the group
-                ends.append((os.kill, self._worker))
-            for end, number in ends:
-                with suppress(ProcessLookupError, PermissionError):  # it is gone already
-                    end(number, signal.SIGKILL)
-        self._child.kill()
-        self._child.wait()
-        if self._child.stdin is not None:
-            with suppress(OSError):  # what could not be written any more
-                self._child.stdin.close()
-        self._ear.join(_TICK)  # it ends with the child, if that has left no other process behind
-        self._said.close()
-
-
-def processor(pid: int) -> tuple[bool, float]:
-    """Does a process run or wait for a processor, and how many seconds has it had?
-
-    Where the system does not say (Linux does): that it does neither.
-    """
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return state == "R", sum(map(int, rest[10:12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return False, 0.0

@@ -14,23 +14,11 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.elsewhere import Elsewhere, RaisedElsewhere
 from qkv.marking.files.wire import Opaque, Packed, Packer, unpack
+from qkv.marking.isolated import Ended
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Unread
 
 Reply = Mapping[str, Any]
-
-
-class Ended(BaseException):
-    """Nothing more can be asked of the student's process: it has ended, or has no time left.
-
-    Args:
-        key: what that is called.
-        shows: how it shows.
-    """
-
-    def __init__(self, key: str, shows: str) -> None:
-        super().__init__(shows)
-        self.key, self.shows = key, shows
 
 
 class Remotes:
