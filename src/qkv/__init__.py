@@ -24,6 +24,7 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.findings import Finding, finding, publish
     from qkv.integrations.record import record
+    from qkv.marking import conform
     from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
 
@@ -46,6 +47,7 @@ __all__ = [
     "backend",
     "check",
     "compare",
+    "conform",
     "finding",
     "get_num_threads",
     "head_view",
@@ -88,6 +90,7 @@ _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",
     "ModelError": "qkv.models",
+    "conform": "qkv.marking",
     "finding": "qkv.findings",
     "load": "qkv.models",
     "publish": "qkv.findings",

@@ -10,6 +10,7 @@ from qkv.cli.bench import bench
 from qkv.cli.check import check
 from qkv.cli.common import Program, debug_option
 from qkv.cli.compare import compare
+from qkv.cli.conform import conform
 from qkv.cli.encode import encode
 from qkv.cli.generate import generate
 from qkv.cli.guess import guess
@@ -45,6 +46,6 @@ def main(context: click.Context) -> None:
 
 for verb in (
     *(walk, show, compare, play, replay, guess),
-    *(encode, generate, train, check, publish, verify, serve, bench, info),
+    *(encode, generate, train, check, conform, publish, verify, serve, bench, info),
 ):
     main.add_command(verb)

@@ -7,6 +7,7 @@ from qkv.marking.marker import check
 from qkv.marking.result import CheckResult
 
 if TYPE_CHECKING:
+    from qkv.marking.conformance import Report, conform
     from qkv.marking.files import check_file
     from qkv.marking.files.class_table import ClassTable, files_in
     from qkv.marking.files.gradescope import write_gradescope
@@ -18,10 +19,12 @@ __all__ = [
     "TASKS",
     "CheckResult",
     "ClassTable",
+    "Report",
     "by_file",
     "by_roster",
     "check",
     "check_file",
+    "conform",
     "files_in",
     "read_roster",
     "write_gradescope",
@@ -30,6 +33,8 @@ __all__ = [
 
 _WHERE = {
     "TASKS": "tasks",
+    "Report": "conformance",
+    "conform": "conformance",
     "check_file": "files",
     "ClassTable": "files.class_table",
     "by_file": "files.students",

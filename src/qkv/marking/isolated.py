@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import queue
@@ -225,6 +226,7 @@ class Forked:
             self.pid = os.fork()
         if not self.pid:
             try:
+                faulthandler.disable()  # its file is of the other process
                 os.setsid()
                 for number, file in enumerate((asked, tell, said.fileno())):
                     os.dup2(file, number)

@@ -26,8 +26,36 @@ def write_junit(
     Raises:
         OSError: it cannot be written.
     """
-    suites = [_suite(file, results) for file, results in marked]
-    root = ElementTree.Element("testsuites", {"name": "qkv check", **_counts(suites)})
+    _write(path, "qkv check", [_suite(file, results) for file, results in marked])
+
+
+def write_features(
+    path: str | os.PathLike[str], name: str, tests: Sequence[tuple[str, str, str]]
+) -> None:
+    """Write a test suite with a test for each feature of a report; whole or not at all.
+
+    Args:
+        path: where to.
+        name: what was judged.
+        tests: of each feature its name, "right", "wrong", "refused" or "absent", and words on it.
+    """
+    suite = ElementTree.Element("testsuite", name=_clean(name), errors="0")
+    kinds = {"right": "system-out", "wrong": "failure"}
+    for feature, status, words in tests:
+        test = ElementTree.SubElement(suite, "testcase", classname=_clean(name), name=feature)
+        told = ElementTree.SubElement(test, kinds.get(status, "skipped"))
+        told.text = _clean(words)
+        if status != "right":
+            told.set("message", _clean(f"{status}: {words.partition(chr(10))[0]}"))
+    statuses = [status for _, status, _ in tests]
+    suite.set("tests", str(len(tests)))
+    suite.set("failures", str(statuses.count("wrong")))
+    suite.set("skipped", str(statuses.count("refused") + statuses.count("absent")))
+    _write(path, "qkv conform", [suite])
+
+
+def _write(path: str | os.PathLike[str], title: str, suites: list[ElementTree.Element]) -> None:
+    root = ElementTree.Element("testsuites", {"name": title, **_counts(suites)})
     root.extend(suites)
     ElementTree.indent(root)
     with replacing(path) as out:

@@ -72,6 +72,7 @@ def check_file(
         ValueError: there is no such task, a limit is not above 0, or a seed is below 0.
         FileNotFoundError: there is no such file; other errors of the system likewise.
 
+    >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "mine.py")
     >>> _ = file.write_text("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
     >>> [(result.task, result.mistakes) for result in check_file(file)]

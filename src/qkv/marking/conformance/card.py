@@ -1,0 +1,258 @@
+"""Judge anybody's attention: every feature of the formula, against float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from qkv.arrays import whole_number
+from qkv.marking.child_process import serve
+from qkv.marking.conformance.cases import FEATURES, Case, random, smaller, structured
+from qkv.marking.conformance.explain import Explainer
+from qkv.marking.conformance.libraries import LIBRARIES
+from qkv.marking.conformance.report import Finding, Report, status_of
+from qkv.marking.conformance.runs import CaseResult, Runs
+from qkv.marking.conformance.worker import MEGABYTES, Worker, of_function
+from qkv.marking.isolated import Isolated
+from qkv.marking.outcome import name_of
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+_RANDOM = 60
+_HANGS = 3  # cases of a feature that may end the process: the others are left out
+_SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
+_STEPS = 60  # calls that make a failing case smaller
+
+
+def conform(
+    function: Callable[..., Any] | str,
+    *,
+    arrays: str = "numpy",
+    names: Mapping[str, str] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+    features: Collection[str] | None = None,
+    aligned: str = "end",
+    device: str = "",
+    seed: int = 0,
+    seconds: float = 10.0,
+    waiting: Callable[[], None] = lambda: None,
+) -> Report:
+    """Judge an attention function: which features of the formula are right, and what is wrong?
+
+    It is called as `function(query, key, value, **arguments)` with arrays `(B, H, L, d)` and those
+    arguments of `qkv.attention` that its signature has, and held against the formula in float64
+    with the bounds of `qkv.attention` itself. It runs in a process of its own: a crash, or a call
+    that does not come back, is a result, and the other cases still run.
+
+    Structured cases come first (each feature, pairs of features, sizes around those of tiles),
+    then random ones. Of a feature that is wrong the report has the smallest case that shows it,
+    and which of the known defects of kernels would give just that output.
+
+    Args:
+        function: something to call, or `"package.module:function"`, `"file.py:function"`,
+            `"model.onnx"`, or the name of another library's attention: `"torch.sdpa"`.
+        arrays: `"numpy"`, `"torch"` or `"jax"`: what it takes.
+        names: its names for arguments, where they are others: `{"mask": "attn_mask"}`.
+        dtypes: the types that all features are judged in; half precision has a feature of its own.
+        features: those to judge; None for all.
+        aligned: where queries stand if L and S differ and it takes no `q_offset`: `"end"` (the
+            last query at the last key) or `"start"`.
+        device: where torch or JAX arrays stand, as `"cuda"`.
+        seed: draws the random cases.
+        seconds: how long a call may take.
+        waiting: is called several times a second.
+
+    Returns:
+        A `Report`: true where nothing is wrong; print it for the card.
+
+    Raises:
+        ValueError: an unknown library, type or feature, or a function that cannot be loaded or
+            refuses the plainest call.
+        TypeError: `function` cannot be called.
+
+    >>> import numpy as np
+    >>> def mine(query, key, value, is_causal=False):
+    ...     scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    ...     if is_causal:
+    ...         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    ...     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    ...     return weights / weights.sum(axis=-1, keepdims=True) @ value
+    >>> report = conform(mine, features=["plain", "causal"])
+    >>> report.features
+    {'plain': 'right', 'causal': 'wrong'}
+    >>> report.remark("causal")
+    'as if the causal mask were aligned to the first key'
+    """
+    chosen = _checked(arrays, dtypes, features, aligned, seed)
+    start = _start(function, arrays, names, device, seconds, waiting)
+    with one_blas_thread(), Runs(start) as runs:
+        told = runs.load()
+        offered, absent = {*told["offered"]}, {*told["absent"]}
+        aligned = told["aligned"] or aligned
+        halves = [one for one in told["halves"] if one not in dtypes]
+        plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
+        fitted = [case.fit(offered, aligned) for case in plan if case.feature not in absent]
+        cases = [case for case in fitted if case is not None and case.feature in chosen]
+        results = _settled(_all(runs, cases))
+        results, findings = _findings(runs, results)
+    by_feature = {name: [one for one in results if one.feature == name] for name in chosen}
+    statuses = {name: status_of(mine) if mine else "absent" for name, mine in by_feature.items()}
+    name = function if isinstance(function, str) else name_of(function)
+    says = f"{name} ({told['says'] or arrays}; {', '.join(dtypes)})"
+    return Report(says, statuses, tuple(results), findings)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Thousands of small products are slower on many threads than on one."""
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
+
+
+def _checked(
+    arrays: str, dtypes: Sequence[str], features: Collection[str] | None, aligned: str, seed: int
+) -> list[str]:
+    """The features to judge, in order; an error that names what is not known."""
+    whole_number(seed, call="conform", name="seed", least=0)
+    if not dtypes or isinstance(dtypes, str):
+        raise ValueError(f'conform: dtypes is {dtypes!r}: write names, as ("float32",)')
+    for name, given, known in (
+        ("arrays", [arrays], LIBRARIES),
+        ("dtypes", dtypes, DTYPES),
+        ("features", features or [], FEATURES),
+        ("aligned", [aligned], ("start", "end")),
+    ):
+        for one in given:
+            if one not in known:
+                raise ValueError(f"conform: {name} has {one!r}: choose from {', '.join(known)}")
+    return [one for one in FEATURES if features is None or one in features]
+
+
+def _start(
+    function: Callable[..., Any] | str,
+    arrays: str,
+    names: Mapping[str, str] | None,
+    device: str,
+    seconds: float,
+    waiting: Callable[[], None],
+) -> Callable[[], Isolated]:
+    """What begins a process for the function."""
+    options: dict[str, Any] = {"seconds": seconds, "waiting": waiting, "call": "conform"}
+    if isinstance(function, str):
+        told: dict[str, Any] = {
+            "target": function,
+            "arrays": arrays,
+            "names": names,
+            "device": device,
+        }
+        told["path"] = [os.getcwd(), *sys.path]
+        return lambda: Isolated("qkv.marking.conformance.worker", [json.dumps(told)], **options)
+    if not callable(function):
+        raise TypeError(
+            f"conform: function is a {type(function).__name__}, it must be something to call:"
+            " conform(my_attention), without brackets after its name"
+        )
+
+    def fork() -> None:
+        worker = Worker(lambda: of_function(function, names), arrays, device)
+        serve(lambda: worker.answer, MEGABYTES, 1e5, again=False)
+
+    return lambda: Isolated(fork, [], **options)
+
+
+def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
+    """What comes of each case; of a feature whose cases end the process, of the first ones."""
+    results: list[CaseResult] = []
+    ended: dict[str, int] = {}
+    for case in cases:
+        if ended.get(case.feature, 0) >= _HANGS:
+            continue
+        result = runs.run(case)
+        if not results and result.status == "refused":
+            raise ValueError(
+                f"conform: the plainest call is refused ({case.shown()}): {result.message}; the"
+                " function is called as function(query, key, value) with arrays (B, H, L, d)"
+            )
+        ended[case.feature] = ended.get(case.feature, 0) + result.ended
+        results.append(result)
+    return results
+
+
+def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """Arrays that do not fit each other, where other sizes do, are no way to refuse a call."""
+    fits = {one.feature for one in results if one.status == "right" and not one.case.optional}
+    return [
+        replace(one, status="wrong")
+        if one.status == "refused"
+        and one.feature in fits
+        and not one.case.optional
+        and one.case.Hq == one.case.Hkv
+        and _SHAPES.search(one.message)
+        else one
+        for one in results
+    ]
+
+
+def _findings(
+    runs: Runs, results: Sequence[CaseResult]
+) -> tuple[list[CaseResult], dict[str, Finding]]:
+    """The cases, and of each feature that is not right the smallest one with what explains it.
+
+    A case that shows nothing but what was found at an earlier feature speaks against that one only.
+    """
+    explainer = Explainer(results)
+    findings: dict[str, Finding] = {}
+    done: list[CaseResult] = []
+    for name in FEATURES:
+        mine = [one for one in results if one.feature == name]
+        mine = [replace(one, like=explainer.known_at(one)) for one in mine]
+        done += mine
+        status = status_of(mine) if mine else "absent"
+        if status in ("right", "absent"):
+            continue
+        bad = [one for one in mine if one.status == status]
+        bad.sort(key=lambda one: (bool(one.like), one.case.optional, one.case.size()))
+        smallest = bad[0]
+        if status == "wrong" and not smallest.ended and not smallest.like:
+            smallest = _shrunk(runs, smallest)
+        if smallest.like:
+            findings[name] = replace(findings[smallest.like], case=smallest, like=smallest.like)
+        else:
+            own = [one for one in mine if not one.like]
+            findings[name] = Finding(smallest, explainer.explain(own))
+    return done, findings
+
+
+def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
+    """A smaller call that goes wrong in the same way."""
+    left = _STEPS
+    shrinks = True
+    while shrinks and left > 0:
+        shrinks = False
+        for case in smaller(result.case):
+            again = _moved(result.case, case)
+            left -= 1
+            found = runs.run(again)
+            if found.ended:
+                return result
+            if found.status == "wrong" and bool(found.message) == bool(result.message):
+                result, shrinks = found, True
+                break
+            if left <= 0:
+                break
+    return result
+
+
+def _moved(before: Case, after: Case) -> Case:
+    """A smaller case whose queries stand where they did: at the end, or at an offset."""
+    offset = before.options.get("q_offset")
+    if offset != before.S - before.L or isinstance(offset, str):
+        return after
+    return replace(after, options={**after.options, "q_offset": after.S - after.L})

@@ -1,0 +1,209 @@
+"""The arrays of a case, for the formula and for somebody's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.conformance.cases import Case
+from qkv.marking.conformance.reference import Expected, run
+
+Drawn = dict[str, Any]
+
+
+def float_type(name: Any) -> np.dtype[Any]:
+    """A type by its name, bfloat16 too."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(name)
+    return found
+
+
+def draw(case: Case) -> Drawn:
+    """The arguments of a case as contiguous NumPy arrays, also those that nobody is given."""
+    rng = np.random.default_rng(case.seed)
+    dtype = float_type(case.dtype)
+    query, key = (
+        rng.integers(-3, 4, shape).astype(float) if case.exact else rng.normal(size=shape)
+        for shape in ((case.B, case.Hq, case.L, case.d), (case.B, case.Hkv, case.S, case.d))
+    )
+    if case.sign:
+        query, key = abs(query) + 1, case.sign * (abs(key) + 1)
+    value = rng.normal(0.5, 1, (case.B, case.Hkv, case.S, case.dv))
+    if case.constant:
+        value[...] = value[:, :, :1]
+    if case.layout == "broadcast":
+        key[...], value[...] = key[:1], value[:1]
+    drawn: Drawn = {"query": query * case.spread, "key": key, "value": value}
+    drawn = {name: a.astype(dtype) for name, a in drawn.items()}
+    for name, told in case.options.items():
+        drawn[name] = _option(case, name, told, rng)
+    if case.poison:
+        _poison(case, drawn)
+    return drawn
+
+
+def _option(case: Case, name: str, told: Any, rng: np.random.Generator) -> Any:
+    """An option's value, drawn where it is an array."""
+    if name in ("attn_mask", "bias"):
+        return _mask(case, told, rng)
+    if name == "alibi_slopes":
+        return (2.0 ** -np.arange(1, case.Hq + 1)).astype(_side_type(case))
+    if name == "sinks":
+        shape = (case.Hq,) if told[1:] != "3" else (case.Hq, 3)
+        sinks = rng.normal(3 if "large" in told else 0.5, 1, shape)
+        return sinks.astype(_side_type(case))
+    if name in ("query_lengths", "key_lengths"):
+        most = case.L if name == "query_lengths" else case.S
+        lengths = np.maximum(most - 1 - 2 * np.arange(case.B), min(1, most))
+        if "blind" in told:
+            lengths[0] = 0
+        return lengths
+    if name == "q_offset" and told == "rows":
+        return case.S - case.L - np.arange(case.B)
+    if name == "window":
+        return tuple(told)
+    return told
+
+
+def _side_type(case: Case) -> np.dtype[Any]:
+    """The type of what is added to scores."""
+    return float_type(case.dtype)
+
+
+def _mask(case: Case, told: str, rng: np.random.Generator) -> Array:
+    """A mask of the shape that is told, as in "bool B1LS"."""
+    words = told.split()
+    letters = next(word for word in words if not word.islower())
+    sizes = {"B": case.B, "H": case.Hq, "L": case.L, "S": case.S, "1": 1}
+    shape = tuple(sizes[letter] for letter in letters)
+    seen = np.zeros(shape, bool)
+    seen |= rng.random(shape) < 0.6
+    if seen.size:
+        seen[..., 0] = True
+        if case.poison and letters[-1] == "S" and case.S > 1:
+            seen[..., -1] = False
+        if "blind" in words:
+            seen[..., :1, :] = False
+    if "bool" in words:
+        return seen
+    numbers = rng.normal(size=shape)
+    if "float" in words and "finite" not in words:
+        numbers = np.where(seen, numbers, -np.inf)
+    return numbers.astype(_side_type(case))
+
+
+def _poison(case: Case, drawn: Drawn) -> None:
+    """NaN in keys and queries that nobody may look at; where all are seen, in the last key."""
+    seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
+    hidden = np.ones((case.B, case.Hkv, case.S), bool)
+    hidden &= ~seen.any(axis=(2, 3))
+    if not hidden.any():
+        hidden[..., -1] = True
+    drawn["key"][hidden] = np.nan
+    drawn["value"][hidden] = np.nan
+    blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)
+    drawn["query"][blind] = np.nan
+
+
+def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
+    """What the lines of the formula read, in float64 or in another type."""
+
+    def wide(name: str, *axes: int) -> Any:
+        a = drawn.get(name)
+        if a is None:
+            return None
+        a = np.asarray(a)
+        return (
+            a.reshape(*a.shape, *axes)
+            if a.dtype.kind in "bi"
+            else a.astype(dtype).reshape(*a.shape, *axes)
+        )
+
+    mask = wide("attn_mask")
+    is_bool = mask is not None and mask.dtype == bool
+    left, right = drawn.get("window", (None, None))
+    offset = drawn.get("q_offset", 0)
+    offset = (
+        {"start": 0, "end": case.S - case.L}.get(offset, 0) if isinstance(offset, str) else offset
+    )
+    sinks = wide("sinks")
+    shapes = {name: getattr(case, name) for name in ("B", "Hq", "Hkv", "L", "S", "d", "dv")}
+    own = np.dtype(np.float32) if case.dtype in ("float16", "bfloat16") else float_type(case.dtype)
+    return shapes | {
+        "G": case.Hq // case.Hkv,
+        "query": wide("query"),
+        "key": wide("key"),
+        "value": wide("value"),
+        "scale": drawn.get("scale"),
+        "softcap": drawn.get("softcap"),
+        "is_causal": drawn.get("is_causal", False),
+        "left": left,
+        "right": right,
+        "bias": wide("bias"),
+        "allowed": mask if is_bool else None,
+        "added": None if is_bool else mask,
+        "slopes": wide("alibi_slopes", 1, 1),
+        "sinks": None if sinks is None else sinks.reshape(case.Hq, 1, -1),
+        "key_lengths": wide("key_lengths", 1, 1, 1),
+        "query_lengths": wide("query_lengths", 1, 1, 1),
+        "q_offset": offset if np.ndim(offset) == 0 else np.reshape(offset, (-1, 1, 1, 1)),
+        "i": np.arange(case.L)[:, None],
+        "j": np.arange(case.S),
+        "type": own,
+        "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
+    }
+
+
+def expected(case: Case, drawn: Drawn | None = None) -> Expected:
+    """What the formula gives in float64."""
+    return run(values(case, draw(case) if drawn is None else drawn))
+
+
+class Laid(NamedTuple):
+    """An array as it stands in memory, and how to look at it."""
+
+    base: Array
+    view: Callable[[Any], Any]
+
+
+def laid(case: Case, name: str, a: Array) -> Laid:
+    """An array whose memory is laid out as a case says; `view` works on tensors too."""
+    layout = case.layout
+    if layout == "transposed":  # (B, T, H, d), as projections give it
+        return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
+    if layout == "packed":  # (B, T, 3, H, d), from one projection
+        B, H, T, d = a.shape
+        base, place = np.full((B, T, 3, H, d), 7, a.dtype), ("query", "key", "value").index(name)
+        base[:, :, place] = a.swapaxes(1, 2)
+        return Laid(base, lambda x: x[:, :, place].swapaxes(1, 2))
+    if layout == "sliced":
+        base = np.full((*a.shape[:2], a.shape[2] + 3, a.shape[3] + 1), 7, a.dtype)
+        base[:, :, 1:-2, 1:] = a
+        return Laid(base, lambda x: x[:, :, 1:-2, 1:])
+    if layout == "every second":
+        base = np.full((*a.shape[:3], 2 * a.shape[3]), 7, a.dtype)
+        base[..., ::2] = a
+        return Laid(base, lambda x: x[..., ::2])
+    if layout == "fortran":
+        return Laid(np.ascontiguousarray(a.T), lambda x: x.swapaxes(0, 3).swapaxes(1, 2))
+    if layout == "reversed":
+        return Laid(np.ascontiguousarray(a[:, :, ::-1]), lambda x: x[:, :, ::-1])
+    if layout == "broadcast" and name != "query":
+        shape = a.shape
+        return Laid(
+            a[:1].copy(),
+            lambda x: x.expand(*shape) if hasattr(x, "expand") else np.broadcast_to(x, shape),
+        )
+    return Laid(a, lambda x: x)
+
+
+def in_memory(case: Case, a: Array, name: str) -> Array:
+    """What somebody reads who takes an array for contiguous."""
+    base = laid(case, name, a).base.reshape(-1)
+    return np.resize(base, a.size).reshape(a.shape)

@@ -1,0 +1,75 @@
+"""Arrays of NumPy, torch and JAX: how a function gets them, and how its results are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.extras import need
+
+LIBRARIES = ("numpy", "torch", "jax")
+
+
+class Library(NamedTuple):
+    """How arrays come and go.
+
+    Attributes:
+        give: a NumPy array as one of the library's, on the device.
+        take: one of the library's as a NumPy array; half precision as float32, which holds it.
+        halves: the types of half precision that it has.
+        absent: features that have no meaning there.
+    """
+
+    give: Callable[[Array], Any]
+    take: Callable[[Any], Array]
+    halves: list[str]
+    absent: frozenset[str] = frozenset()
+
+
+def library(name: str, device: str) -> Library:
+    """The library of this name."""
+    return {"numpy": _numpy, "torch": _torch, "jax": _jax}[name](device)
+
+
+def _numpy(device: str) -> Library:
+    if device not in ("", "cpu"):
+        raise ValueError(f"NumPy arrays have no device {device!r}: write --arrays torch or jax")
+    return Library(lambda a: a, _taken, ["float16"])
+
+
+def _torch(device: str) -> Library:
+    torch: Any = need("torch", "torch")
+    torch.set_num_threads(1)  # in a fork there are no threads to wait for
+
+    def give(a: Array) -> Any:
+        if a.dtype.name == "bfloat16":
+            return torch.from_numpy(a.astype(np.float32)).to(torch.bfloat16).to(device or "cpu")
+        return torch.from_numpy(a).to(device or "cpu")
+
+    def take(x: Any) -> Array:
+        if isinstance(x, torch.Tensor):
+            x = x.detach().cpu()
+            x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+        return _taken(x)
+
+    return Library(give, take, ["float16", "bfloat16"])
+
+
+def _jax(device: str) -> Library:
+    jax: Any = need("jax", "jax")
+    jax.config.update("jax_enable_x64", True)
+    place = jax.devices(device)[0] if device else None
+    absent = frozenset({"strides"})  # XLA chooses them
+    return Library(lambda a: jax.device_put(a, place), _taken, ["float16", "bfloat16"], absent)
+
+
+def _taken(x: Any) -> Array:
+    a = np.asarray(x)
+    if a.dtype.name == "bfloat16":
+        return a.astype(np.float32)
+    if a.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {type(x).__name__}, which is no array of numbers")
+    return a

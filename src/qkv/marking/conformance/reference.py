@@ -1,0 +1,201 @@
+"""The formula as a table of lines that run in order, so that a defect is a line put otherwise."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from types import CodeType, MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.attend.formula import weigh
+
+# Over float arrays (B, H, L, S): i and j are the places of queries and keys, G = Hq // Hkv.
+LINES = MappingProxyType(
+    {
+        "heads": "k, v = key.repeat(G, axis=1), value.repeat(G, axis=1)",
+        "factor": "factor = d**-0.5 if scale is None else scale",
+        "scores": "s = query @ k.swapaxes(-1, -2) * factor",
+        "softcap": "if softcap is not None: s = softcap * np.tanh(s / softcap)",
+        "bias": "if bias is not None: s = s + bias",
+        "place": "place = i + q_offset",
+        "alibi": "if slopes is not None: s = s - slopes * abs(place - j)",
+        "added": "if added is not None: s = s + added  # a float mask",
+        "seen": "seen = np.ones(s.shape, bool)",
+        "allowed": "if allowed is not None: seen = seen & allowed  # a bool mask",
+        "minus inf": "if added is not None: seen = seen & (added != -np.inf)",
+        "bias minus inf": "if bias is not None: seen = seen & (bias != -np.inf)",
+        "causal": "if is_causal: seen = seen & (j <= place)",
+        "left": "if left is not None: seen = seen & (j >= place - left)",
+        "right": "if right is not None: seen = seen & (j <= place + right)",
+        "key_lengths": "if key_lengths is not None: seen = seen & (j < key_lengths)",
+        "query_lengths": "if query_lengths is not None: seen = seen & (i < query_lengths)",
+        "hide": "s = np.where(seen, s, -np.inf)",
+        "top": "top = s.max(-1, keepdims=True, initial=-np.inf)",
+        "sink top": "if sinks is not None: top = np.maximum(top, sinks.max(-1, keepdims=True))",
+        "finite top": "top = np.where(top == -np.inf, 0, top)",
+        "exp": "e = np.exp(s - top)",
+        "total": "total = e.sum(-1, keepdims=True)",
+        "sinks": "if sinks is not None: total = total + np.exp(sinks - top).sum(-1, keepdims=True)",
+        "weights": "w = np.where(seen, e / total, 0)",
+        "out": "out = weigh(w, v, seen)  # w @ v",
+        "lse": "lse = (top + np.log(total))[..., 0]",
+    }
+)
+
+
+_SCORES = ("scores", "softcap", "bias", "alibi", "added")
+# what a line makes, where it may be rounded to another type
+_RESULTS = MappingProxyType(
+    {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
+    | {"weights": "w", "out": "out", "lse": "lse"}
+)
+
+
+class Expected(NamedTuple):
+    """What one call should give, or would give with a defect."""
+
+    out: Array
+    weights: Array
+    lse: Array
+    seen: Array
+    largest: float  # score that is visible, of all steps
+
+
+@functools.cache
+def _code(line: str) -> CodeType:
+    return compile(line, "the formula", "exec")
+
+
+@np.errstate(all="ignore")
+def run(
+    values: Mapping[str, Any], changes: Mapping[str, str] | None = None, dtype: Any = None
+) -> Expected:
+    """Run the lines on the values of a case, with some of them put otherwise.
+
+    Where a type is given, all results are rounded to it after each line.
+    """
+    names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
+
+    for name, line in {**LINES, **(changes or {})}.items():
+        exec(_code(line), names)
+        if name in _SCORES:
+            names["steps"].append(names["s"])
+        if dtype is not None and name in _RESULTS:
+            names[_RESULTS[name]] = names[_RESULTS[name]].astype(dtype)
+    seen = np.broadcast_to(names["seen"], names["s"].shape)
+    sizes = (
+        np.abs(step[seen]) for step in (*names["steps"], names["s"]) if step.shape == seen.shape
+    )
+    largest = max((float(x[np.isfinite(x)].max(initial=0)) for x in sizes), default=0.0)
+    return Expected(names["out"], names["w"], names["lse"], seen, largest)
+
+
+class Defect(NamedTuple):
+    """A way in which real kernels have been wrong.
+
+    Attributes:
+        key: its short name.
+        says: what the output is like, after "as if".
+        lines: those of the formula that it puts otherwise, by name.
+        number: a size of tiles and the like that the lines read; None where they read none.
+        rough: does it only say how large errors are? Rounding depends on the order of sums.
+    """
+
+    key: str
+    says: str
+    lines: Mapping[str, str]
+    number: float | None = None
+    rough: bool = False
+
+    def run(self, values: Mapping[str, Any], beside: Mapping[str, str] | None = None) -> Expected:
+        """What the formula gives with this defect, and with others beside it."""
+        return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
+
+    @property
+    def filled(self) -> dict[str, str]:
+        """The lines, with the number in them."""
+        if self.number is None:
+            return dict(self.lines)
+        return {
+            name: line.replace("NUMBER", f"{self.number:g}") for name, line in self.lines.items()
+        }
+
+    def words(self, values: Mapping[str, Any]) -> str:
+        """What the output is like, of a case with these values."""
+        if self.number is None:
+            return self.says
+        tile = int(self.number) if self.number >= 1 else 1
+        rest = values["S"] % tile
+        few = f"the last {rest} keys" if rest > 1 else "the last key"
+        return self.says.format(number=f"{self.number:g}", few=few)
+
+
+@functools.cache
+def defects() -> tuple[Defect, ...]:
+    """All that are known, the commonest first."""
+    table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
+    found = []
+    for key, row in table.items():
+        for name in row["lines"]:
+            if name not in LINES:
+                raise KeyError(f"defects.toml: {key} puts a line {name!r} otherwise: there is none")
+        for number in row.get("numbers", [None]):
+            found.append(Defect(key, row["says"], row["lines"], number, row.get("rough", False)))
+    return tuple(found)
+
+
+def _running(s: Array, tile: int, sinks: Array | None) -> Array:
+    """For each key the largest score up to the end of its tile, sinks included."""
+    best = np.maximum.accumulate(s, axis=-1)
+    ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
+    best = best[..., ends]
+    if sinks is not None:
+        best = np.maximum(best, sinks.max(-1, keepdims=True))
+    found: Array = np.where(best == -np.inf, 0, best)
+    return found
+
+
+def _own_top(s: Array, tile: int) -> Array:
+    """For each key the largest score of its tile."""
+    found = np.empty_like(s)
+    for j in range(0, s.shape[-1], tile):
+        found[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)
+    return np.where(found == -np.inf, 0, found)
+
+
+def _rounded(x: Array, bits: float) -> Array:
+    """To so many bits behind the first one: 10 as TF32 and float16 have, 7 as bfloat16."""
+    mantissa, exponent = np.frexp(x)
+    found: Array = np.ldexp(np.round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
+    return found
+
+
+def _summed(x: Array, bits: float) -> Array:
+    """A sum over the last axis that is rounded after each 16 numbers."""
+    total = np.zeros((*x.shape[:-1], 1))
+    for j in range(0, x.shape[-1], 16):
+        total = _rounded(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
+    return total
+
+
+def _tiles(e: Array, v: Array, tile: int) -> Array:
+    """The mean over tiles of keys of what each one gives alone."""
+    parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
+    outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
+    return np.mean(outs, axis=0) if outs else e @ v
+
+
+_HELPERS = MappingProxyType(
+    {
+        "running": _running,
+        "own_top": _own_top,
+        "rounded": _rounded,
+        "summed": _summed,
+        "tiles": _tiles,
+    }
+)

@@ -1,0 +1,147 @@
+"""Cases run in the process of the function; one that ends is begun anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.conformance.cases import Case
+from qkv.marking.conformance.inputs import draw
+from qkv.marking.conformance.judge import Answer, answer
+from qkv.marking.files.wire import unpack
+from qkv.marking.isolated import Ended, Isolated
+
+_LOADING = 12  # times as long may loading take: it may import torch
+
+
+@dataclass(frozen=True, eq=False)
+class CaseResult:
+    """What came of one case.
+
+    Attributes:
+        case: the call.
+        status: "right", "wrong" or "refused".
+        error: how far the worst array is off; None where nothing came back that could be compared.
+        bound: what it may be off by.
+        message: what happened, where it is no number.
+        given: the arrays that came back.
+        ended: did the process end, or was it ended?
+        like: the feature at which a defect was found that explains it, if another one's.
+    """
+
+    case: Case
+    status: str
+    error: float | None = None
+    bound: float | None = None
+    message: str = ""
+    given: tuple[Array, ...] = ()
+    ended: bool = False
+    like: str = ""
+
+    @property
+    def feature(self) -> str:
+        """What the case tests."""
+        return self.case.feature
+
+    def __str__(self) -> str:
+        told = self.message
+        if self.error is not None and self.bound is not None and not told:
+            told = f"error {self.error:.2g}, bound {self.bound:.2g}"
+        return f"{self.case.shown()}: {told}"
+
+
+class Runs:
+    """Runs cases, one after the other.
+
+    Args:
+        start: begins a process.
+    """
+
+    def __init__(self, start: Callable[[], Isolated]) -> None:
+        self._start = start
+        self._process: Isolated | None = None
+
+    def load(self) -> Mapping[str, Any]:
+        """What the process tells of the function.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        try:
+            return self._begun()[1]
+        except Ended as end:
+            self._end()
+            raise ValueError(
+                f"conform: loading the function ends its process: {end.shows}"
+            ) from None
+
+    def run(self, case: Case) -> CaseResult:
+        """What comes of a case."""
+        right = answer(case, draw(case))
+        try:
+            process, _ = self._begun()
+            process.begin()
+            reply = process.ask({"do": "call", "case": case.packed()})
+        except Ended as end:
+            self._end()
+            said = {"endless-loop": "it does not come back: ", "exits": "it ends: "}
+            message = said.get(end.key, "it crashes: ") + end.shows
+            return CaseResult(case, "wrong", message=message, ended=True)
+        if "error" in reply:
+            status = "wrong" if reply["slip"] else "refused"
+            return CaseResult(case, status, message=f"it raises {reply['error']}")
+        return _judged(case, right, reply)
+
+    def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
+        if self._process is None:
+            self._process = self._start().__enter__()
+            self._told = self._process.ask({"do": "load"}, _LOADING)
+            if "error" in self._told:
+                raise ValueError(f"conform: the function cannot be loaded: {self._told['error']}")
+        return self._process, self._told
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.__exit__(None, None, None)
+            self._process = None
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._end()
+
+
+def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
+    """Hold what came back against what should."""
+    given = tuple(unpack(one, lambda number, thing: thing) for one in reply["outs"])
+    extra = ("weights", "lse")
+    if len(given) > len(right.arrays) and not {*extra} & {*right.names}:
+        given = given[:1]  # weights that nobody asked for
+    if len(given) != len(right.arrays):
+        return CaseResult(case, "wrong", message=f"it returns {len(given)} arrays: asked for were"
+                          f" {', '.join(right.names)}")  # fmt: skip
+    for name, a, b in zip(right.names, right.arrays, given, strict=True):
+        if a.shape != np.shape(b):
+            message = f"{name} has shape {np.shape(b)} and must have {a.shape}"
+            return CaseResult(case, "wrong", message=message, given=given)
+    error, bound = right.worst(given)
+    message = ""
+    if reply["changed"]:
+        message = f"it writes to {' and '.join(reply['changed'])}"
+    elif not reply["same"]:
+        message = "it gives something else for the same call"
+    elif reply["overwritten"]:
+        message = "a later call writes to the result of an earlier one"
+    is_right = error <= bound and not message
+    return CaseResult(case, "right" if is_right else "wrong", error, bound, message, given)

@@ -1,0 +1,93 @@
+"""`qkv conform`: what it prints, what it writes, how it ends."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from qkv.cli import main
+
+SOURCE = """
+import numpy as np
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+def right(query, key, value, scale=None):
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return softmax(query @ key.swapaxes(-1, -2) * scale) @ value
+
+def wrong(query, key, value, scale=None):
+    return right(query, key, value)
+
+def renamed(query, key, value, factor=None):
+    return right(query, key, value, factor)
+"""
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["conform", *map(str, args)])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_right_function_ends_with_0_and_a_wrong_one_with_1(file):
+    good = run(f"{file}:right", "--features", "plain,scale,window")
+    assert good.exit_code == 0
+    assert good.stdout.splitlines()[-1] == "2 right, 1 absent"
+    bad = run(f"{file}:wrong", "--features", "plain,scale")
+    assert bad.exit_code == 1
+    assert "as if the scale that is given were ignored" in bad.stdout
+    assert "factor = d**-0.5 if scale is None else scale" in bad.stdout
+
+
+def test_an_argument_may_have_another_name(file):
+    assert "scale  absent" in run(f"{file}:renamed", "--features", "scale").stdout
+    named = run(f"{file}:renamed", "--features", "scale", "--names", "factor=scale")
+    assert named.exit_code == 0
+    assert "scale  right" in named.stdout
+
+
+def test_the_card_is_written_in_every_form(file, tmp_path):
+    html, xml = tmp_path / "card.html", tmp_path / "card.xml"
+    ended = run(f"{file}:wrong", "--features", "scale", "--json", "--html", html, "--junit", xml)
+    assert ended.exit_code == 1
+    assert json.loads(ended.stdout)["features"] == {"scale": "wrong"}
+    assert "the scale that is given were ignored" in html.read_text()
+    assert "the scale that is given were ignored" in xml.read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["mine"], "write package.module:function"),
+        (["{file}:nothing"], "has no nothing"),
+        (["{file}:right", "--arrays", "lists"], "choose from numpy, torch, jax"),
+        (["{file}:right", "--names", "mask"], "write THEIRS=OURS"),
+        (["{file}:right", "--features", "dropout"], "choose from plain"),
+        (["{file}:softmax"], "the plainest call is refused"),
+        (["{file}:right", "--html", "card.txt"], "must end in .html"),
+    ],
+)
+def test_a_bad_request_ends_with_2_and_one_line(file, args, said):
+    ended = run(*(arg.format(file=file) for arg in args))
+    assert ended.exit_code == 2
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_module_of_the_working_folder_is_found(file):
+    command = [sys.executable, "-m", "qkv.cli", "conform", "mine:right", "--features", "plain"]
+    program = "import sys; from qkv.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", program, *command[3:]]
+    ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 right" in ended.stdout

@@ -1,0 +1,254 @@
+"""`qkv.conform`: right functions pass in every style, and whatever a function does is a result."""
+
+import json
+import os
+import sys
+import time
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.marking.conformance.cases import FEATURES
+
+from .tiled import kernel
+
+
+def softmax(scores):
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def plain(q, k, v):
+    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def bounded(query, key, value, mask=None, causal=False, softmax_scale=None):
+    """With names of its own, and a causal mask that ends at the last key."""
+    scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = query @ key.swapaxes(-1, -2) * scale
+    L, S = scores.shape[-2:]
+    if causal:
+        scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    return softmax(scores) @ value
+
+
+def test_qkv_is_right_in_every_feature_that_it_has():
+    report = qkv.conform(qkv.attention)
+    assert report.passed, report
+    assert report
+    assert [*report.features] == [*FEATURES]
+    assert {*report.features.values()} == {"right", "absent"}
+    assert [name for name, it in report.features.items() if it == "absent"] == ["gradient"]
+    assert len(report.cases) > 300
+
+
+def test_a_kernel_in_tiles_is_right():
+    report = qkv.conform(kernel())
+    assert report.passed, report
+    assert "refused" not in report.features.values()
+
+
+@pytest.mark.parametrize("names", [None, {"causal": "is_causal"}, {"is_causal": "causal"}])
+def test_arguments_are_found_by_signature_and_by_names(names):
+    features = ["plain", "scale", "causal", "bool mask", "float mask", "window"]
+    report = qkv.conform(bounded, names=names, features=features)
+    assert report.passed, report
+    statuses = dict.fromkeys(features[:-1], "right") | {"window": "absent"}
+    assert report.features == statuses
+
+
+def test_options_in_a_dictionary_are_found_too():
+    report = qkv.conform(lambda q, k, v, **options: qkv.attention(q, k, v, **options))
+    assert report.passed, report
+    assert report.features["sinks"] == "right"
+
+
+def test_what_a_function_has_no_argument_for_is_absent():
+    report = qkv.conform(plain)
+    assert report.passed, report
+    assert {name for name, it in report.features.items() if it == "right"} == {
+        *("plain", "half precision", "strides", "large scores", "determinism")
+    }
+    assert report.features["grouped heads"] == report.features["empty"] == "refused"
+
+
+def test_float64_is_held_to_its_own_bound():
+    assert qkv.conform(plain, dtypes=["float64"], features=["plain"])
+
+    def single(q, k, v):
+        return plain(*(x.astype(np.float32) for x in (q, k, v))).astype(q.dtype)
+
+    assert not qkv.conform(single, dtypes=["float64"], features=["plain"])
+    assert qkv.conform(single, features=["plain"])
+
+
+def test_where_queries_stand_can_be_said():
+    def first(query, key, value, is_causal=False):
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        if is_causal:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        return softmax(scores) @ value
+
+    report = qkv.conform(first, features=["causal"])
+    assert report.remark("causal") == "as if the causal mask were aligned to the first key"
+    assert qkv.conform(first, features=["causal"], aligned="start")
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (lambda: os.abort(), "it crashes: the process was ended by SIGABRT"),
+        (lambda: os._exit(3), "it ends: the process ended with the exit code 3"),
+        (lambda: time.sleep(100), "it does not come back: it was ended after 0.5 s"),
+        (lambda: [][1], "it raises IndexError"),
+        (lambda: sys.exit(), "it raises SystemExit"),
+    ],
+)
+def test_whatever_a_function_does_is_a_result_and_the_rest_still_runs(does, said):
+    def attention(query, key, value, scale=None):
+        if scale == 2.5:
+            does()
+        return qkv.attention(query, key, value, scale=scale)
+
+    report = qkv.conform(attention, features=["plain", "scale", "large scores"], seconds=0.5)
+    assert report.features == {"plain": "right", "scale": "wrong", "large scores": "right"}
+    assert said in str(report)
+    wrong = [one for one in report.cases if one.status == "wrong"]
+    assert [one.case.options["scale"] for one in wrong] == [2.5]
+
+
+def test_an_error_is_a_refusal_and_fits_no_defect():
+    def attention(query, key, value, softcap=None):
+        if softcap is not None:
+            raise NotImplementedError("no softcap here")
+        return qkv.attention(query, key, value)
+
+    report = qkv.conform(attention, features=["plain", "softcap"])
+    assert report.passed
+    assert report.features["softcap"] == "refused"
+    assert report.remark("softcap") == "it raises NotImplementedError: no softcap here"
+
+
+def test_sizes_that_do_not_fit_a_tile_are_wrong_though_an_error_says_so():
+    def attention(query, key, value):
+        out = np.zeros((*query.shape[:3], value.shape[3]), np.float32)
+        whole = -(-query.shape[2] // 4) * 4
+        out += qkv.attention(query, key, value) if whole else 0
+        return (
+            out + np.zeros(out.shape)[:, :, :whole] if query.shape[2] < 100 else out[:, :, :4] + out
+        )
+
+    report = qkv.conform(attention, features=["plain"])
+    assert report.features["plain"] == "wrong"
+    assert "broadcast" in str(report)
+
+
+def test_what_is_wrong_has_the_smallest_case_that_shows_it():
+    def attention(query, key, value):
+        out = qkv.attention(query, key, value).copy()
+        if key.shape[2] > 20:
+            out[..., -1, :] += 1
+        return out
+
+    report = qkv.conform(attention, features=["plain"])
+    case = report.findings["plain"].case.case
+    assert (case.B, case.Hq, case.L, case.S, case.d, case.dv) == (1, 1, 1, 21, 1, 1)
+    assert report.remark("plain") == "no known defect gives just this"
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (lambda q, k, v: k.fill(0), "it writes to key"),
+        (lambda q, k, v: v.sort(), "it writes to value"),
+    ],
+)
+def test_writing_to_an_input_is_wrong(does, said):
+    def attention(query, key, value):
+        out = qkv.attention(query, key, value)
+        does(query, key, value)
+        return out
+
+    report = qkv.conform(attention, features=["plain"])
+    assert said in report.remark("plain")
+
+
+def test_a_function_that_gives_something_else_each_time_is_found():
+    calls, buffer = [], np.zeros(1 << 16, np.float32)
+
+    def unsteady(query, key, value):
+        calls.append(1)
+        return qkv.attention(query, key, value) * np.float32(1 + 3e-7 * (len(calls) % 2))
+
+    def noisy(query, key, value):
+        calls.append(1)
+        return qkv.attention(query, key, value) + len(calls)
+
+    def reuses(query, key, value):
+        out = buffer[: query[..., 0].size * value.shape[-1]]
+        out[...] = noisy(query, key, value).reshape(-1)
+        return out.reshape(*query.shape[:3], -1)
+
+    report = qkv.conform(unsteady, features=["plain", "determinism"])
+    assert report.features == {"plain": "right", "determinism": "wrong"}
+    assert "something else for the same call" in report.remark("determinism")
+    report = qkv.conform(noisy, features=["determinism"])
+    assert "something else for the same call" in report.remark("determinism")
+    report = qkv.conform(reuses, features=["determinism"])
+    assert report.features["determinism"] == "wrong"
+
+
+def test_a_shape_that_is_wrong_is_told():
+    report = qkv.conform(lambda q, k, v: plain(q, k, v)[..., :1, :], features=["plain"])
+    assert report.findings["plain"].case.message.startswith("out has shape")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ((3,), TypeError, "something to call"),
+        ((lambda: 1,), ValueError, "plainest call is refused"),
+        ((plain, {"arrays": "cupy"}), ValueError, "arrays has 'cupy': choose from numpy, torch"),
+        ((plain, {"dtypes": ["int8"]}), ValueError, "dtypes has 'int8'"),
+        ((plain, {"dtypes": "float32"}), ValueError, "write names"),
+        ((plain, {"features": ["dropout"]}), ValueError, "features has 'dropout'"),
+        ((plain, {"names": {"a": "b"}}), ValueError, "names has a=b"),
+        ((plain, {"device": "cuda"}), ValueError, "have no device"),
+        (("no.such:function",), ValueError, "cannot be loaded: ModuleNotFoundError"),
+        (("numpy:nothing",), ValueError, "numpy has no nothing"),
+        (("nothing",), ValueError, "write package.module:function"),
+        (("nothing.py:f",), ValueError, "there is no file nothing.py"),
+        (("numpy:pi",), ValueError, "it is a float"),
+    ],
+)
+def test_a_bad_request_is_one_clear_error(given, error, said):
+    function, *options = given
+    with pytest.raises(error, match=said.replace("(", r"\(")):
+        qkv.conform(function, **(options[0] if options else {}))
+
+
+def test_a_report_is_written_as_json_junit_and_a_page(tmp_path):
+    report = qkv.conform(kernel("causal-start"), features=["plain", "causal", "sinks", "gradient"])
+    told = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert told["features"] == {
+        **{"plain": "right", "causal": "wrong", "sinks": "right"},
+        "gradient": "absent",
+    }
+    assert not told["passed"]
+    assert told["findings"]["causal"]["defects"] == ["causal-first-key"]
+    assert {one["status"] for one in told["cases"]} == {"right", "wrong"}
+
+    report.to_junit(tmp_path / "card.xml")
+    (suite,) = ElementTree.parse(tmp_path / "card.xml").getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["4", "1", "1"]
+    (failure,) = suite.iter("failure")
+    assert "aligned to the first key" in failure.get("message")
+
+    report.to_html(tmp_path / "card.html")
+    page = (tmp_path / "card.html").read_text("utf-8")
+    assert "<ins>+ if is_causal: seen = seen &amp; (j &lt;= i)</ins>" in page
+    assert "http" not in page
