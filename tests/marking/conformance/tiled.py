@@ -122,15 +122,14 @@ def kernel(*spoiled, tile=TILE):
                     )
                     change = np.exp(top - shift)
                     e = np.exp(s - shift[:, None])
-                    if sink is not None and "sinks-per-tile" in spoiled:
-                        e_sink = np.exp(sink - shift[:, None]).sum(-1)
-                        total = total + e_sink
                     if "half-sums" in spoiled:
                         total = (total * change + e.sum(-1)).astype(np.float16).astype(np.float32)
                     elif "stale-sum" in spoiled:
                         total = total + e.sum(-1)
                     else:
                         total = total * change + e.sum(-1)
+                    if sink is not None and "sinks-per-tile" in spoiled:
+                        total = total + np.exp(sink - shift[:, None]).sum(-1)
                     if "half-weights" in spoiled:
                         e = e.astype(np.float16).astype(np.float32)
                     if "leak" not in spoiled:

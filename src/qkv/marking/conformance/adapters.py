@@ -1,39 +1,303 @@
-"""Attention of other libraries, called as their documentation says."""
+"""Attention of other libraries, called as their documentation says; what they lack is absent."""
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from qkv.extras import need
-from qkv.marking.conformance.called import Callee
+from qkv.marking.conformance.called import Callee, callee
 
-_ABSENT = frozenset({"rows that see nothing", "hidden NaN"})
+_UNSAID = frozenset({"hidden NaN"})  # none of them says what comes of NaN where a mask hides it
+_NO_FLOAT_MASK = _UNSAID | {"float mask"}
+_FAR = 1 << 30  # a side of a window that has no end
 
 
-def _sdpa() -> Callee:
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _sdpa(backend: str | None = None) -> Callee:
     torch: Any = need("torch", "torch")
     attention = torch.nn.functional.scaled_dot_product_attention
 
     def sdpa(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        return attention(query, key, value, enable_gqa=query.shape[1] != key.shape[1], **options)
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
+        if backend is None:
+            return attention(query, key, value, **options)
+        kernels = torch.nn.attention
+        with kernels.sdpa_kernel(getattr(kernels.SDPBackend, backend)):
+            return attention(query, key, value, **options)
 
-    names = {name: name for name in ("attn_mask", "is_causal", "scale")}
     says = f"torch {torch.__version__}, scaled_dot_product_attention"
-    return Callee(sdpa, names, arrays="torch", aligned="start", says=says)
+    says += f", {backend.lower()}" if backend else ""
+    names = _same("attn_mask", "is_causal", "scale")
+    return Callee(sdpa, names, _UNSAID, arrays="torch", aligned="start", says=says)
 
 
-BUILT_IN: Mapping[str, Callable[[], Callee]] = MappingProxyType({"torch.sdpa": _sdpa})
+def _flex() -> Callee:
+    torch: Any = need("torch", "torch")
+    from torch.nn.attention import flex_attention as flex  # type: ignore[import-not-found,unused-ignore]
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """With a score_mod and a mask_mod for what is given, written as its documentation does."""
+        B, H, L = query.shape[:3]
+        S = key.shape[2]
+        place = options.get("q_offset", 0)
+        left, right = options.get("window", (None, None))
+        right = 0 if options.get("is_causal") and right is None else right
+        right = min(right, 0) if options.get("is_causal") else right
+        cap, slopes = options.get("softcap"), options.get("alibi_slopes")
+        lengths, mask, bias = (
+            None if options.get(name) is None else torch.as_tensor(options[name])
+            for name in ("key_lengths", "attn_mask", "bias")
+        )
+        mask, bias = (None if x is None else x.expand(B, H, L, S) for x in (mask, bias))
+
+        def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            score = score if cap is None else cap * torch.tanh(score / cap)
+            score = score if bias is None else score + bias[b, h, i, j]
+            return score if slopes is None else score - slopes[h] * abs(i + place - j)
+
+        def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+            seen = j >= 0
+            seen = seen if mask is None else seen & mask[b, h, i, j]
+            seen = seen if left is None else seen & (j >= i + place - left)
+            seen = seen if right is None else seen & (j <= i + place + right)
+            return seen if lengths is None else seen & (j < lengths[b])
+
+        hides = any(x is not None for x in (mask, left, right, lengths))
+        return flex.flex_attention(
+            query,
+            key,
+            value,
+            score_mod=score_mod if any(x is not None for x in (cap, slopes, bias)) else None,
+            block_mask=flex.create_block_mask(mask_mod, B, H, L, S, query.device)
+            if hides
+            else None,
+            scale=options.get("scale"),
+            enable_gqa=key.shape[1] != H,
+            return_lse=options.get("return_lse", False),
+        )
+
+    names = _same("attn_mask", "is_causal", "scale", "q_offset", "window", "softcap", "bias")
+    names |= _same("alibi_slopes", "key_lengths", "return_lse")
+    says = f"torch {torch.__version__}, flex_attention, not compiled"
+    return Callee(attention, names, _NO_FLOAT_MASK, arrays="torch", says=says)
 
 
-def built_in(target: str, device: str, names: Mapping[str, str] | None) -> Callee:
-    """What is known under a name."""
-    return BUILT_IN[target]()
+def _jax() -> Callee:
+    jax: Any = need("jax", "jax")
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+        if "window" in options:  # the two sides
+            options["window"] = tuple(_FAR if x is None else x for x in options["window"])
+        given = {_JAX[name]: x for name, x in options.items()}
+        return jax.nn.dot_product_attention(query, key, value, **given).swapaxes(1, 2)
+
+    says = f"jax {jax.__version__}, nn.dot_product_attention"
+    absent = _NO_FLOAT_MASK
+    return Callee(attention, _same(*_JAX), absent, arrays="jax", aligned="start", says=says)
+
+
+_JAX = MappingProxyType(
+    {
+        "attn_mask": "mask",
+        "bias": "bias",
+        "is_causal": "is_causal",
+        "key_lengths": "key_value_seq_lengths",
+        "query_lengths": "query_seq_lengths",
+        "scale": "scale",
+        "window": "local_window_size",
+    }
+)
+
+
+def _ort_attention() -> Callee:
+    ort: Any = need("onnxruntime", "onnxruntime")
+    attributes = {"is_causal": "is_causal", "scale": "scale", "softcap": "softcap"}
+
+    @functools.cache
+    def session(
+        kinds: tuple[tuple[str, str, int], ...], given: tuple[Any, ...], pattern: bool
+    ) -> Any:
+        """The operator alone in a model, for inputs of these types."""
+        outputs = ["out", "", "", "weights"] if pattern else ["out"]
+        more = {"qk_matmul_output_mode": 3} if pattern else {}
+        return _operator("Attention", "", kinds, outputs, dict(given) | more)
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
+        pattern = options.pop("return_weights", False)
+        given = {attributes[name]: x for name, x in options.items()}
+        given = {name: int(x) if isinstance(x, bool) else float(x) for name, x in given.items()}
+        inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
+        inputs = {name: x for name, x in inputs.items() if x is not None}
+        made = session(_kinds(inputs), tuple(given.items()), pattern)
+        found = made.run(None, inputs)
+        return tuple(found) if pattern else found[0]
+
+    names = _same("attn_mask", "return_weights", *attributes)
+    says = f"onnxruntime {ort.__version__}, Attention"
+    return Callee(attention, names, _UNSAID, arrays="numpy", aligned="start", says=says)
+
+
+def _ort_multi_head() -> Callee:
+    ort: Any = need("onnxruntime", "onnxruntime")
+
+    @functools.cache
+    def session(kinds: tuple[tuple[str, str, int], ...], given: tuple[Any, ...]) -> Any:
+        return _operator("MultiHeadAttention", "com.microsoft", kinds, ["out"], dict(given))
+
+    def rows(x: Any) -> Any:
+        return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+    def attention(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
+        B, H, L, _ = query.shape
+        inputs = {"query": rows(query), "key": rows(key), "value": rows(value), "": None}
+        lengths = options.get("key_lengths")
+        inputs["lengths"] = None if lengths is None else lengths.astype(np.int32)
+        inputs["bias"] = bias if bias is None or bias.ndim == 4 else bias[None]
+        given: dict[str, Any] = {"num_heads": H}
+        if "scale" in options:
+            given["scale"] = float(options["scale"])
+        if options.get("is_causal"):
+            given["unidirectional"] = 1
+        made = session(_kinds(inputs), tuple(given.items()))
+        found = made.run(None, {name: x for name, x in inputs.items() if x is not None})
+        return found[0].reshape(B, L, H, -1).swapaxes(1, 2)
+
+    says = f"onnxruntime {ort.__version__}, MultiHeadAttention"
+    absent = _UNSAID | {"grouped heads", "strides"}
+    names = _same("bias", "is_causal", "key_lengths", "scale")
+    return Callee(attention, names, absent, arrays="numpy", aligned="end", says=says)
+
+
+def _kinds(inputs: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
+    """Of each input its name, type and number of axes; empty where it is left out."""
+    return tuple(
+        (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
+    )
+
+
+def _operator(
+    name: str,
+    domain: str,
+    kinds: tuple[tuple[str, str, int], ...],
+    outputs: list[str],
+    attributes: Mapping[str, Any],
+) -> Any:
+    """A session of onnxruntime for one operator."""
+    onnx: Any = need("onnx", "onnx")
+    ort: Any = need("onnxruntime", "onnxruntime")
+    helper, types = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
+    while kinds and not kinds[-1][0]:
+        kinds = kinds[:-1]
+    inputs = [
+        helper.make_tensor_value_info(n, types(np.dtype(kind)), [f"{n}_{a}" for a in range(axes)])
+        for n, kind, axes in kinds
+        if n
+    ]
+    result = types(np.dtype(kinds[0][1]))
+    node = helper.make_node(name, [n for n, *_ in kinds], outputs, domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node], name, inputs, [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
+    )
+    imports = [helper.make_opsetid("", 23)]
+    imports += [helper.make_opsetid(domain, 1)] if domain else []
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    return _session(ort, model.SerializeToString())
+
+
+def _session(ort: Any, model: Any) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _openvino() -> Callee:
+    ov: Any = need("openvino", "openvino")
+    opset: Any = need("openvino.opset13", "openvino")
+
+    @functools.cache
+    def compiled(kinds: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
+        """The operator alone in a model, computed in the type of its inputs."""
+        nodes = {
+            name: opset.parameter([-1] * axes, np.dtype(kind).type, name=name)
+            for name, kind, axes in kinds
+        }
+        node = opset.scaled_dot_product_attention(*_named(nodes), causal=causal)
+        model = ov.Model([node], [*nodes.values()], "sdpa")
+        hint = {"INFERENCE_PRECISION_HINT": "f32"} if kinds[0][1] == "float32" else {}
+        return ov.Core().compile_model(model, "CPU", hint)
+
+    def _named(nodes: Mapping[str, Any]) -> list[Any]:
+        names = ["query", "key", "value", "attention_mask", "scale"]
+        last = max(names.index(name) for name in nodes)
+        return [nodes.get(name) for name in names[: last + 1]]
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        inputs = {"query": query, "key": key, "value": value}
+        if "attn_mask" in options:
+            inputs["attention_mask"] = options["attn_mask"]
+        elif "scale" in options:
+            inputs["attention_mask"] = np.zeros((1, 1, 1, 1), query.dtype)
+        if "scale" in options:
+            inputs["scale"] = np.array(options["scale"], query.dtype)
+        made = compiled(_kinds(inputs), bool(options.get("is_causal", False)))
+        return made({name: np.ascontiguousarray(x) for name, x in inputs.items()})[0].copy()
+
+    says = f"openvino {ov.__version__.partition('-')[0]}, scaled_dot_product_attention"
+    names = _same("attn_mask", "is_causal", "scale")
+    absent = _UNSAID | {"strides"}
+    return Callee(attention, names, absent, arrays="numpy", aligned="start", says=says)
+
+
+BUILT_IN: Mapping[str, Callable[[], Callee]] = MappingProxyType(
+    {
+        "torch.sdpa": _sdpa,
+        "torch.sdpa.math": lambda: _sdpa("MATH"),
+        "torch.sdpa.flash": lambda: _sdpa("FLASH_ATTENTION"),
+        "torch.flex": _flex,
+        "onnxruntime.Attention": _ort_attention,
+        "onnxruntime.MultiHeadAttention": _ort_multi_head,
+        "openvino.sdpa": _openvino,
+        "jax": _jax,
+    }
+)
+
+
+def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
+    """An ONNX model whose first three inputs are query, key and value."""
+    ort: Any = need("onnxruntime", "onnxruntime")
+    session = _session(ort, path)
+    inputs = [one.name for one in session.get_inputs()]
+    parameters = ", ".join(f"x{number}" for number in range(len(inputs)))
+    if len(inputs) < 3:
+        raise ValueError(f"{path} has inputs {parameters}: three are needed, query, key and value")
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        given = dict(zip(inputs, (query, key, value), strict=False)) | options
+        found = session.run(None, {name: np.asarray(x) for name, x in given.items()})
+        return tuple(found) if len(found) > 1 else found[0]
+
+    found = callee(attention, names, [*inputs[3:]])
+    return Callee(attention, found.names, arrays="numpy", says=f"onnxruntime {ort.__version__}")
 
 
 def known(function: Any) -> Callee | None:
-    """A function of a library that was given by itself."""
-    if getattr(function, "__name__", "") == "scaled_dot_product_attention":
-        return _sdpa()
+    """A function of a library that was given by itself, called as its documentation says."""
+    for module, name, target in (
+        ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
+        ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),
+        ("jax.nn", "dot_product_attention", "jax"),
+    ):
+        if module in sys.modules and function is getattr(sys.modules[module], name, None):
+            return BUILT_IN[target]()
     return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -54,28 +55,31 @@ class Callee:
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
-def callee(function: Callable[..., Any], names: Mapping[str, str] | None = None) -> Callee:
+def callee(
+    function: Callable[..., Any],
+    names: Mapping[str, str] | None = None,
+    also: Iterable[str] = (),
+) -> Callee:
     """How a function is called, by its signature and by what its caller says.
 
     Args:
         function: something to call.
         names: theirs -> ours or ours -> theirs, where they differ.
+        also: names of arguments; the signature then says nothing.
     """
-    if isinstance(function, Callee):
-        return function
     found: dict[str, str] = {}
-    try:
-        parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # some of compiled code do not say
-        parameters = []
-    for one in parameters:
-        if one.kind is one.VAR_KEYWORD:
-            found = {**{name: name for name in _TAKEN}, **found}
-        elif one.kind is not one.VAR_POSITIONAL:
-            ours = _ALSO.get(one.name, one.name)
-            if ours in _TAKEN and (one.name == ours or ours not in found):
-                found[ours] = one.name
-    return Callee(function, {**found, **_given(names or {}, {one.name for one in parameters})})
+    theirs = [*also]
+    with suppress(TypeError, ValueError):  # some of compiled code do not say
+        for one in inspect.signature(function).parameters.values() if not theirs else ():
+            if one.kind is one.VAR_KEYWORD:
+                found = dict(zip(_TAKEN, _TAKEN, strict=True))
+            elif one.kind is not one.VAR_POSITIONAL:
+                theirs.append(one.name)
+    given = [(_ALSO.get(name, name), name) for name in theirs]
+    for ours, name in sorted(given, key=lambda pair: pair[0] == pair[1]):  # our own names win
+        if ours in _TAKEN:
+            found[ours] = name
+    return Callee(function, {**found, **_given(names or {}, {*theirs})})
 
 
 def _given(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:

@@ -96,7 +96,7 @@ def conform(
         aligned = told["aligned"] or aligned
         halves = [one for one in told["halves"] if one not in dtypes]
         plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
-        fitted = [case.fit(offered, aligned) for case in plan if case.feature not in absent]
+        fitted = [case.fit(offered, aligned, absent) for case in plan]
         cases = [case for case in fitted if case is not None and case.feature in chosen]
         results = _settled(_all(runs, cases))
         results, findings = _findings(runs, results)

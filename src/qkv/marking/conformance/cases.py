@@ -116,11 +116,20 @@ class Case:
             words.append(f"scores times {self.spread:g}")
         return ", ".join(words)
 
-    def fit(self, offered: Collection[str], aligned: str) -> Case | None:
+    def fit(
+        self, offered: Collection[str], aligned: str, absent: Collection[str] = ()
+    ) -> Case | None:
         """This case for a function that takes these arguments; None where it has no use for it.
 
-        Where L and S differ and it takes no `q_offset`, `aligned` says where its queries stand.
+        Args:
+            offered: the arguments.
+            aligned: where its queries stand if L and S differ and it takes no `q_offset`.
+            absent: features and layouts that it does not offer.
         """
+        kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
+        grouped = "grouped heads" if self.Hq != self.Hkv else ""
+        if {self.feature, f"{kind} mask", grouped, self.layout} & {*absent}:
+            return None
         options = dict(self.options)
         if options.get("q_offset") == "aligned":
             known = "q_offset" in offered

@@ -20,7 +20,7 @@ class Library(NamedTuple):
         give: a NumPy array as one of the library's, on the device.
         take: one of the library's as a NumPy array; half precision as float32, which holds it.
         halves: the types of half precision that it has.
-        absent: features that have no meaning there.
+        absent: features and layouts that have no meaning there.
     """
 
     give: Callable[[Array], Any]
@@ -55,7 +55,7 @@ def _torch(device: str) -> Library:
             x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
         return _taken(x)
 
-    return Library(give, take, ["float16", "bfloat16"])
+    return Library(give, take, ["float16", "bfloat16"], frozenset({"reversed"}))
 
 
 def _jax(device: str) -> Library:

@@ -46,8 +46,10 @@ def load(target: str, arrays: str, names: Mapping[str, str] | None, device: str)
     Raises:
         ValueError: there is none, or it is nothing to call.
     """
-    if target in adapters.BUILT_IN or target.endswith(".onnx"):
-        return adapters.built_in(target, device, names)
+    if target in adapters.BUILT_IN:
+        return adapters.BUILT_IN[target]()
+    if target.endswith(".onnx"):
+        return adapters.onnx_file(target, names)
     where, colon, name = target.rpartition(":")
     if not colon:
         built_in = ", ".join(adapters.BUILT_IN)
