@@ -222,7 +222,7 @@ PLANTED = {
     "nan-tile": ("window", "hidden-tile-is-nan"),
     "finite": ("rows that see nothing", "finite-mask"),
     "rows-first": ("rows that see nothing", "nothing-is-first"),
-    "top-0": ("large scores", "maximum-begins-at-zero"),
+    "top-0": ("large scores", "maximum-begins-at-zero-guarded"),
     "leak": ("hidden NaN", "hidden-values"),
 }
 SPOILS = {*PLANTED}

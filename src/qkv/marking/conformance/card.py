@@ -213,6 +213,7 @@ def _findings(
     for name in FEATURES:
         mine = [one for one in results if one.feature == name]
         mine = [replace(one, like=explainer.known_at(one)) for one in mine]
+        mine = [_of_another(runs, one, explainer) for one in mine]
         done += mine
         status = status_of(mine) if mine else "absent"
         if status in ("right", "absent"):
@@ -223,11 +224,26 @@ def _findings(
         if status == "wrong" and not smallest.ended and not smallest.like:
             smallest = _shrunk(runs, smallest)
         if smallest.like:
-            findings[name] = replace(findings[smallest.like], case=smallest, like=smallest.like)
+            there = findings.get(smallest.like)
+            known = None if there is None else there.explanation
+            findings[name] = Finding(smallest, known, smallest.like)
         else:
             own = [one for one in mine if not one.like]
             findings[name] = Finding(smallest, explainer.explain(own))
     return done, findings
+
+
+def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
+    """A case that is wrong without what its feature adds, too, is one of another feature."""
+    if result.status != "wrong" or result.like or result.ended:
+        return result
+    case = result.case.stripped()
+    if case is None:
+        return result
+    without = runs.run(case)
+    if without.status != "wrong" or explainer.known_at(without):
+        return result
+    return replace(result, like=case.feature)
 
 
 def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:

@@ -92,6 +92,33 @@ class Case:
         """From what `packed` gave."""
         return cls(**{**told, "unsaid": tuple(told["unsaid"])})
 
+    def stripped(self) -> Case | None:
+        """The same call without what its feature adds; None where that is not one thing."""
+        own = {
+            name: value
+            for name, value in self.options.items()
+            if self.feature not in _FEATURE_OF.get(name, ())
+        }
+        case = replace(self, options=own, feature="plain")
+        if "q_offset" in own and not {*own} & {*_PLACED}:
+            case = replace(case, options={k: v for k, v in own.items() if k != "q_offset"})
+        if self.feature == "half precision":
+            case = replace(case, dtype="float32")
+        elif self.feature == "hidden NaN":
+            case = replace(case, poison=False)
+        elif self.feature == "strides":
+            case = replace(case, layout="")
+        elif self.feature == "grouped heads":
+            case = replace(case, Hkv=self.Hq)
+        elif len(own) == len(self.options):
+            return None
+        used = [name for option in case.options for name in _FEATURE_OF.get(option, ())]
+        if "attn_mask" in case.options:
+            kind = str(case.options["attn_mask"]).partition(" ")[0]
+            used = [name for name in used if not name.endswith("mask") or name.startswith(kind)]
+        used += ["grouped heads"] if case.Hq != case.Hkv else []
+        return replace(case, feature=max(used, key=FEATURES.index, default="plain"))
+
     def size(self) -> tuple[int, int]:
         """What makes one case smaller than another."""
         numbers = self.B * (self.Hq * self.L * (self.S + self.d) + self.Hkv * self.S * self.dv)
@@ -143,6 +170,23 @@ class Case:
 
 # options whose arrays are drawn: what stands in `Case.options` is their shape in words
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
+_FEATURE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "scale": ("scale",),
+        "is_causal": ("causal",),
+        "q_offset": ("q_offset",),
+        "attn_mask": ("bool mask", "float mask"),
+        "bias": ("bias",),
+        "window": ("window",),
+        "alibi_slopes": ("ALiBi",),
+        "softcap": ("softcap",),
+        "sinks": ("sinks",),
+        "query_lengths": ("lengths",),
+        "key_lengths": ("lengths",),
+        "return_weights": ("weights",),
+        "return_lse": ("LSE",),
+    }
+)
 _PLACED = ("is_causal", "window", "alibi_slopes")  # read where queries stand among keys
 _ALIGNED: Mapping[str, Any] = MappingProxyType({"q_offset": "aligned"})
 
@@ -212,6 +256,8 @@ def _options() -> Iterator[Case]:
     yield Case("sinks", "several a head", options={"sinks": "H3"}, optional=True)
     for L, S in ((5, 5), (3, 7), (7, 33), (16, 64)):
         yield Case("lengths", f"keys, L = {L}, S = {S}", L=L, S=S, options={"key_lengths": "B"})
+    for S in (33, 64, 257):
+        yield Case("lengths", f"short, S = {S}", L=3, S=S, options={"key_lengths": "B short"})
     yield Case("lengths", "queries", L=7, S=7, options={"query_lengths": "B"})
     both = {"query_lengths": "B", "key_lengths": "B"}
     yield Case("lengths", "both", B=3, L=7, S=9, options=both)
@@ -269,7 +315,8 @@ def _returned() -> Iterator[Case]:
         yield Case(feature, "plain", options={flag: True})
         yield Case(feature, "L = 3, S = 65", B=1, L=3, S=65, options={flag: True})
         for name, (_, options) in _ONCE.items():
-            yield replace(_once(feature, name), options={**options, flag: True})
+            case = _once(feature, name)
+            yield replace(case, options={**options, flag: True}, optional=True)
     both = {"return_weights": True, "return_lse": True}
     yield Case("LSE", "with weights", options=both, optional=True)
 
@@ -309,7 +356,7 @@ def _numbers() -> Iterator[Case]:
         yield Case("large scores", f"times {spread:g}", d=4, dv=4, S=9, spread=spread)
     for sign, name in ((-1, "all below 0"), (1, "all above 0")):
         yield Case("large scores", name, d=4, dv=4, S=40, spread=300.0, sign=sign)
-    for spread in (1e5, 1e10, 1e18):
+    for spread in (2.0**17, 2.0**33, 2.0**60):  # exact in float32
         yield Case("large scores", f"times {spread:g}", d=4, S=9, spread=spread, constant=True)
     hiding: dict[str, Options] = {
         "bool mask": {"attn_mask": "bool B11S"},

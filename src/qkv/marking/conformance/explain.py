@@ -15,7 +15,7 @@ from qkv.marking.conformance.judge import Answer, answer, parts
 from qkv.marking.conformance.reference import LINES, Defect, Expected, defects
 from qkv.marking.conformance.runs import CaseResult
 
-_MOST = 24  # cases that an explanation is held against
+_MOST = 120  # cases that an explanation is held against
 _LARGE = 10_000  # numbers of a case beyond which it takes too long to try all defects
 _ROUNDING = 1e-5  # of the largest number: what a defect makes large has large errors too
 _ENOUGH = 0.8  # of a feature's cases, explained by what is known: nothing else is looked for
@@ -33,12 +33,14 @@ class Explanation:
         defects: the short names of what is wrong.
         lines: pairs of a line of the formula and what stands in its place.
         explains: how many of the feature's cases it explains, and how many were tried.
+        beside: earlier features at which other defects were found that show here too.
     """
 
     says: str
     defects: tuple[str, ...]
     lines: tuple[tuple[str, str], ...]
     explains: tuple[int, int]
+    beside: tuple[str, ...] = ()
 
 
 @dataclass
@@ -153,25 +155,32 @@ class Explainer:
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
         """What would give what these cases of a feature gave; None where nothing known does."""
+        results = [one for one in results if one.case.size()[1] < _LARGE]
         wrong = [one for one in results if _differs(one)]
         wrong.sort(key=lambda one: one.case.size())
         if not wrong:
             return None
         others = [one for one in results if one.status == "right" and one.given]
-        seen = [_Seen.of(one) for one in [*wrong[: _MOST // 2], *others[: _MOST // 2]]]
+        chosen = [*_spread(wrong, _MOST // 2), *_spread(others, _MOST // 2)]
+        seen = [_Seen.of(one) for one in chosen]
         best = self._best(seen)
         if not best:
             return None
+        before = [*self.known]
         for one in best:
             if one not in self.known:
                 self.known.append(one)
                 self._at.append(results[0].feature)
-        changed = {name: line for one in best for name, line in one.filled.items()}
+        new = [one for one in best if one not in before]
+        told = new or best
+        beside = [at for one, at in zip(self.known, self._at, strict=True) if new and one in best]
+        changed = {name: line for one in told for name, line in one.filled.items()}
         return Explanation(
-            " and ".join(one.words(seen[0].values) for one in best),
-            tuple(one.key for one in best),
+            " and ".join(one.words(seen[0].values) for one in told),
+            tuple(one.key for one in told),
             tuple((LINES[name], line) for name, line in changed.items()),
             (sum(one.explained(best) for one in seen), len(seen)),
+            tuple(dict.fromkeys(at for at in beside if at != results[0].feature)),
         )
 
     def known_at(self, result: CaseResult) -> str:
@@ -219,9 +228,17 @@ class Explainer:
         if found[-1].rough:
             unlike = float(np.mean([one.unlike(found) for one in seen]))
             return 1.0, min(share, _ROUGH) - 0.1 * min(unlike, 1.0), 0
-        kept = [one.explained(found) for one in self._right] or [True]
+        feature = seen[0].result.feature
+        others = [one for one in self._right if one.result.feature != feature]
+        kept = [one.explained(found) for one in others] or [True]
         lines = sum(len(one.lines) + 2 * (one.number is not None) for one in found)
         return sum(kept) / len(kept), share, -lines
+
+
+def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
+    """The first ones, and some of the others."""
+    first, rest = results[: count // 2], results[count // 2 :]
+    return [*first, *rest[:: max(1, 2 * len(rest) // count)]]
 
 
 def _some(known: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:

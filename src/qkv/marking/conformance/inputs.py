@@ -60,7 +60,8 @@ def _option(case: Case, name: str, told: Any, rng: np.random.Generator) -> Any:
         return sinks.astype(_side_type(case))
     if name in ("query_lengths", "key_lengths"):
         most = case.L if name == "query_lengths" else case.S
-        lengths = np.maximum(most - 1 - 2 * np.arange(case.B), min(1, most))
+        first = most // 3 if "short" in told else most - 1
+        lengths = np.maximum(first - 2 * np.arange(case.B), min(1, most))
         if "blind" in told:
             lengths[0] = 0
         return lengths
@@ -103,8 +104,8 @@ def _poison(case: Case, drawn: Drawn) -> None:
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
     hidden = np.ones((case.B, case.Hkv, case.S), bool)
     hidden &= ~seen.any(axis=(2, 3))
-    if not hidden.any():
-        hidden[..., -1] = True
+    if not hidden.any() and not seen[..., -1].all():
+        hidden[..., -1] = True  # causal: the last query sees it, and shows it
     drawn["key"][hidden] = np.nan
     drawn["value"][hidden] = np.nan
     blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)

@@ -82,16 +82,21 @@ class Report:
         if finding is not None and status == "wrong":
             if finding.explanation is not None:
                 same = f", as at {finding.like}" if finding.like else ""
+                if finding.explanation.beside and not same:
+                    same = f" (beside what is wrong at {', '.join(finding.explanation.beside)})"
                 return f"as if {finding.explanation.says}{same}"
+            if finding.like:
+                return f"as at {finding.like}"
             return finding.case.message or "no known defect gives just this"
         mine = [one for one in self.cases if one.feature == feature]
         if finding is not None:
             return finding.case.message
         if status == "absent" or not mine:
             return ""
-        pairs = [(one.error, one.bound) for one in mine if one.error is not None and one.bound]
+        good = [one for one in mine if one.status == "right"]
+        pairs = [(one.error, one.bound) for one in good if one.error is not None and one.bound]
         error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
-        told = f"{len(mine)} cases, error {error:.1e} of {bound:.1e} allowed"
+        told = f"{len(good)} cases, error {error:.1e} of {bound:.1e} allowed"
         refused = [one.case.name for one in mine if one.status == "refused"]
         like = [one.like for one in mine if one.like]
         if like:

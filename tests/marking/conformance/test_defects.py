@@ -1,0 +1,136 @@
+"""Each planted defect is named at its feature, and the card alone is enough to repair a kernel."""
+
+import numpy as np
+import pytest
+
+import qkv
+from attend import loops
+from qkv.marking.conformance.cases import structured
+from qkv.marking.conformance.inputs import draw, expected
+from qkv.marking.conformance.reference import LINES, defects, run
+
+from . import others
+from .tiled import PLANTED, kernel
+
+
+@pytest.mark.parametrize("spoiled", PLANTED)
+def test_each_planted_defect_is_named_at_its_feature(spoiled):
+    feature, defect = PLANTED[spoiled]
+    report = qkv.conform(kernel(spoiled), features={"plain", feature})
+    assert report.features[feature] == "wrong", report
+    assert report.findings[feature].explanation.defects == (defect,), report
+    if feature != "plain":
+        assert report.features["plain"] == "right", report
+
+
+def test_tiles_and_numbers_are_told():
+    report = qkv.conform(kernel("partial-tile", tile=32), features=["plain"])
+    assert "behind the last whole tile of 32" in report.remark("plain")
+    report = qkv.conform(kernel("stale-acc", tile=8), features=["plain"])
+    assert "(tiles of 8 keys)" in report.remark("plain")
+
+
+@pytest.mark.parametrize(
+    ("function", "feature", "said"),
+    [
+        (others.split_keys, "plain", "each tile of 32 keys took its own maximum"),
+        (others.packed_groups, "grouped heads", "heads were grouped 0 1 0 1"),
+        (others.banded, "window", "the window reached one key less to the left"),
+        (others.with_log2, "sinks", "sinks were taken in base 2"),
+        (others.paged, "lengths", "key_lengths were rounded up to whole tiles of 16 keys"),
+    ],
+)
+def test_a_mistake_of_a_kernel_in_another_style_is_named(function, feature, said):
+    report = qkv.conform(function, features={"plain", feature})
+    assert said in report.remark(feature), report
+    assert {name for name, it in report.features.items() if it == "wrong"} == {feature}
+
+
+def test_a_kernel_with_three_defects_is_repaired_by_its_card():
+    left = ["partial-tile", "cap-last", "causal-start"]
+    repairs = {PLANTED[name][1]: name for name in left}
+    said = []
+    while True:
+        report = qkv.conform(
+            kernel(*left, tile=4), features=["plain", "causal", "bool mask", "softcap"]
+        )
+        wrong = [name for name, it in report.features.items() if it == "wrong"]
+        if not wrong:
+            break
+        (defect,) = report.findings[wrong[0]].explanation.defects
+        said.append((wrong[0], defect))
+        left.remove(repairs[defect])
+    assert not left
+    assert said == [
+        ("plain", "last-partial-tile"),
+        ("causal", "causal-first-key"),
+        ("softcap", "softcap-after-mask"),
+    ]
+
+
+def test_all_three_defects_are_named_at_once():
+    report = qkv.conform(kernel("partial-tile", "cap-last", "causal-start", tile=4))
+    named = {name: it.explanation.defects for name, it in report.findings.items() if it.explanation}
+    assert named["plain"] == ("last-partial-tile",)
+    assert named["causal"] == ("causal-first-key",)
+    assert named["softcap"] == ("softcap-after-mask",)
+    assert report.remark("softcap").endswith("(beside what is wrong at plain, causal)")
+
+
+def judged(case, right):
+    seen = np.ones(right.lse.shape, bool)
+    if case.feature not in ("rows that see nothing", "empty"):
+        seen &= right.seen.any(axis=-1)
+    return seen
+
+
+def test_the_lines_of_the_formula_give_what_plain_loops_give():
+    checked = 0
+    for case in structured(["float64"], []):
+        if case.size()[1] > 3000 or case.B == 0 or "aligned" in case.options.values():
+            continue
+        if case.spread > 1e4:  # rounding alone decides which of two scores is larger
+            continue
+        drawn = draw(case)
+        right = expected(case, drawn)
+        options = {name: x for name, x in drawn.items() if not name.startswith("return")}
+        inputs = [options.pop(name) for name in ("query", "key", "value")]
+        want = loops.attention(*inputs, **options)
+        np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.shown())
+        np.testing.assert_allclose(right.lse, want.lse, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(right.weights, want.weights, rtol=0, atol=1e-12)
+        checked += 1
+    assert checked > 100
+
+
+def test_each_defect_puts_a_line_otherwise_and_shows_in_some_case():
+    left = {one.key: one for one in defects()}
+    assert len(left) > 100
+    assert {name for one in left.values() for name in one.lines} <= {*LINES}
+    from qkv.marking.conformance.inputs import values
+
+    for case in structured(["float32"], []):
+        case = case.fit({name for name in case.options}, "end") or case
+        if case.size()[1] > 20_000 or "aligned" in case.options.values():
+            continue
+        given = values(case, draw(case))
+        right = run(given)
+        for key in [*left]:
+            for one in defects():
+                if one.key != key:
+                    continue
+                try:
+                    got = one.run(given)
+                except ValueError:
+                    continue
+                if not alike(right, got):
+                    left.pop(key, None)
+                    break
+    assert not left
+
+
+def alike(one, other):
+    return all(
+        a.shape == b.shape and np.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
+        for a, b in zip(one[:3], other[:3], strict=True)
+    )
