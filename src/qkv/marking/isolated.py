@@ -75,7 +75,7 @@ class Isolated:
         except BaseException:
             self._said.close()
             raise
-        self._seconds, self._waiting, self._call = seconds, waiting, call
+        self.seconds, self._waiting, self._call = seconds, waiting, call
         self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process that the file runs in, a child of that child
@@ -84,8 +84,8 @@ class Isolated:
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """From now on it has its time anew: so many seconds, where they are given."""
-        self._seconds = self._seconds if seconds is None else seconds
+        """From now on it has its time anew: these seconds, or those it was made with."""
+        self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
 
@@ -99,7 +99,7 @@ class Isolated:
 
         Args:
             request: what is asked.
-            seconds: how long this reply and later ones may take; None for what was given last.
+            seconds: how long this reply and later ones may take; None for what `begin` was given.
             of_part: gives the seconds of each part of the work, from what the child says of it.
 
         Raises:

@@ -95,7 +95,7 @@ class Worker:
         self.callee: Callee
         self.library: Library
 
-    def answer(self, request: Packed, done: Callable[[], None]) -> Packed:
+    def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
         """The reply to a request; what the function raises is one."""
         try:
             if request["do"] == "load":
