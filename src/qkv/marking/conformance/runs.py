@@ -100,9 +100,7 @@ class Runs:
     def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
             self._process = self._start().__enter__()
-            self._told = self._process.ask(
-                {"do": "load"}, _LOADING * self._process.seconds
-            )
+            self._told = self._process.ask({"do": "load"}, _LOADING * self._process.seconds)
             if "error" in self._told:
                 raise ValueError(f"conform: the function cannot be loaded: {self._told['error']}")
         return self._process, self._told
