@@ -51,6 +51,11 @@ def _pairs(context: click.Context, parameter: click.Parameter, given: tuple[str,
     metavar="TYPE,...",
     help="float16, bfloat16, float32 or float64.",
 )
+@click.option(
+    "--gradient",
+    metavar="FUNCTION",
+    help="Its backward pass, called with the upstream gradient behind value.",
+)
 @click.option("--features", callback=_split, metavar="NAME,...", help="Judge these alone.")
 @click.option(
     "--aligned",

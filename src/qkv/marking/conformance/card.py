@@ -6,19 +6,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from qkv.arrays import whole_number
 from qkv.marking.child_process import serve
+from qkv.marking.conformance.called import Callee
 from qkv.marking.conformance.cases import FEATURES, Case, random, smaller, structured
 from qkv.marking.conformance.explain import Explainer
 from qkv.marking.conformance.libraries import LIBRARIES
 from qkv.marking.conformance.report import Finding, Report, status_of
 from qkv.marking.conformance.runs import CaseResult, Runs
-from qkv.marking.conformance.worker import MEGABYTES, Worker, of_function
+from qkv.marking.conformance.worker import MEGABYTES, Worker, load, of_function
 from qkv.marking.isolated import Isolated
 from qkv.marking.outcome import name_of
 
@@ -35,6 +36,7 @@ def conform(
     arrays: str = "numpy",
     names: Mapping[str, str] | None = None,
     dtypes: Sequence[str] = ("float32",),
+    gradient: Callable[..., Any] | str | None = None,
     features: Collection[str] | None = None,
     aligned: str = "end",
     device: str = "",
@@ -59,6 +61,9 @@ def conform(
         arrays: `"numpy"`, `"torch"` or `"jax"`: what it takes.
         names: its names for arguments, where they are others: `{"mask": "attn_mask"}`.
         dtypes: the types that all features are judged in; half precision has a feature of its own.
+        gradient: its backward pass, called as `gradient(query, key, value, grad_out, **arguments)`
+            and giving those of query, key and value first, as `qkv.attention_grad` does. Without
+            it, torch and JAX differentiate the function themselves.
         features: those to judge; None for all.
         aligned: where queries stand if L and S differ and it takes no `q_offset`: `"end"` (the
             last query at the last key) or `"start"`.
@@ -89,21 +94,19 @@ def conform(
     'as if the causal mask were aligned to the first key'
     """
     chosen = _checked(arrays, dtypes, features, aligned, seed)
-    start = _start(function, arrays, names, device, seconds, waiting)
+    told = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
+    start = _start(told | {"names": names}, {"seconds": seconds, "waiting": waiting})
     with one_blas_thread(), Runs(start) as runs:
-        told = runs.load()
-        offered, absent = {*told["offered"]}, {*told["absent"]}
-        aligned = told["aligned"] or aligned
-        halves = [one for one in told["halves"] if one not in dtypes]
+        about = runs.load()
+        halves = [one for one in about["halves"] if one not in dtypes]
         plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
-        fitted = [case.fit(offered, aligned, absent) for case in plan]
-        cases = [case for case in fitted if case is not None and case.feature in chosen]
+        cases = [case for case in _fitted(plan, about, aligned) if case.feature in chosen]
         results = _settled(_all(runs, cases))
         results, findings = _findings(runs, results)
     by_feature = {name: [one for one in results if one.feature == name] for name in chosen}
     statuses = {name: status_of(mine) if mine else "absent" for name, mine in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
-    says = f"{name} ({told['says'] or arrays}; {', '.join(dtypes)})"
+    says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
     return Report(says, statuses, tuple(results), findings)
 
 
@@ -135,36 +138,39 @@ def _checked(
     return [one for one in FEATURES if features is None or one in features]
 
 
-def _start(
-    function: Callable[..., Any] | str,
-    arrays: str,
-    names: Mapping[str, str] | None,
-    device: str,
-    seconds: float,
-    waiting: Callable[[], None],
-) -> Callable[[], Isolated]:
-    """What begins a process for the function."""
-    options: dict[str, Any] = {"seconds": seconds, "waiting": waiting, "call": "conform"}
-    if isinstance(function, str):
-        told: dict[str, Any] = {
-            "target": function,
-            "arrays": arrays,
-            "names": names,
-            "device": device,
-        }
-        told["path"] = [os.getcwd(), *sys.path]
-        return lambda: Isolated("qkv.marking.conformance.worker", [json.dumps(told)], **options)
-    if not callable(function):
-        raise TypeError(
-            f"conform: function is a {type(function).__name__}, it must be something to call:"
-            " conform(my_attention), without brackets after its name"
-        )
+def _start(told: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
+    """What begins a process for the function: a new one, or a fork where it has no name."""
+    limits = {**limits, "call": "conform"}
+    for one in (told["target"], told["gradient"]):
+        if not (isinstance(one, str) or callable(one) or (one is None and one is told["gradient"])):
+            raise TypeError(
+                f"conform: function is a {type(one).__name__}, it must be something to call:"
+                " conform(my_attention), without brackets after its name"
+            )
+    if isinstance(told["target"], str) and isinstance(told["gradient"], str | None):
+        sent = json.dumps(told | {"path": [os.getcwd(), *sys.path]})
+        return lambda: Isolated("qkv.marking.conformance.worker", [sent], **limits)
+
+    def loaded(one: Any) -> Callee:
+        names = told["names"]
+        return load(one, names) if isinstance(one, str) else of_function(one, names)
 
     def fork() -> None:
-        worker = Worker(lambda: of_function(function, names), arrays, device)
+        worker = Worker(told, loaded)
         serve(lambda: worker.answer, MEGABYTES, 1e5, again=False)
 
-    return lambda: Isolated(fork, [], **options)
+    return lambda: Isolated(fork, [], **limits)
+
+
+def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
+    """The cases that a function has the arguments for."""
+    for case in plan:
+        is_backward = case.feature == "gradient"
+        offered = about["gradient"] if is_backward else about["offered"]
+        if offered is not None:
+            fitted = case.fit(offered, about["aligned"] or aligned, about["absent"])
+            if fitted is not None:
+                yield fitted
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:

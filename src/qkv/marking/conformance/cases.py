@@ -110,7 +110,7 @@ class Case:
             case = replace(case, layout="")
         elif self.feature == "grouped heads":
             case = replace(case, Hkv=self.Hq)
-        elif len(own) == len(self.options):
+        elif len(own) == len(self.options) or self.feature == "gradient":
             return None
         used = [name for option in case.options for name in _FEATURE_OF.get(option, ())]
         if "attn_mask" in case.options:
@@ -212,7 +212,7 @@ _ONCE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
     """Each feature, the simplest first, then pairs of features, in each type."""
     cases = [*_plain(), *_options(), *_places(), *_masks(), *_returned(), *_memory(), *_numbers()]
-    cases += _pairs()
+    cases += [*_pairs(), *_gradient()]
     for dtype, case in itertools.product(dtypes, cases):
         yield replace(case, dtype=dtype)
     for dtype in halves:
@@ -401,6 +401,18 @@ def _pairs() -> Iterator[Case]:
         sizes: Options = {"Hq": 4} if "grouped" in (one, other) else {}
         name = f"{one} and {other}"
         yield Case(feature, name, L=4, S=7, options=options, optional=True, **sizes)
+
+
+def _gradient() -> Iterator[Case]:
+    yield Case("gradient", "small")
+    yield Case("gradient", "L = 3, S = 7", L=3, S=7)
+    yield Case("gradient", "dv < d", dv=3, optional=True)
+    for size in (33, 64, 129):
+        yield Case("gradient", f"S = {size}", B=1, L=17, S=size, d=16, dv=16)
+    for name, (feature, options) in _ONCE.items():
+        yield replace(_once("gradient", name), name=feature, options=options, optional=True)
+    both = {"is_causal": True, "softcap": 1.5}
+    yield Case("gradient", "causal and softcap", L=9, S=9, options=both, optional=True)
 
 
 def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:

@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.conformance.inputs import draw, values
 from qkv.marking.conformance.judge import Answer, answer, parts
-from qkv.marking.conformance.reference import LINES, Defect, Expected, defects
+from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv.marking.conformance.runs import CaseResult
 
 _MOST = 120  # cases that an explanation is held against
@@ -94,7 +94,7 @@ class _Seen:
             return False
         rough = found[-1].rough and self.error > self.bound
         if not self.right.fits(given):
-            judged = np.ones(given[0].shape[:3], bool)
+            judged: Any = ...
             return all(_near(a, b, judged, 1e-5) for a, b in zip(would, given, strict=True))
         if rough:
             errors = self.right.errors(would)
@@ -115,7 +115,7 @@ def _differs(result: CaseResult) -> bool:
     )
 
 
-def _near(one: Array, other: Array, judged: Array, bound: float, most: float = np.inf) -> bool:
+def _near(one: Array, other: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
     """Alike but for rounding, where rows count."""
     one, other = one[judged], np.asarray(other, np.float64)[judged]
     largest = np.abs(one[np.isfinite(one)]).max(initial=0)
@@ -178,7 +178,7 @@ class Explainer:
         return Explanation(
             " and ".join(one.words(seen[0].values) for one in told),
             tuple(one.key for one in told),
-            tuple((LINES[name], line) for name, line in changed.items()),
+            tuple(((LINES | GRADIENT)[name], line) for name, line in changed.items()),
             (sum(one.explained(best) for one in seen), len(seen)),
             tuple(dict.fromkeys(at for at in beside if at != results[0].feature)),
         )

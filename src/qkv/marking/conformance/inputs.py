@@ -43,6 +43,9 @@ def draw(case: Case) -> Drawn:
     drawn = {name: a.astype(dtype) for name, a in drawn.items()}
     for name, told in case.options.items():
         drawn[name] = _option(case, name, told, rng)
+    if case.feature == "gradient":
+        grad_out = rng.normal(size=(case.B, case.Hq, case.L, case.dv))
+        drawn["grad_out"] = grad_out.astype(dtype)
     if case.poison:
         _poison(case, drawn)
     return drawn
@@ -141,6 +144,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "query": wide("query"),
         "key": wide("key"),
         "value": wide("value"),
+        "grad_out": wide("grad_out"),
         "scale": drawn.get("scale"),
         "softcap": drawn.get("softcap"),
         "is_causal": drawn.get("is_causal", False),

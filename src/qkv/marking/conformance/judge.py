@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from qkv.marking.conformance.reference import Expected, run
 
 _EXACT = 1e-13  # of float64
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
+_ROUNDINGS = 5  # as large as that of outputs is the bound of gradients, relative to the largest
 _JUDGED = 1e4  # scores beyond have no bound: what is judged is that weights sum to 1
 
 
@@ -24,7 +26,7 @@ class Answer:
     names: tuple[str, ...]
     arrays: tuple[Array, ...]
     bounds: tuple[float, ...]
-    judged: Array  # bool (B, Hq, L): the rows that count
+    judged: Any  # bool (B, Hq, L): the rows that count; of gradients all
 
     def errors(self, given: Sequence[Array]) -> list[float]:
         """How far each array is off; infinite where a NaN stands on one side alone."""
@@ -48,9 +50,9 @@ def answer(case: Case, drawn: Drawn) -> Answer:
     right = run(values(case, drawn))
     names = returned(case)
     every = case.feature in ("rows that see nothing", "empty")
-    judged = np.ones(right.lse.shape, bool)
-    if not every:
-        judged &= right.seen.any(axis=-1)
+    judged: Any = ...
+    if not every and case.feature != "gradient":
+        judged = right.seen.any(axis=-1)
     bounds = [_bound(case, drawn, right, name) for name in names]
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, names, judged)
@@ -59,6 +61,8 @@ def answer(case: Case, drawn: Drawn) -> Answer:
 
 def returned(case: Case) -> tuple[str, ...]:
     """What comes back, in order."""
+    if case.feature == "gradient":
+        return ("d_query", "d_key", "d_value")
     names = ["out"]
     names += ["weights"] if case.options.get("return_weights") else []
     names += ["lse"] if case.options.get("return_lse") else []
@@ -80,12 +84,15 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
+    if name in ("d_query", "d_key", "d_value"):  # sums of as many products as there are rows
+        there = float(np.abs(getattr(right, name)).max(initial=0))
+        return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, there)
     scores = 0.0 if case.constant else min(right.largest, _JUDGED)
     return (relative + of_scores * scores) * (largest if name == "out" else 1.0)
 
 
 def _half_bounds(
-    case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Array
+    case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
 ) -> list[float]:
     """Twice the error of the formula computed in the type itself, and the type's own rounding."""
     dtype = float_type(case.dtype)

@@ -21,12 +21,14 @@ class Library(NamedTuple):
         take: one of the library's as a NumPy array; half precision as float32, which holds it.
         halves: the types of half precision that it has.
         absent: features and layouts that have no meaning there.
+        backward: given a function, its inputs and the upstream gradient, the inputs' gradients.
     """
 
     give: Callable[[Array], Any]
     take: Callable[[Any], Array]
     halves: list[str]
     absent: frozenset[str] = frozenset()
+    backward: Callable[[Callable[..., Any], tuple[Any, ...], Any], Any] | None = None
 
 
 def library(name: str, device: str) -> Library:
@@ -55,15 +57,24 @@ def _torch(device: str) -> Library:
             x = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
         return _taken(x)
 
-    return Library(give, take, ["float16", "bfloat16"], frozenset({"reversed"}))
+    def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
+        inputs = tuple(x.detach().requires_grad_() for x in inputs)
+        return torch.autograd.grad(function(*inputs), inputs, upstream)
+
+    return Library(give, take, ["float16", "bfloat16"], frozenset({"reversed"}), backward)
 
 
 def _jax(device: str) -> Library:
     jax: Any = need("jax", "jax")
     jax.config.update("jax_enable_x64", True)
     place = jax.devices(device)[0] if device else None
+
+    def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
+        return jax.vjp(function, *inputs)[1](upstream)
+
     absent = frozenset({"strides"})  # XLA chooses them
-    return Library(lambda a: jax.device_put(a, place), _taken, ["float16", "bfloat16"], absent)
+    halves = ["float16", "bfloat16"]
+    return Library(lambda a: jax.device_put(a, place), _taken, halves, absent, backward)
 
 
 def _taken(x: Any) -> Array:

@@ -56,6 +56,21 @@ _RESULTS = MappingProxyType(
 )
 
 
+# and its backward pass, where an upstream gradient is given
+GRADIENT = MappingProxyType(
+    {
+        "d_value": "d_value = w.swapaxes(-1, -2) @ grad_out",
+        "d_w": "d_w = grad_out @ v.swapaxes(-1, -2)",
+        "d_s": "d_s = w * (d_w - (grad_out * out).sum(-1, keepdims=True))",
+        "d_softcap": "if softcap is not None: d_s = d_s * (1 - (capped / softcap) ** 2)",
+        "d_query": "d_query = d_s @ k * factor",
+        "d_key": "d_key = d_s.swapaxes(-1, -2) @ query * factor",
+        "d_heads": "d_key, d_value = (x.reshape(B, Hkv, G, S, -1).sum(2)"
+        " for x in (d_key, d_value))",
+    }
+)
+
+
 class Expected(NamedTuple):
     """What one call should give, or would give with a defect."""
 
@@ -64,6 +79,9 @@ class Expected(NamedTuple):
     lse: Array
     seen: Array
     largest: float  # score that is visible, of all steps
+    d_query: Array | None = None
+    d_key: Array | None = None
+    d_value: Array | None = None
 
 
 @functools.cache
@@ -81,8 +99,11 @@ def run(
     """
     names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
 
-    for name, line in {**LINES, **(changes or {})}.items():
-        exec(_code(line), names)
+    lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
+    for name in lines:
+        exec(_code((changes or {}).get(name, lines[name])), names)
+        if name == "softcap":
+            names["capped"] = names["s"]
         if name in _SCORES:
             names["steps"].append(names["s"])
         if dtype is not None and name in _RESULTS:
@@ -92,7 +113,8 @@ def run(
         np.abs(step[seen]) for step in (*names["steps"], names["s"]) if step.shape == seen.shape
     )
     largest = max((float(x[np.isfinite(x)].max(initial=0)) for x in sizes), default=0.0)
-    return Expected(names["out"], names["w"], names["lse"], seen, largest)
+    gradients = (names.get(name) for name in ("d_query", "d_key", "d_value"))
+    return Expected(names["out"], names["w"], names["lse"], seen, largest, *gradients)
 
 
 class Defect(NamedTuple):
@@ -142,7 +164,7 @@ def defects() -> tuple[Defect, ...]:
     found = []
     for key, row in table.items():
         for name in row["lines"]:
-            if name not in LINES:
+            if name not in LINES | GRADIENT:
                 raise KeyError(f"defects.toml: {key} puts a line {name!r} otherwise: there is none")
         for number in row.get("numbers", [None]):
             found.append(Defect(key, row["says"], row["lines"], number, row.get("rough", False)))

@@ -36,11 +36,11 @@ def main() -> None:
     """Load the function that the first argument describes, and call it when asked."""
     told, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
     sys.path[:] = dict.fromkeys([*told.pop("path"), *sys.path])
-    serve(lambda: Worker(lambda: load(**told), told["arrays"], told["device"]).answer,
-          MEGABYTES, seconds)  # fmt: skip
+    worker = Worker(told, lambda target: load(target, told["names"]))
+    serve(lambda: worker.answer, MEGABYTES, seconds)
 
 
-def load(target: str, arrays: str, names: Mapping[str, str] | None, device: str) -> Callee:
+def load(target: str, names: Mapping[str, str] | None) -> Callee:
     """The function that somebody named.
 
     Raises:
@@ -85,14 +85,15 @@ class Worker:
     """Calls a function on cases.
 
     Args:
-        load: gives the function.
-        arrays: the library whose arrays it takes.
-        device: where they stand.
+        told: what to call (`"target"`), what computes its gradient (`"gradient"`), the library
+            whose arrays they take and where these stand.
+        load: gives a function of what stands in `told`.
     """
 
-    def __init__(self, load: Callable[[], Callee], arrays: str, device: str) -> None:
-        self._load, self._arrays, self._device = load, arrays, device
+    def __init__(self, told: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
+        self._told, self._load = told, load
         self.callee: Callee
+        self.gradient: Callee | None = None
         self.library: Library
 
     def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
@@ -107,10 +108,17 @@ class Worker:
             return {"error": in_words(error)[:500], "slip": isinstance(error, _SLIPS)}
 
     def _loaded(self) -> Packed:
-        self.callee = self._load()
-        self.library = library(self.callee.arrays or self._arrays, self._device)
+        self.callee = self._load(self._told["target"])
+        arrays = self.callee.arrays or self._told["arrays"]
+        self.library = library(arrays, self._told["device"])
+        offered = {} if self.library.backward is None else self.callee.names
+        if self._told["gradient"] is not None:
+            self.gradient = self._load(self._told["gradient"])
+            offered = self.gradient.names
+        has_gradient = self.gradient is not None or self.library.backward is not None
         return {
             "offered": sorted(self.callee.names),
+            "gradient": sorted(offered) if has_gradient else None,
             "absent": sorted({*self.callee.absent, *self.library.absent}),
             "aligned": self.callee.aligned,
             "says": self.callee.says,
@@ -135,7 +143,7 @@ class Worker:
         kept_outs: list[tuple[Array, Array]] = []
         told: list[list[Array]] = []
         for _ in range(case.repeats):
-            returned = self.callee(query, key, value, **given)
+            returned = self._returned(case, query, key, value, given)
             outs = [self.library.take(one) for one in _tuple(returned)]
             told.append([one.copy() for one in outs])
             kept_outs += zip(outs, told[-1], strict=True)
@@ -149,6 +157,22 @@ class Worker:
             "same": all(_same(told[0], one) for one in told),
             "overwritten": any(not _same([a], [kept]) for a, kept in kept_outs),
         }
+
+    def _returned(
+        self, case: Case, query: Any, key: Any, value: Any, given: Mapping[str, Any]
+    ) -> Any:
+        """What the function gives; of the backward pass its gradients."""
+        if case.feature != "gradient":
+            return self.callee(query, key, value, **given)
+        options = dict(given)
+        grad_out = options.pop("grad_out")
+        if self.gradient is not None:
+            named = {self.gradient.names[name]: x for name, x in options.items()}
+            return self.gradient.function(query, key, value, grad_out, **named)[:3]
+        assert self.library.backward is not None
+        return self.library.backward(
+            lambda *inputs: self.callee(*inputs, **options), (query, key, value), grad_out
+        )
 
 
 def _plain(case: Case, a: Array) -> Case:

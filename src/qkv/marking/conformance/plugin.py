@@ -1,0 +1,80 @@
+"""A pytest plugin: a test for each feature of somebody's attention.
+
+    @pytest.mark.conform(my_attention, dtypes=["float32"])
+    def test_my_attention(conformance):
+        assert conformance
+
+What is refused or absent is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qkv.marking.conformance.card import conform
+from qkv.marking.conformance.cases import FEATURES
+from qkv.marking.conformance.report import Report
+
+
+class Feature:
+    """What a test is given: a feature of a report card, true where it is right.
+
+    Args:
+        report: the whole card.
+        name: the feature.
+    """
+
+    def __init__(self, report: Report, name: str) -> None:
+        self.report, self.name = report, name
+
+    @property
+    def status(self) -> str:
+        """Right, wrong, refused or absent."""
+        return self.report.features[self.name]
+
+    def __bool__(self) -> bool:
+        return self.status == "right"
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.status}, {self.report.remark(self.name)}"]
+        return "\n".join([*lines, *self.report.details(self.name)])
+
+
+def pytest_configure(config: Any) -> None:
+    """Make the marker and the fixture known."""
+    config.addinivalue_line(
+        "markers", "conform(function, **options): what qkv.conform judges, for `conformance`"
+    )
+    config.pluginmanager.register(_fixtures(), "qkv-conformance")
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """A test for each feature."""
+    if "conformance" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("conform")
+        chosen: Sequence[str] | None = marker and marker.kwargs.get("features")
+        names = [name for name in FEATURES if chosen is None or name in chosen]
+        metafunc.parametrize("conformance", names, indirect=True, scope="function")
+
+
+def _fixtures() -> Any:
+    import pytest
+
+    reports: dict[int, Report] = {}
+
+    class Fixtures:
+        @pytest.fixture
+        def conformance(self, request: Any) -> Feature:
+            """A feature of the function that the marker `conform` names."""
+            marker = request.node.get_closest_marker("conform")
+            if marker is None:
+                pytest.fail("conformance: which function? Write @pytest.mark.conform(my_attention)")
+            if id(marker) not in reports:
+                reports[id(marker)] = conform(*marker.args, **marker.kwargs)
+            feature = Feature(reports[id(marker)], request.param)
+            if feature.status in ("refused", "absent"):
+                pytest.skip(f"{feature.status} {feature.report.remark(feature.name)}".strip())
+            return feature
+
+    return Fixtures()

@@ -1,0 +1,92 @@
+"""Backward passes: the formula's against central differences, and planted mistakes."""
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.marking.conformance.cases import structured
+from qkv.marking.conformance.inputs import draw, expected, values
+from qkv.marking.conformance.reference import run
+
+CASES = [case for case in structured(["float64"], []) if case.feature == "gradient"]
+CASES = [case.fit({*case.options}, "end") or case for case in CASES]
+
+
+def central(case, drawn, name, h=1e-6):
+    """The gradient of sum(grad_out * out), number by number."""
+    found = np.zeros(drawn[name].shape)
+    for place in np.ndindex(found.shape):
+        sides = []
+        for step in (h, -h):
+            moved = drawn[name].copy()
+            moved[place] += step
+            out = run(values(case, {**drawn, name: moved})).out
+            sides.append((out * drawn["grad_out"]).sum())
+        found[place] = (sides[0] - sides[1]) / (2 * h)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.size()[1] < 600], ids=lambda c: c.name
+)
+def test_the_lines_give_central_differences(case):
+    drawn = draw(case)
+    right = expected(case, drawn)
+    for name in ("query", "key", "value"):
+        truth = central(case, drawn, name)
+        np.testing.assert_allclose(getattr(right, f"d_{name}"), truth, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_lines_give_what_attention_grad_gives(case):
+    drawn = draw(case)
+    right = expected(case, drawn)
+    options = {name: x for name, x in drawn.items() if name not in ("query", "key", "value")}
+    inputs = [drawn[name] for name in ("query", "key", "value")]
+    ours = qkv.attention_grad(*inputs, options.pop("grad_out"), **options)
+    for name in ("query", "key", "value"):
+        found = getattr(ours, name)
+        np.testing.assert_allclose(getattr(right, f"d_{name}"), found, rtol=0, atol=1e-11)
+
+
+def test_ours_is_right():
+    report = qkv.conform(qkv.attention, gradient=qkv.attention_grad, features=["gradient"])
+    assert report.features == {"gradient": "right"}, report
+
+
+def spoiled(how):
+    def gradient(query, key, value, grad_out, **options):
+        G = query.shape[1] // key.shape[1]
+        if how == "softcap":
+            options.pop("softcap", None)
+        found = qkv.attention_grad(query, key, value, grad_out, **options)
+        scale = options.get("scale") or query.shape[-1] ** -0.5
+        if how == "query":
+            return found.query / scale, found.key, found.value
+        if how == "mean":
+            return found.query, found.key / G, found.value / G
+        if how == "tile":
+            kept = (np.arange(key.shape[2]) < key.shape[2] // 8 * 8)[:, None]
+            return found.query, found.key * kept, found.value * kept
+        return found[:3]
+
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("query", "the gradient of queries left out the scale"),
+        ("mean", "were means over the query heads of a group"),
+        ("tile", "behind the last whole tile of 8 were left at 0"),
+    ],
+)
+def test_a_planted_mistake_is_named(how, said):
+    report = qkv.conform(qkv.attention, gradient=spoiled(how), features=["gradient"])
+    assert report.features == {"gradient": "wrong"}
+    assert said in report.remark("gradient"), report
+
+
+def test_a_gradient_that_ignores_softcap_is_wrong():
+    report = qkv.conform(qkv.attention, gradient=spoiled("softcap"), features=["gradient"])
+    assert report.features == {"gradient": "wrong"}
