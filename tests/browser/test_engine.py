@@ -211,7 +211,7 @@ def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
     assert model == {
         **{"name": "small", "layers": 2, "heads": 3, "dim": 12, "vocabulary": 30, "most": 16},
         **{"kv_heads": 3, "size": 4, "eps": 1e-12, "mask": "[MASK]", "next": False, "bert": True},
-        "scales": [["", 0.5], ["", 0.5]],
+        **{"scales": [["", 0.5], ["", 0.5]], "exact": True},
     }
     edits = [{"op": "ablate", "layer": 0, "head": 2}, {"op": "swap", "token": 2, "with": "dog"}]
     for text, own in itertools.product(["The cats ran on.", "cat, " * 20], [[], edits]):

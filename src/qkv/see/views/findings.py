@@ -26,7 +26,8 @@ _STYLE = """
 .qkv-prose :is(h2, h3, h4) { line-height: 1.25; margin: 1.2em 0 0.4em; }
 .qkv-prose h2 { font-size: clamp(24px, 3vw, 36px); }
 .qkv-prose img { max-width: 100%; }
-.qkv-prose :is(pre, table) { display: block; overflow-x: auto; }
+.qkv-prose pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+.qkv-prose table { display: block; overflow-x: auto; }
 .qkv-prose :is(th, td) { padding: 3px 10px; text-align: left; }
 .qkv-prose a { color: var(--accent, LinkText); }
 """
