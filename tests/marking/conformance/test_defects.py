@@ -7,7 +7,7 @@ import qkv
 from attend import loops
 from qkv.marking.conformance.cases import structured
 from qkv.marking.conformance.inputs import draw, expected
-from qkv.marking.conformance.reference import LINES, defects, run
+from qkv.marking.conformance.reference import GRADIENT, LINES, defects, run
 
 from . import blind, others
 from .tiled import PLANTED, kernel
@@ -98,7 +98,7 @@ def test_the_lines_of_the_formula_give_what_plain_loops_give():
             continue
         drawn = draw(case)
         right = expected(case, drawn)
-        options = {name: x for name, x in drawn.items() if not name.startswith("return")}
+        options = {name: x for name, x in drawn.items() if name[:6] not in ("return", "grad_o")}
         inputs = [options.pop(name) for name in ("query", "key", "value")]
         want = loops.attention(*inputs, **options)
         np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.shown())
@@ -111,7 +111,7 @@ def test_the_lines_of_the_formula_give_what_plain_loops_give():
 def test_each_defect_puts_a_line_otherwise_and_shows_in_some_case():
     left = {one.key: one for one in defects()}
     assert len(left) > 100
-    assert {name for one in left.values() for name in one.lines} <= {*LINES}
+    assert {name for one in left.values() for name in one.lines} <= {*LINES, *GRADIENT}
     from qkv.marking.conformance.inputs import values
 
     for case in structured(["float32"], []):
@@ -137,5 +137,10 @@ def test_each_defect_puts_a_line_otherwise_and_shows_in_some_case():
 def alike(one, other):
     return all(
         a.shape == b.shape and np.allclose(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
-        for a, b in zip(one[:3], other[:3], strict=True)
+        for a, b in zip(numbers(one), numbers(other), strict=True)
     )
+
+
+def numbers(found):
+    """What a call gives: output, weights, LSE, and gradients where there are any."""
+    return [a for a in (*found[:3], found.d_query, found.d_key, found.d_value) if a is not None]

@@ -98,6 +98,9 @@ def _jax() -> Callee:
         query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
         if "window" in options:  # the two sides
             options["window"] = tuple(_FAR if x is None else x for x in options["window"])
+        for name in ("key_lengths", "query_lengths"):
+            if name in options:
+                options[name] = options[name].astype(np.int32)
         given = {_JAX[name]: x for name, x in options.items()}
         return jax.nn.dot_product_attention(query, key, value, **given).swapaxes(1, 2)
 
@@ -159,6 +162,8 @@ def _ort_multi_head() -> Callee:
 
     def attention(query: Any, key: Any, value: Any, bias: Any = None, **options: Any) -> Any:
         B, H, L, _ = query.shape
+        if options.get("is_causal") and key.shape[2] != L:
+            raise NotImplementedError("what unidirectional means there is not documented")
         inputs = {"query": rows(query), "key": rows(key), "value": rows(value), "": None}
         lengths = options.get("key_lengths")
         inputs["lengths"] = None if lengths is None else lengths.astype(np.int32)
@@ -244,12 +249,14 @@ def _openvino() -> Callee:
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
+        if "attn_mask" in options and options.get("is_causal"):
+            raise NotImplementedError("causal ignores attention_mask, as is documented")
         if "attn_mask" in options:
             inputs["attention_mask"] = options["attn_mask"]
         elif "scale" in options:
-            inputs["attention_mask"] = np.zeros((1, 1, 1, 1), query.dtype)
+            inputs["attention_mask"] = np.zeros((query.shape[2], key.shape[2]), query.dtype)
         if "scale" in options:
-            inputs["scale"] = np.array(options["scale"], query.dtype)
+            inputs["scale"] = np.array([options["scale"]], query.dtype)
         made = compiled(_kinds(inputs), bool(options.get("is_causal", False)))
         return made({name: np.ascontiguousarray(x) for name, x in inputs.items()})[0].copy()
 

@@ -357,7 +357,8 @@ def _numbers() -> Iterator[Case]:
     for sign, name in ((-1, "all below 0"), (1, "all above 0")):
         yield Case("large scores", name, d=4, dv=4, S=40, spread=300.0, sign=sign)
     for spread in (2.0**17, 2.0**33, 2.0**60):  # exact in float32
-        yield Case("large scores", f"times {spread:g}", d=4, S=9, spread=spread, constant=True)
+        sizes: Options = {"d": 4, "dv": 4, "S": 9}
+        yield Case("large scores", f"times {spread:g}", spread=spread, constant=True, **sizes)
     hiding: dict[str, Options] = {
         "bool mask": {"attn_mask": "bool B11S"},
         "float mask": {"attn_mask": "float B11S"},
