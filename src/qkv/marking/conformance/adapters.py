@@ -285,9 +285,9 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
     ort: Any = need("onnxruntime", "onnxruntime")
     session = _session(ort, path)
     inputs = [one.name for one in session.get_inputs()]
-    parameters = ", ".join(f"x{number}" for number in range(len(inputs)))
     if len(inputs) < 3:
-        raise ValueError(f"{path} has inputs {parameters}: three are needed, query, key and value")
+        there = ", ".join(inputs)
+        raise ValueError(f"{path} has inputs {there}: three are needed, query, key and value")
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         given = dict(zip(inputs, (query, key, value), strict=False)) | options

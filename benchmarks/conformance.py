@@ -1,0 +1,128 @@
+"""docs/conformance.md: report cards of other libraries' attention and of ours.
+
+`make conformance` judges them all; `python -m benchmarks.conformance page` writes the page again
+from the last cards.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "conformance.md"
+LAST = ROOT / "benchmarks" / "results" / "conformance.json"
+WORDS = ROOT / "benchmarks" / "conformance.head.md"  # what is written by hand, before the cards
+REPRODUCED = ROOT / "benchmarks" / "reproductions"
+
+# of each card its column, what `qkv conform` judges, more of its arguments, and the environment
+OURS = ("qkv:attention", ["--gradient", "qkv:attention_grad"])
+CARDS = (
+    ("torch math", "torch.sdpa.math", [], {}),
+    ("torch flash", "torch.sdpa.flash", [], {}),
+    ("torch flex", "torch.flex", ["--seconds", "60"], {}),
+    ("ORT Attention", "onnxruntime.Attention", [], {}),
+    ("ORT MHA", "onnxruntime.MultiHeadAttention", [], {}),
+    ("OpenVINO", "openvino.sdpa", [], {}),
+    ("JAX", "jax", ["--seconds", "60"], {}),
+    ("qkv native", *OURS, {}),
+    ("qkv NumPy", *OURS, {"QKV_BACKEND": "numpy"}),
+)
+MARKS = {"right": "right", "wrong": "**wrong**", "refused": "refused", "absent": ""}
+
+
+def main() -> None:
+    """Judge all, and write the page."""
+    if sys.argv[1:] != ["page"]:
+        with ThreadPoolExecutor(2) as pool:
+            cards = [*pool.map(lambda how: judged(*how[1:]), CARDS)]
+        columns = [column for column, *_ in CARDS]
+        kept = {"when": time.strftime("%Y-%m-%d"), "cards": dict(zip(columns, cards, strict=True))}
+        LAST.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    last = json.loads(LAST.read_text("utf-8"))
+    PAGE.write_text(page(last["cards"], last["when"]), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """What `qkv conform --json` says of a function."""
+    print(f"judging {target}", flush=True)
+    program = "import sys; from qkv.cli import main; main(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "conform", target, "--json", *more],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stderr.strip())
+    card: dict[str, Any] = json.loads(done.stdout)
+    return card | {"target": target}
+
+
+def page(cards: dict[str, dict[str, Any]], when: str) -> str:
+    """The whole page: words, what was judged, the table, and what went wrong."""
+    lines = [WORDS.read_text("utf-8").strip(), "", "## What was judged", ""]
+    lines += [f"Built on {when} by `make conformance`, float32 and half precision"
+              " on the CPU.", ""]  # fmt: skip
+    for column, card in cards.items():
+        says = card["name"].partition("(")[2].partition(";")[0]
+        lines.append(f"- **{column}**: {says if says != 'numpy' else 'this version of qkv'}, "
+                     f"{len(card['cases'])} cases")  # fmt: skip
+    lines += ["", "## The cards", "", f"| feature | {' | '.join(cards)} |"]
+    lines.append(f"| --- |{' --- |' * len(cards)}")
+    for feature in next(iter(cards.values()))["features"]:
+        marks = [MARKS[card["features"][feature]] for card in cards.values()]
+        lines.append(f"| {feature} | {' | '.join(marks)} |")
+    lines += ["", "## What is refused", ""]
+    lines += told(cards, "refused")
+    lines += ["", "## What is wrong", ""]
+    lines += told(cards, "wrong") or ["Nothing."]
+    return "\n".join(lines) + "\n"
+
+
+def told(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
+    """Of each feature with this status how it shows; of what is wrong a reproduction too."""
+    lines = []
+    for column, card in cards.items():
+        for feature, finding in card["findings"].items():
+            if card["features"][feature] != status:
+                continue
+            case = finding["case"]
+            mine = [one for one in card["cases"] if one["feature"] == feature]
+            count = sum(one["status"] == status for one in mine)
+            how = f"as if {finding['as_if']}" if finding["as_if"] else case["message"]
+            how = " ".join(how.split())
+            how = how if len(how) < 160 else f"{how[:160]}…"
+            said = f"**{column}, {feature}** ({count} of {len(mine)} cases)"
+            if status == "refused":
+                lines.append(f"- {said}: `{how.replace('`', '')}`")
+                continue
+            lines += [f"{said}: {how or 'no known defect gives just this'}.", ""]
+            lines += [f"The smallest case: `{case['call']}`, error {case['error']}, bound"
+                      f" {case['bound']}." if case["error"] is not None else "", ""]  # fmt: skip
+            lines += [*reproduction(card["target"], feature), ""]
+    return lines
+
+
+def reproduction(target: str, feature: str) -> list[str]:
+    """A program of at most ten lines without qkv, and what it prints here."""
+    file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
+    if not file.is_file():
+        raise SystemExit(f"{target} is wrong at {feature}: write {file.relative_to(ROOT)}")
+    source = file.read_text("utf-8").strip()
+    if len(source.splitlines()) > 10:
+        raise SystemExit(f"{file.relative_to(ROOT)} has more than ten lines")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    printed = done.stdout.strip().splitlines()
+    if done.returncode:
+        printed.append(done.stderr.strip().splitlines()[-1])
+    return ["```python", source, "```", "", "prints", "", *(f"    {line}" for line in printed)]
+
+
+if __name__ == "__main__":
+    main()
