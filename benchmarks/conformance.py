@@ -1,7 +1,7 @@
 """docs/conformance.md: report cards of other libraries' attention and of ours.
 
-`make conformance` judges them all; `python -m benchmarks.conformance page` writes the page again
-from the last cards.
+`make conformance` judges them all, `python -m benchmarks.conformance NAME...` some of them anew
+(`jax`), and with the name `page` none: the page is written again from the last cards.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ REPRODUCED = ROOT / "benchmarks" / "reproductions"
 
 # of each card its column, what `qkv conform` judges, more of its arguments, and the environment
 OURS = ("qkv:attention", ["--gradient", "qkv:attention_grad"])
-CARDS = (
+CARDS: tuple[tuple[str, str, list[str], dict[str, str]], ...] = (
     ("torch math", "torch.sdpa.math", [], {}),
     ("torch flash", "torch.sdpa.flash", [], {}),
     ("torch flex", "torch.flex", ["--seconds", "60"], {}),
@@ -37,12 +38,16 @@ MARKS = {"right": "right", "wrong": "**wrong**", "refused": "refused", "absent":
 
 def main() -> None:
     """Judge all, and write the page."""
-    if sys.argv[1:] != ["page"]:
-        with ThreadPoolExecutor(2) as pool:
-            cards = [*pool.map(lambda how: judged(*how[1:]), CARDS)]
-        columns = [column for column, *_ in CARDS]
-        kept = {"when": time.strftime("%Y-%m-%d"), "cards": dict(zip(columns, cards, strict=True))}
-        LAST.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    kept: dict[str, Any] = {"cards": {}}
+    if sys.argv[1:]:
+        kept = json.loads(LAST.read_text("utf-8"))
+    chosen = [how for how in CARDS if not sys.argv[1:] or how[1] in sys.argv[1:]]
+    with ThreadPoolExecutor(2) as pool:
+        cards = [*pool.map(lambda how: judged(*how[1:]), chosen)]
+    if cards:
+        found = {how[0]: card for how, card in zip(chosen, cards, strict=True)}
+        kept = {"when": time.strftime("%Y-%m-%d"), "cards": kept["cards"] | found}
+        LAST.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     last = json.loads(LAST.read_text("utf-8"))
     PAGE.write_text(page(last["cards"], last["when"]), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -61,7 +66,13 @@ def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[st
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr.strip())
     card: dict[str, Any] = json.loads(done.stdout)
-    return card | {"target": target}
+    return trimmed(card | {"target": target})
+
+
+def trimmed(card: dict[str, Any]) -> dict[str, Any]:
+    """A card with what the page needs: how many cases of each feature came out in which way."""
+    cases = [f"{one['feature']}: {one['status']}" for one in card.pop("cases")]
+    return card | {"counts": Counter(cases), "total": len(cases)}
 
 
 def page(cards: dict[str, dict[str, Any]], when: str) -> str:
@@ -72,20 +83,20 @@ def page(cards: dict[str, dict[str, Any]], when: str) -> str:
     for column, card in cards.items():
         says = card["name"].partition("(")[2].partition(";")[0]
         lines.append(f"- **{column}**: {says if says != 'numpy' else 'this version of qkv'}, "
-                     f"{len(card['cases'])} cases")  # fmt: skip
+                     f"{card['total']} cases")  # fmt: skip
     lines += ["", "## The cards", "", f"| feature | {' | '.join(cards)} |"]
     lines.append(f"| --- |{' --- |' * len(cards)}")
     for feature in next(iter(cards.values()))["features"]:
         marks = [MARKS[card["features"][feature]] for card in cards.values()]
         lines.append(f"| {feature} | {' | '.join(marks)} |")
     lines += ["", "## What is refused", ""]
-    lines += told(cards, "refused")
+    lines += differing(cards, "refused")
     lines += ["", "## What is wrong", ""]
-    lines += told(cards, "wrong") or ["Nothing."]
+    lines += differing(cards, "wrong") or ["Nothing."]
     return "\n".join(lines) + "\n"
 
 
-def told(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
+def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
     """Of each feature with this status how it shows; of what is wrong a reproduction too."""
     lines = []
     for column, card in cards.items():
@@ -93,18 +104,18 @@ def told(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
             if card["features"][feature] != status:
                 continue
             case = finding["case"]
-            mine = [one for one in card["cases"] if one["feature"] == feature]
-            count = sum(one["status"] == status for one in mine)
+            counts = {way: card["counts"].get(f"{feature}: {way}", 0) for way in MARKS}
             how = f"as if {finding['as_if']}" if finding["as_if"] else case["message"]
-            how = " ".join(how.split())
+            how = " ".join(how.split()).rstrip(".") or "no known defect gives just this"
             how = how if len(how) < 160 else f"{how[:160]}…"
-            said = f"**{column}, {feature}** ({count} of {len(mine)} cases)"
+            said = f"**{column}, {feature}** ({counts[status]} of {sum(counts.values())} cases)"
             if status == "refused":
                 lines.append(f"- {said}: `{how.replace('`', '')}`")
                 continue
-            lines += [f"{said}: {how or 'no known defect gives just this'}.", ""]
-            lines += [f"The smallest case: `{case['call']}`, error {case['error']}, bound"
-                      f" {case['bound']}." if case["error"] is not None else "", ""]  # fmt: skip
+            lines += [f"{said}: {how}.", ""]
+            if case["error"] is not None:
+                numbers = f"error {float(case['error']):.2g}, bound {float(case['bound']):.2g}"
+                lines += [f"The smallest case: `{case['call']}`, {numbers}.", ""]
             lines += [*reproduction(card["target"], feature), ""]
     return lines
 

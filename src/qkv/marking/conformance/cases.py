@@ -151,11 +151,12 @@ class Case:
         Args:
             offered: the arguments.
             aligned: where its queries stand if L and S differ and it takes no `q_offset`.
-            absent: features and layouts that it does not offer.
+            absent: features and layouts that it does not offer; "causal, L != S" is one.
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
         grouped = "grouped heads" if self.Hq != self.Hkv else ""
-        if {self.feature, f"{kind} mask", grouped, self.layout} & {*absent}:
+        apart = "causal, L != S" if "is_causal" in self.options and self.L != self.S else ""
+        if {self.feature, f"{kind} mask", grouped, self.layout, apart} & {*absent}:
             return None
         options = dict(self.options)
         if options.get("q_offset") == "aligned":

@@ -96,11 +96,13 @@ class Report:
         good = [one for one in mine if one.status == "right"]
         pairs = [(one.error, one.bound) for one in good if one.error is not None and one.bound]
         error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
-        told = f"{len(good)} cases, error {error:.1e} of {bound:.1e} allowed"
+        cases = "1 case" if len(good) == 1 else f"{len(good)} cases"
+        told = f"{cases}, error {error:.1e} of {bound:.1e} allowed"
         refused = [one.case.name for one in mine if one.status == "refused"]
         like = [one.like for one in mine if one.like]
         if like:
-            told += f"; {len(like)} more are wrong as at {', '.join(dict.fromkeys(like))}"
+            verb = "is" if len(like) == 1 else "are"
+            told += f"; {len(like)} more {verb} wrong as at {', '.join(dict.fromkeys(like))}"
         if refused:
             more = f" and {len(refused) - _SLIGHT} more" if len(refused) > _SLIGHT else ""
             told += f"; refused: {', '.join(refused[:_SLIGHT])}{more}"
