@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, TimeoutError
 
 from qkv.see.analysis.heads import Axis, Heads
 from qkv.see.page.html import document, fragment
@@ -144,5 +144,9 @@ def said(page: Page) -> str:
 
 
 def tight(page: Page) -> bool:
-    """Whether nothing is wider than the window."""
-    return page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
+    """Whether nothing is wider than the window, once a busy machine has laid the page out."""
+    try:
+        page.wait_for_function("document.scrollingElement.scrollWidth <= innerWidth", timeout=3000)
+    except TimeoutError:
+        return False
+    return True

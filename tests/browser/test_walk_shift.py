@@ -275,6 +275,7 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
     steps = {step.name: step for step in walk.steps}
     for name in ("pre", "post", "logits", "chances"):
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
+        pause(page, 0)  # the step is drawn in the next frame
         page.locator(".map").first.focus()
         press(page, "ArrowDown", "Control+Home")
         rows = steps[name].rows
