@@ -58,7 +58,9 @@ WRITTEN = [
     ),
     ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)", "qkv"),
     ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache", "qkv"),
+    ("induction-score", "weights, ids, names", "np.zeros(())", "qkv"),
 ]
+OF_TEXTS = {"story"}  # its function returns a text: test_stories.py has what is no story
 NOTHING = [
     ("...", "returns-nothing", "nothing is filled in yet"),
     ("return None", "returns-nothing", "nothing is filled in yet"),
@@ -94,7 +96,7 @@ def written(task, parameters, body):
 
 def test_every_task_is_here():
     functions = {task.name for task in TASKS.values() if not task.values}
-    assert {task for task, *_ in WRITTEN} == functions
+    assert {task for task, *_ in WRITTEN} == functions - OF_TEXTS
 
 
 @pytest.mark.parametrize(("body", "key", "said"), NOTHING)
