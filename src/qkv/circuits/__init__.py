@@ -12,7 +12,8 @@ from qkv.circuits.lens import logit_lens
 from qkv.circuits.neurons import Example, Scan, scan
 from qkv.circuits.parting import diff
 from qkv.circuits.patching import attribution_patch
-from qkv.circuits.plotting import PlotView, plot
+from qkv.circuits.plot_view import PlotView
+from qkv.circuits.plotting import plot
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
 from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.circuits.plot_view import PlotView
 from qkv.see.draw.panels import Panel, Passage, Passages, number_format
 from qkv.see.page.payload import check_theme
-from qkv.see.views.view import Heading, View
 from qkv.text.tokenized import plain_tokens
 
 MOST_CARDS = 24
@@ -19,56 +17,7 @@ _BEFORE, _AFTER = 12, 7  # words of a long text that are shown around the one it
 _IN_ROW = 3
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Cards(View):
-    """Cards beside each other, each with texts whose words are shaded.
-
-    Attributes:
-        said: what they are, in words.
-        cards: the cards.
-        facts: what else to know of them.
-    """
-
-    said: str
-    cards: list[Passages]
-    facts: list[str]
-
-    @property
-    def sentence(self) -> str:
-        """What the cards are, in words."""
-        return self.said
-
-    @property
-    def reasons(self) -> list[str]:
-        """What else to know of them."""
-        return self.facts
-
-    def panels(self) -> list[list[Panel]]:
-        """The cards, three in a row."""
-        cards = self.cards
-        return [list(cards[first : first + _IN_ROW]) for first in range(0, len(cards), _IN_ROW)]
-
-    def _headings(self) -> list[Heading]:
-        return []
-
-    def _numbers(self) -> dict[str, Any]:
-        return {
-            "sentence": self.said,
-            "cards": [
-                {
-                    "title": card.title,
-                    "explained": card.explained,
-                    "examples": [
-                        {"value": one.label, "words": one.words, "shares": one.shares}
-                        for one in card.passages
-                    ],
-                }
-                for card in self.cards
-            ],
-        }
-
-
-def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> Cards:
+def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
     """A view of some cards out of a `whole` number of units, once it is known that it can be."""
     check_theme(theme, "cards")
     if not cards:
@@ -76,7 +25,21 @@ def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:
         facts.append(f"{len(cards)} of {whole:,} {unit}s have a card here.")
-    return Cards(said, cards, facts, theme=theme)
+    rows: list[list[Panel]] = [
+        list(cards[first : first + _IN_ROW]) for first in range(0, len(cards), _IN_ROW)
+    ]
+    numbers = [
+        {
+            "title": card.title,
+            "explained": card.explained,
+            "examples": [
+                {"value": one.label, "words": one.words, "shares": one.shares}
+                for one in card.passages
+            ],
+        }
+        for card in cards
+    ]
+    return PlotView(said, facts, rows, {"cards": numbers}, theme=theme)
 
 
 def passage_of(

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown, whole_number
-from qkv.circuits.cards import MOST_CARDS, Cards, cards_of, passage_of
+from qkv.circuits.cards import MOST_CARDS, cards_of, passage_of
 from qkv.circuits.checks import check_model
+from qkv.circuits.plot_view import PlotView
 from qkv.circuits.ranking import Best
 from qkv.circuits.sae import SAE
 from qkv.circuits.streaming import one_site, rows_of
@@ -84,7 +85,7 @@ class Scan:
         *,
         top: int = 5,
         theme: str = "auto",
-    ) -> Cards:
+    ) -> PlotView:
         """A page of cards: for each neuron or feature the texts in which it is largest.
 
         Words are shaded by the activation, from 0 to the largest of the card; the word with the

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.cards import Cards
 from qkv.circuits.neurons import Scan
+from qkv.circuits.plot_view import PlotView
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadScan
 from qkv.see.analysis.largest import strongest
@@ -32,7 +32,6 @@ from qkv.see.draw.panels import (
     number_spec,
 )
 from qkv.see.page.payload import check_theme
-from qkv.see.views.view import Heading, View
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 _CALL = "plot"
@@ -47,44 +46,7 @@ _Kind = tuple[str, float]
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PlotView(View):
-    """A result of `qkv.circuits`, drawn.
-
-    Attributes:
-        said: the strongest of its numbers, in words.
-        facts: what else to know of them.
-        rows: its panels.
-        numbers: what `to_dict` gives.
-    """
-
-    said: str
-    facts: list[str]
-    rows: list[list[Panel]]
-    numbers: dict[str, Any]
-
-    @property
-    def sentence(self) -> str:
-        """The strongest number and where it stands, in words."""
-        return self.said
-
-    @property
-    def reasons(self) -> list[str]:
-        """What else to know of the numbers."""
-        return self.facts
-
-    def panels(self) -> list[list[Panel]]:
-        """Heat maps, bars or a graph."""
-        return self.rows
-
-    def _headings(self) -> list[Heading]:
-        return []
-
-    def _numbers(self) -> dict[str, Any]:
-        return {"sentence": self.said, **self.numbers}
-
-
-def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView | Cards:
+def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
     """Draw what a call of `qkv.circuits` returns.
 
     The axes of a result decide what is drawn:

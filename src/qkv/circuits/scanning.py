@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown, whole_number
-from qkv.circuits.cards import MOST_CARDS, Cards, cards_of, passage_of
+from qkv.circuits.cards import MOST_CARDS, cards_of, passage_of
 from qkv.circuits.checks import check_model
 from qkv.circuits.heads import summed
 from qkv.circuits.measures import NAMES, STRONGEST, Measured, checked_names
+from qkv.circuits.plot_view import PlotView
 from qkv.circuits.ranking import Best
 from qkv.circuits.reading import Read
 from qkv.circuits.results import Result
@@ -59,7 +60,7 @@ class HeadScan:
     scores: dict[str, Result]
     _found: dict[str, list[list[list[HeadExample]]]]
 
-    def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> Cards:
+    def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
         """A page of cards: for each head the texts in which it has most of a measure.
 
         Words are shaded by the weights of the query, which is framed, on a scale from 0 to 1.
