@@ -114,6 +114,7 @@ STEPS = {
         {"marker"},
         {"files"},
         {"conformance"},
+        {"pytest_plugin"},
         {""},
     ],
     "scale": [

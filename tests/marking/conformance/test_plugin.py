@@ -30,7 +30,7 @@ def test_nothing(conformance):
 
 def test_each_feature_is_a_test(tmp_path):
     (tmp_path / "test_mine.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-rA", "-p", "qkv.marking.conformance.plugin"]
+    command = [sys.executable, "-m", "pytest", "-rA", "-p", "qkv.marking.pytest_plugin"]
     done = subprocess.run(
         [*command, "--strict-markers", "-p", "no:cacheprovider", "-k", "mine or nothing-plain"],
         cwd=tmp_path,
@@ -46,3 +46,13 @@ def test_each_feature_is_a_test(tmp_path):
     assert any(line.startswith("SKIPPED") and line.endswith("absent") for line in lines)
     assert "write @pytest.mark.conform(my_attention)" in done.stdout.replace("Write", "write")
     assert done.returncode == 1
+
+
+def test_what_judges_is_not_imported_with_the_plugin():
+    program = (
+        "import qkv.marking.pytest_plugin, sys; print('qkv.marking.conformance' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

@@ -4,17 +4,17 @@
     def test_my_attention(conformance):
         assert conformance
 
-What is refused or absent is skipped.
+What is refused or absent is skipped. pytest imports this module wherever qkv is installed, so what
+judges is imported by the first test that asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qkv.marking.conformance.card import conform
-from qkv.marking.conformance.cases import FEATURES
-from qkv.marking.conformance.report import Report
+if TYPE_CHECKING:
+    from qkv.marking.conformance import Report
 
 
 class Feature:
@@ -52,6 +52,8 @@ def pytest_configure(config: Any) -> None:
 def pytest_generate_tests(metafunc: Any) -> None:
     """A test for each feature."""
     if "conformance" in metafunc.fixturenames:
+        from qkv.marking.conformance.cases import FEATURES
+
         marker = metafunc.definition.get_closest_marker("conform")
         chosen: Sequence[str] | None = marker and marker.kwargs.get("features")
         names = [name for name in FEATURES if chosen is None or name in chosen]
@@ -71,6 +73,8 @@ def _fixtures() -> Any:
             if marker is None:
                 pytest.fail("conformance: which function? Write @pytest.mark.conform(my_attention)")
             if id(marker) not in reports:
+                from qkv.marking.conformance import conform
+
                 reports[id(marker)] = conform(*marker.args, **marker.kwargs)
             feature = Feature(reports[id(marker)], request.param)
             if feature.status in ("refused", "absent"):
