@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def conform(
     chosen = _checked(arrays, dtypes, features, aligned, seed)
     told = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
     start = _start(told | {"names": names}, {"seconds": seconds, "waiting": waiting})
-    with one_blas_thread(), Runs(start) as runs:
+    with one_blas_thread(), closing(Runs(start)) as runs:
         about = runs.load()
         halves = [one for one in about["halves"] if one not in dtypes]
         plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
@@ -254,21 +254,16 @@ def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseRes
 
 def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
     """A smaller call that goes wrong in the same way."""
-    left = _STEPS
-    shrinks = True
-    while shrinks and left > 0:
-        shrinks = False
-        for case in smaller(result.case):
-            again = _moved(result.case, case)
-            left -= 1
-            found = runs.run(again)
-            if found.ended:
-                return result
-            if found.status == "wrong" and bool(found.message) == bool(result.message):
-                result, shrinks = found, True
-                break
-            if left <= 0:
-                break
+    candidates = iter(smaller(result.case))
+    for _ in range(_STEPS):
+        case = next(candidates, None)
+        if case is None:
+            break
+        found = runs.run(_moved(result.case, case))
+        if found.ended:
+            break
+        if found.status == "wrong" and bool(found.message) == bool(result.message):
+            result, candidates = found, iter(smaller(found.case))
     return result
 
 

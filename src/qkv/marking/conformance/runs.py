@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class Runs:
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
         self._start = start
+        self._processes = ExitStack()  # one at most
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
@@ -75,7 +76,7 @@ class Runs:
         try:
             return self._begun()[1]
         except Ended as end:
-            self._end()
+            self.close()
             raise ValueError(
                 f"conform: loading the function ends its process: {end.shows}"
             ) from None
@@ -88,7 +89,7 @@ class Runs:
             process.begin()
             reply = process.ask({"do": "call", "case": case.packed()})
         except Ended as end:
-            self._end()
+            self.close()
             said = {"endless-loop": "it does not come back: ", "exits": "it ends: "}
             message = said.get(end.key, "it crashes: ") + end.shows
             return CaseResult(case, "wrong", message=message, ended=True)
@@ -99,27 +100,16 @@ class Runs:
 
     def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
-            self._process = self._start().__enter__()
+            self._process = self._processes.enter_context(self._start())
             self._told = self._process.ask({"do": "load"}, _LOADING * self._process.seconds)
             if "error" in self._told:
                 raise ValueError(f"conform: the function cannot be loaded: {self._told['error']}")
         return self._process, self._told
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.__exit__(None, None, None)
-            self._process = None
-
-    def __enter__(self) -> Runs:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._end()
+    def close(self) -> None:
+        """End the process, if one runs."""
+        self._processes.close()
+        self._process = None
 
 
 def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
