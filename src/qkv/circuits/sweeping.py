@@ -93,6 +93,7 @@ def patch(
     if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
         return _of_sites(
             at,
+            by,
             lambda site: patch(
                 model, clean, corrupted, at=site, metric=metric, by=by, normalize=normalize
             ),
@@ -122,10 +123,12 @@ def patch(
     return Result(whole, ["pair", *names], of=of, title=title, ground=ground)
 
 
-def _of_sites(sites: Sequence[str], patched: Callable[[str], Result]) -> Result:
+def _of_sites(sites: Sequence[str], by: Any, patched: Callable[[str], Result]) -> Result:
     """The results of several sites as one, with an axis for the sites."""
     if not sites:
         raise ValueError(f"{_CALL}: at is an empty list: choose among {', '.join(SITES)}")
+    for site in sites:
+        _axes(site, by)  # an unknown one is an error before any is run
     found = [patched(site) for site in sites]
     first = found[0]
     for site, other in zip(sites, found, strict=True):
