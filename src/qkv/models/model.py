@@ -621,7 +621,6 @@ class Model(ComparingModel):
                 f"losses: {self.name} is no decoder and does not predict each token from those "
                 "before it: predict(text) gives probabilities at a mask token"
             )
-        text = [text] if isinstance(text, str) else text
         trace = self.trace(text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
         if len(trace) != 1:
             raise ValueError(f"losses: there are {len(trace)} texts: give one text a call")
