@@ -11,7 +11,7 @@ from qkv.marking.tasks.attention.mistakes import HIDING
 from qkv.marking.tasks.block.mistakes import MLPS, NORMS
 from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
 from qkv.marking.tasks.cross.layer import Rule, pre_norm
-from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, INVERTED
+from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, INVERTED, projections_exchanged
 from qkv.marking.tasks.wiring import Part
 
 _WIRES = (
@@ -219,17 +219,9 @@ TEXTS = (
         nudge="Set cross_o to zero: may the output still depend on the context?",
         where="the lines that make q, k and v of self-attention",
     ),
-    mistake(
+    projections_exchanged(
         "decoder-block-projections",
-        "the projections of self-attention and of cross-attention have changed places, or one set"
-        " serves both",
-        "the shapes fit, and the numbers were learned for the other part",
-        {"projections": lambda own, other: (other, own)},
-        {"projections": lambda own, other: (own, own)},
-        {"projections": lambda own, other: (other, other)},
         remedy='q = h @ parameters["self_q"]  # and cross_q ... cross_o for the next',
-        nudge="Change each parameter in turn: which part does it reach first?",
-        where="the names of the parameters that each attention is given",
     ),
 )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.tasks.attention.mistakes import BATCHES as ATTENTION_BATCHES
 from qkv.marking.tasks.attention.mistakes import HIDING, MASK, core
 from qkv.marking.tasks.mask.mistakes import TEXTS as TEXTS_OF_A_BATCH
@@ -108,3 +108,20 @@ CORE = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always")
 CORE_OF_TWO = tuple(replace(one, alone=one.alone or one.key in _ROLES) for one in CORE)
 
 KNOWN = (*TEXTS, *CAUSAL, *PADDING, *CORE)
+
+
+def projections_exchanged(key: str, *, remedy: str, alone: bool = False) -> Mistake:
+    """One of a decoder's two attentions has the projections of the other."""
+    return mistake(
+        key,
+        "the projections of self-attention and of cross-attention have changed places, or one set"
+        " serves both",
+        "the shapes fit, and the numbers were learned for the other part",
+        {"projections": lambda own, cross: (cross, own)},
+        {"projections": lambda own, cross: (own, own)},
+        {"projections": lambda own, cross: (cross, cross)},
+        remedy=remedy,
+        nudge="Change each parameter in turn: which part does it reach first?",
+        where="the names of the parameters that each attention is given",
+        alone=alone,
+    )

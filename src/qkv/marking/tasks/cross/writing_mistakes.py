@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.mistake import Steps, mended, mistake
 from qkv.marking.tasks.attention.mistakes import OF_CAUSAL
-from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO
+from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, projections_exchanged
 from qkv.marking.tasks.cross.writing import once
 from qkv.marking.tasks.kv_cache.mistakes import CACHING, EXCHANGED, MASKING
 from qkv.marking.tasks.kv_cache.steps import Kept
@@ -206,17 +206,9 @@ SEES = (
         nudge="Change the last word of the context: which rows of the output change?",
         where="the mask of cross-attention: which words of the context may the first word see?",
     ),
-    mistake(
+    projections_exchanged(
         "writing-projections",
-        "the projections of self-attention and of cross-attention have changed places, or one set"
-        " serves both",
-        "the shapes fit, and the numbers were learned for the other part",
-        {"projections": lambda own, cross: (cross, own)},
-        {"projections": lambda own, cross: (own, own)},
-        {"projections": lambda own, cross: (cross, cross)},
         remedy='q = x @ parameters["self_q"]  # and cross_q, cross_k, cross_v for the next',
-        nudge="Change each parameter in turn: which part does it reach first?",
-        where="the names of the parameters that each attention is given",
         alone=True,
     ),
 )
