@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qkv.marking import findings
 from qkv.marking.errors import in_words, sentence
 from qkv.marking.explain import Compute, explain
-from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.findings import Finding, of_mistake, of_values
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
@@ -228,6 +228,26 @@ class Marking:
         yield from self.limits
         if self.untried:
             yield f"Not tried, since it has no such parameter: {', '.join(self.untried)}."
+
+
+def mark_values(
+    task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
+) -> CheckResult:
+    """The verdict on values, by what is found of them, each once.
+
+    Args:
+        task: the task.
+        name: what the values are called.
+        tried: what was looked at.
+        found: the mistakes.
+        unread: keys of those with which the values could not be looked at.
+    """
+    m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
+    m.tried = [tried]
+    known = {one.key: one for one in found}
+    m.found = [*map(of_values, known.values())]
+    m.explained = not known.keys() & {*unread}
+    return m.result()
 
 
 def mark_in_steps(

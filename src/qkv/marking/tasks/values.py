@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import Marking
-from qkv.marking.findings import of_values
+from qkv.marking.engine import mark_values
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
@@ -57,12 +56,7 @@ def _marked(
     task: str, name: str, tried: str, find: Callable[..., Iterator[Mistake]], things: Sequence[Any]
 ) -> CheckResult:
     """A verdict on values: what is found of them, each once."""
-    m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
-    m.tried = [tried]
-    found = {one.key: one for one in find(*things)}
-    m.found = [of_values(one) for one in found.values()]
-    m.explained = _EMPTY.key not in found and _OTHER.key not in found
-    return m.result()
+    return mark_values(task, name, tried, find(*things), (_EMPTY.key, _OTHER.key))
 
 
 _EMPTY = mistake(

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import Marking
-from qkv.marking.findings import of_values
+from qkv.marking.engine import mark_values
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.result import CheckResult
 from qkv.marking.stub import is_stub
@@ -19,7 +18,7 @@ from qkv.marking.tasks.stories.grammar import begins, others, returning
 from qkv.marking.tasks.stories.measured import EMPTY, Decoder, Unmeasured, decoder_of
 from qkv.marking.tasks.task import Task
 
-_NAME = "head-removed"
+_NAME, _TRIED = "head-removed", "no head, one and two"
 _LOGITS = "logits = story_model(ids, ablate=heads).logits[0]"
 _NEXT = "p = qkv.softmax(logits)[np.arange(len(ids) - 1), ids[1:]]"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
@@ -229,7 +228,7 @@ def _mark(things: Any, way: str) -> CheckResult:
             *_slips(removed, right),
             signature=HEAD_REMOVED.signature,
             asks=HEAD_REMOVED.asks,
-            what="no head, one and two",
+            what=_TRIED,
             returns=_MEANS,
             within=_WITHIN,
         )
@@ -241,9 +240,7 @@ def _mark(things: Any, way: str) -> CheckResult:
 
 
 def _verdict(one: Mistake) -> CheckResult:
-    m = Marking(_NAME, "without", lambda case: case, lambda case, steps: case, {})
-    m.tried, m.found = ["no head, one and two"], [of_values(one)]
-    return m.result()
+    return mark_values(_NAME, "without", _TRIED, [one], [one.key])
 
 
 HEAD_REMOVED = Task(

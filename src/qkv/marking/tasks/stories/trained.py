@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import Marking
+from qkv.marking.engine import mark_values
 from qkv.marking.errors import type_name
-from qkv.marking.findings import of_values
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
@@ -174,15 +173,11 @@ def _among(right: Array, layer: int, head: int) -> bool:
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
     """A verdict on values: what is found of them."""
-    m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
-    m.tried = [tried]
     try:
         found = [*find(*things)]
     except Unmeasured as error:
         found = [error.why]
-    m.found = [*map(of_values, found)]
-    m.explained = not {one.key for one in found} & {EMPTY.key, NO_MODEL.key, NO_WORDS.key}
-    return m.result()
+    return mark_values(task, name, tried, found, (EMPTY.key, NO_MODEL.key, NO_WORDS.key))
 
 
 STORY_MODEL = Task(
