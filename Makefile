@@ -30,10 +30,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # two targets may fill the same environment
 .NOTPARALLEL:
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## set up, then walk through, show and compare on real weights, and write the page to play with
+demo: ## set up, then walk through, show and compare sentences, and write a page to play with
 	@set -eu; \
 	begin=$$(date +%s); \
 	$(MAKE) --no-print-directory --silent $(VENV)/.kernel; \
@@ -51,14 +51,14 @@ demo: ## set up, then walk through, show and compare on real weights, and write 
 	printf '\nThe model is in a page now, to type and to change things in: open %s in a browser\n' \
 	  "file://$(CURDIR)/build/play.html"
 
-test: $(VENV)/.dev ## the tests and the examples in docstrings (not the parity tests)
+test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-attack: $(VENV)/.dev ## memory, interrupts, damaged models, random arguments: 2,000 others each time (SEED=7 for the same again; CI has 400 fixed ones)
+attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
 	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
 
-check: $(VENV)/.dev ## style, format, types and the rules of the house
+check: $(VENV)/.dev ## check style, format, types and the house rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -69,31 +69,31 @@ check: $(VENV)/.dev ## style, format, types and the rules of the house
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/python -m pytest --quiet tests/test_house.py
 
-bundles: $(ESBUILD)/.esbuild ## put the scripts of the pages together again, after a change in src/qkv/see/page/assets (npm)
+bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
 
-browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the one QKV_CHROMIUM names; `node-typescript`, `npm`)
+browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
 	$(BIN)/python -m pytest -n $$($(MORE)) --dist worksteal tests/browser
 
-native: $(VENV)/.dev ## the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
+native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/parity
 
-real: $(PARITY_VENV)/.parity ## GPT-2, Pythia, Llama, BERT, MiniLM and ModernBERT from the Hub against transformers (2 GB; never in CI)
+real: $(PARITY_VENV)/.parity ## compare GPT-2, Pythia, Llama, BERT, MiniLM and ModernBERT from the Hub with transformers (2 GB; never in CI)
 	$(PARITY_VENV)/bin/python -m pytest tests/real
 
-serve: $(SERVE_VENV)/.serve ## the server: its clients, bad requests, faults and loads (own environment)
+serve: $(SERVE_VENV)/.serve ## test the server: clients, bad requests, faults and load (own environment)
 	$(SERVE_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/serve
 
-scale: $(VENV)/.dev ## many workers: results beside one process's, and workers, clients and disks that fail
+scale: $(VENV)/.dev ## test many workers: same results as one process, and failing workers, clients and disks
 	$(BIN)/python -m pytest tests/scale
 
-bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## measure beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
+bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## measure speed beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
-conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and ours, and write docs/conformance.md
+conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and qkv, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course
@@ -101,15 +101,15 @@ docs: $(VENV)/.docs ## build the documentation, executing every page and the not
 	$(BIN)/python -m pytest --quiet tests/course
 	@echo "docs/_build/html/index.html"
 
-student: $(VENV)/.docs ## the notebooks for students, without solutions: build/student
+student: $(VENV)/.docs ## build the notebooks for students, without solutions: build/student
 	rm -rf build/student
 	$(BIN)/python docs/notebooks.py student build/student
 
-teacher: $(VENV)/.docs ## the notebooks for teachers, with solutions and notes: build/teacher
+teacher: $(VENV)/.docs ## build the notebooks for teachers, with solutions and notes: build/teacher
 	rm -rf build/teacher
 	$(BIN)/python docs/notebooks.py teacher build/teacher
 
-site: $(VENV)/.docs ## the documentation with its live pages as a folder for any static host, or to open from a disk: build/site
+site: $(VENV)/.docs ## build the documentation with its live pages, for any static host or to open from a disk: build/site
 	rm -rf build/site
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
 	rm -f build/site/.buildinfo
@@ -126,7 +126,7 @@ TAUGHT = --clauses 0.4 --short 0.35 --long 0.05 --documents 0.03 --tokens 3072
 GUESSED = --vocabulary 0 --clauses 0 --short 0 --long 0 --documents 0.03 --begin 0 --tokens 3072 --used 0.5
 BESIDE = --after build/books-3 --beside build/books-4 $(GUESSED) --in_sight 1 --rate 6e-4 --uses 16
 LAST = --after build/books-mean $(GUESSED) --masked 0.3 --little 0.25 --in_sight 2 --rate 8e-4 --uses 20
-model: $(VENV)/.dev ## train and measure both models that ship, from books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; about seven hours on 2 cores, or MINUTES=10 each; a run that was stopped goes on
+model: $(VENV)/.dev ## train and measure both shipped models on books: BOOKS=a clone of github.com/mlschmitt/classic-books-markdown, or its archive; about seven hours on 2 cores, or MINUTES=10 each; continues a stopped run
 	@test -n "$(BOOKS)" || { echo 'make model: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
 	$(BIN)/python -m training.books $(BOOKS)
 	$(BIN)/python -m training.book_encoder $(BOOKS) --steps 2869 --products float32 $(call run,build/books-1)
@@ -143,30 +143,30 @@ model: $(VENV)/.dev ## train and measure both models that ship, from books: BOOK
 	$(BIN)/python -m training.book_ship build/books-decoder $(BOOKS)
 	@$(MAKE) --no-print-directory pictures
 
-pictures: $(VENV)/.browser ## the pictures of pages that README.md and the documentation show
+pictures: $(VENV)/.browser ## take the screenshots in README.md and the documentation
 	$(BIN)/python docs/images/take.py
 
 dictionary: RUN = build/wordnet
-dictionary: $(VENV)/.dev ## train the encoder that the one of `make model` goes on from, on Debian's wordnet-base: about three hours on 2 cores
+dictionary: $(VENV)/.dev ## train, on Debian's wordnet-base, the encoder that `make model` starts from: about three hours on 2 cores
 	$(BIN)/python -m training.make --steps 6743 $(call run,$(RUN)-1)
 	$(BIN)/python -m training.make --steps 10000 --after $(RUN)-1 --held_out 1 --begin 0.25 --rate 7e-4 --seed 1 $(call run,$(RUN)-2)
 	$(BIN)/python -m training.make --steps 1600 --after $(RUN)-2 --held_out 1 --begin 0 --rate 4e-4 --seed 2 --in_sight 3 --ended 1 $(call run,$(RUN))
 	$(BIN)/python -m training.ship $(RUN) --mean -o build/dictionary
 
-features: $(VENV)/.dev ## train and measure the sparse autoencoder of docs/features.md: BOOKS as for `make model`; about ten minutes on 2 cores, then its features are to be read and named again (training/features.csv)
+features: $(VENV)/.dev ## train and measure the sparse autoencoder of docs/features.md: BOOKS as for `make model`; about ten minutes on 2 cores; then read and name its features again (training/features.csv)
 	@test -n "$(BOOKS)" || { echo 'make features: BOOKS is empty: give a clone of github.com/mlschmitt/classic-books-markdown, or an archive of it' >&2; exit 2; }
 	$(BIN)/python -m training.features $(BOOKS)
 	$(BIN)/python -m training.features
 
-wheels: $(WHEELS_VENV)/.wheels ## the wheels of a release and the sdist, in dist/, by a cross compiler from pip; tried without one, and on arm64 (qemu-user)
+wheels: $(WHEELS_VENV)/.wheels ## build a release's wheels and sdist in dist/ with a cross compiler from pip; try them without a compiler, and on arm64 (qemu-user)
 	$(WHEELS_VENV)/bin/python .ci/wheels.py
 	@sh tests/try_wheels.sh $(PYTHON)
 	@sh tests/try_arm64.sh $(WHEELS_VENV)/bin/python dist/qkv-*-manylinux_*_aarch64.whl
 
-release: $(WHEELS_VENV)/.wheels ## changelog, version, wheels, checksums, notes and tag, in this clone alone: VERSION=1.2.3
+release: $(WHEELS_VENV)/.wheels ## make changelog, version, wheels, checksums, notes and tag, in this clone only: VERSION=1.2.3
 	$(WHEELS_VENV)/bin/python .ci/release.py make "$(VERSION)"
 
-wheel: $(WHEELS_VENV)/.wheels ## two of them: for this processor and without a kernel, tried without a compiler
+wheel: $(WHEELS_VENV)/.wheels ## build two wheels (for this processor, and without a kernel) and try them without a compiler
 	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc any
 	@sh tests/try_wheels.sh $(PYTHON)
 
