@@ -22,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.run.truncation import Truncator
 from qkv.see.page.tokenizers import reasons_of_tokenizer
 from qkv.text import SubwordTokenizer
 

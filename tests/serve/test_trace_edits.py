@@ -20,8 +20,8 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
-from qkv.models.tasks.edit import EditedRun, Hidden
-from qkv.models.tasks.layout import Layout
+from qkv.models.run.edit import EditedRun, Hidden
+from qkv.models.run.layout import Layout
 from qkv.serve.app import create_app
 from qkv.serve.edits import changes_of
 from qkv.serve.routes import trace as trace_route

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.circuits.reading import Read
 from qkv.models.model import Model
-from qkv.models.tasks.inputs import named
+from qkv.models.run.inputs import named
 
 
 class Best:

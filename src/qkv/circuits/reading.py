@@ -9,8 +9,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.model import Model
-from qkv.models.tasks.inputs import as_ids, ids_given
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.run.inputs import as_ids, ids_given
+from qkv.models.run.truncation import Truncator
 from qkv.text.tokenizer import check_text
 
 TEXTS, LETTERS = 4096, 2**19  # that are read and sorted at once, or fewer

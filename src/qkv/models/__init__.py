@@ -7,7 +7,7 @@ from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import Model, ModelOutput
 from qkv.models.pool import Pool
-from qkv.models.tasks.edit import At
+from qkv.models.run.edit import At
 from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 

@@ -25,13 +25,13 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
-from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.fit_edits import fit, plain, swapped
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.fit_edits import fit, plain, swapped
+from qkv.models.run.inputs import check_tokenizer, ids_given, named
+from qkv.models.run.layout import Layout
+from qkv.models.run.streams import parts
+from qkv.models.run.truncation import MOST, Truncator
 from qkv.models.tasks.generate import eos_ids
-from qkv.models.tasks.inputs import check_tokenizer, ids_given, named
-from qkv.models.tasks.layout import Layout
-from qkv.models.tasks.streams import parts
-from qkv.models.tasks.truncation import MOST, Truncator
 from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from qkv.arrays import whole_number
 from qkv.models.encoding import EncoderModel
 from qkv.models.network.head import BuiltHead
-from qkv.models.tasks.activation import Activation, activation_of, given_activation
-from qkv.models.tasks.inputs import check_device
-from qkv.models.tasks.prompt import chosen_prompt
-from qkv.models.tasks.rank import Ranker, best, need_ranking
-from qkv.models.tasks.vectors import as_given, similarity, similarity_pairwise
+from qkv.models.run.inputs import check_device
+from qkv.models.sentence.activation import Activation, activation_of, given_activation
+from qkv.models.sentence.prompt import chosen_prompt
+from qkv.models.sentence.rank import Ranker, best, need_ranking
+from qkv.models.sentence.vectors import as_given, similarity, similarity_pairwise
 from qkv.progress import progress
 from qkv.text.tokenizer import check_text, check_texts
 

@@ -11,8 +11,8 @@ from qkv.arrays import whole_number
 from qkv.attend import softmax
 from qkv.extras import need
 from qkv.models.model import Model
-from qkv.models.tasks.inputs import check_device
-from qkv.models.tasks.vectors import as_tensors
+from qkv.models.run.inputs import check_device
+from qkv.models.sentence.vectors import as_tensors
 from qkv.progress import progress
 from qkv.text.tokenizer import check_text
 

@@ -19,7 +19,7 @@ from qkv.models.model import Model, ModelOutput
 from qkv.models.network.dual_design import SCALE, DualDesign
 from qkv.models.network.finishing import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.vectors import similarity
+from qkv.models.sentence.vectors import similarity
 from qkv.models.vision import VisionModel
 from qkv.text import Tokenized
 

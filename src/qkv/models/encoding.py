@@ -9,13 +9,13 @@ import numpy as np
 
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.extras import need
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.fit_edits import check
+from qkv.models.run.inputs import check_device
+from qkv.models.sentence.encode import OPTIONS, Encoder
+from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
+from qkv.models.sentence.windows import checked_texts
 from qkv.models.streaming import StreamingModel
-from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.encode import OPTIONS, Encoder
-from qkv.models.tasks.fit_edits import check
-from qkv.models.tasks.inputs import check_device
-from qkv.models.tasks.vectors import as_tensors, check_precision, quantized
-from qkv.models.tasks.windows import checked_texts
 from qkv.text import Tokenized
 
 

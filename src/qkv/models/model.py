@@ -17,8 +17,12 @@ from qkv.layers.packed import padded, starts_of
 from qkv.models.comparing import ComparingModel
 from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer, unpacked
-from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.fit_edits import check, hide_value, spliced_names
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.fit_edits import check, hide_value, spliced_names
+from qkv.models.run.inputs import checked_ids, checked_positions, named
+from qkv.models.run.layout import Layout, columns, layout_of
+from qkv.models.run.streams import batches, joined
+from qkv.models.run.truncation import Cut, callers, counting
 from qkv.models.tasks.generate import DEFAULT_NEW, Row, steps, tokens_to_add
 from qkv.models.tasks.gradient import (
     check_functions,
@@ -29,15 +33,11 @@ from qkv.models.tasks.gradient import (
     word_id,
 )
 from qkv.models.tasks.heads import HeadWeights, head_weights
-from qkv.models.tasks.inputs import checked_ids, checked_positions, named
-from qkv.models.tasks.layout import Layout, columns, layout_of
 from qkv.models.tasks.predict import Guesses, in_words, likeliest, mask_places, one_text
 from qkv.models.tasks.resume import run_layers
 from qkv.models.tasks.sampling import Sampling
 from qkv.models.tasks.spelling import TextStream, check_stop, spelled
-from qkv.models.tasks.streams import batches, joined
 from qkv.models.tasks.trace import Names, layers_to_run, names_to_keep
-from qkv.models.tasks.truncation import Cut, callers, counting
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized
 from qkv.text.tokenized import told_unknown

@@ -9,8 +9,8 @@ from typing import Any, Self
 from qkv.arrays import whole_number
 from qkv.models.loading import load
 from qkv.models.model import Model
-from qkv.models.tasks.encode import EmptyText
-from qkv.models.tasks.truncation import Cut, counting
+from qkv.models.run.truncation import Cut, counting
+from qkv.models.sentence.encode import EmptyText
 from qkv.ops.threads import get_num_threads, set_num_threads
 from qkv.progress import progress
 

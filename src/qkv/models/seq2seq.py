@@ -16,10 +16,10 @@ from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import unpacked, without_holes
-from qkv.models.tasks.edit import EditedRun
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.inputs import Texts, checked_ids, checked_positions
+from qkv.models.run.layout import columns, layout_of
 from qkv.models.tasks.generate import Row
-from qkv.models.tasks.inputs import Texts, checked_ids, checked_positions
-from qkv.models.tasks.layout import columns, layout_of
 from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace

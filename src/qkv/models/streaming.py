@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from qkv.models.routed import RoutedModel
-from qkv.models.tasks.encode import OPTIONS, Encoder
+from qkv.models.sentence.encode import OPTIONS, Encoder
 
 
 class StreamingModel(RoutedModel):

@@ -18,7 +18,7 @@ from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.model import Model, ModelOutput, output_of
 from qkv.models.network.finishing import to_length_one
 from qkv.models.network.vision_design import VisionDesign
-from qkv.models.tasks.streams import parts
+from qkv.models.run.streams import parts
 from qkv.progress import progress
 from qkv.text import Tokenized
 

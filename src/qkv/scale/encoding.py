@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from qkv.models import Model
-from qkv.models.tasks.truncation import Cut
+from qkv.models.run.truncation import Cut
 from qkv.progress import progress
 from qkv.scale.counting import counts_of
 from qkv.scale.manifest import MANIFEST, Folder, writing

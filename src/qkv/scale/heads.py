@@ -12,7 +12,7 @@ from qkv.circuits.heads import HeadSums, head_sums
 from qkv.circuits.measures import NAMES, checked_names
 from qkv.circuits.results import Result
 from qkv.models import Model
-from qkv.models.tasks.truncation import MOST, Cut, counting
+from qkv.models.run.truncation import MOST, Cut, counting
 from qkv.scale.counting import bad_row, counts_of
 from qkv.scale.sources import Bad, Part, cut, described, find_sources, rows_of
 from qkv.scale.workers import current_client, each, named

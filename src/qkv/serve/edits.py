@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.edits import edits_of
 from qkv.models import Model
-from qkv.models.tasks.edit import EditedRun
+from qkv.models.run.edit import EditedRun
 from qkv.text import Tokenized
 from qkv.trace.activations import activation
 from qkv.trace.names import parse

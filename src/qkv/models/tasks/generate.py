@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import CANNOT, EditedRun
+from qkv.models.run.edit import CANNOT, EditedRun
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import TextStream
 from qkv.text import Tokenized, Tokenizer

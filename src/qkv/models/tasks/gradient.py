@@ -12,9 +12,9 @@ import numpy as np
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import EditedRun, Spliced, is_number
-from qkv.models.tasks.edit_ops import shape_of
-from qkv.models.tasks.layout import layout_of
+from qkv.models.run.edit import EditedRun, Spliced, is_number
+from qkv.models.run.edit_ops import shape_of
+from qkv.models.run.layout import layout_of
 from qkv.models.tasks.trace import layers_to_run
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace.activations import activation, short_name

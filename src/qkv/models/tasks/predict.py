@@ -10,9 +10,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
-from qkv.models.tasks.edit import CANNOT
-from qkv.models.tasks.inputs import ids_given
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.run.edit import CANNOT
+from qkv.models.run.inputs import ids_given
+from qkv.models.run.truncation import Truncator
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text

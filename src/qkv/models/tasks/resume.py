@@ -11,8 +11,8 @@ from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
 from qkv.edits import Edit, edits_of
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.fit_edits import fit
-from qkv.models.tasks.layout import Layout
+from qkv.models.run.fit_edits import fit
+from qkv.models.run.layout import Layout
 from qkv.text import Tokenized
 from qkv.trace.names import parse
 

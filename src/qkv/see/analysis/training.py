@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.tasks.truncation import callers
+from qkv.models.run.truncation import callers
 from qkv.see.analysis import measures, selection
 from qkv.see.analysis.heads import Heads, heads_of
 from qkv.see.analysis.measures import Measure

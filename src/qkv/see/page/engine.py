@@ -28,7 +28,7 @@ from qkv.layers import Rotary
 from qkv.models.files.int8 import exact_rows
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.rope_scaling import Dynamic, LongRope
-from qkv.models.tasks.truncation import callers
+from qkv.models.run.truncation import callers
 from qkv.see.page import packing
 from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.tokenizers import reasons_of_tokenizer

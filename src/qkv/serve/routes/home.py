@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse
 
-from qkv.models.tasks.edit_ops import is_plain, scale_in
+from qkv.models.run.edit_ops import is_plain, scale_in
 from qkv.models.vision import VisionModel
 from qkv.see.page.about import about_model
 from qkv.see.page.html import document

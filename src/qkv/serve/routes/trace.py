@@ -17,8 +17,8 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.edits import operations
 from qkv.models import Model
-from qkv.models.tasks.inputs import ids_given
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.run.inputs import ids_given
+from qkv.models.run.truncation import Truncator
 from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described
 from qkv.serve.edits import Changes, changes_of

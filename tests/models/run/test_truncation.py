@@ -19,8 +19,8 @@ from tokenizers import (
 )
 
 import qkv
-from qkv.models.tasks import truncation
-from qkv.models.tasks.truncation import Truncator
+from qkv.models.run import truncation
+from qkv.models.run.truncation import Truncator
 from qkv.text import SubwordTokenizer, WordTokenizer
 
 from ..small_models import CONFIGS, write_small

@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.network.finishing import to_length_one
-from qkv.models.tasks.truncation import callers
+from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")

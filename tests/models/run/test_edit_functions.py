@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load
-from qkv.models.tasks.streams import PLACES
+from qkv.models.run.streams import PLACES
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small

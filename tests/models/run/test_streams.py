@@ -9,7 +9,7 @@ import pytest
 
 import qkv
 from qkv.models import load
-from qkv.models.tasks import streams
+from qkv.models.run import streams
 from qkv.models.tasks.trace import names_to_keep
 
 from ..small_models import CONFIGS, write_small

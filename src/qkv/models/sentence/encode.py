@@ -13,12 +13,12 @@ import numpy as np
 from qkv.arrays import Array, as_array, whole_number
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.head import BuiltHead
-from qkv.models.tasks.edit import EditedRun
-from qkv.models.tasks.inputs import check_ids
-from qkv.models.tasks.layout import Layout
-from qkv.models.tasks.prompt import chosen_prompt
-from qkv.models.tasks.truncation import MOST, Truncator
-from qkv.models.tasks.windows import by_length, checked_texts, windows
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.inputs import check_ids
+from qkv.models.run.layout import Layout
+from qkv.models.run.truncation import MOST, Truncator
+from qkv.models.sentence.prompt import chosen_prompt
+from qkv.models.sentence.windows import by_length, checked_texts, windows
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder

@@ -15,9 +15,9 @@ from qkv.arrays import Array, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations, schema
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, EditedRun, Spliced, is_number
-from qkv.models.tasks.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
-from qkv.models.tasks.hidden import from_start, hidden_places, hidden_words
+from qkv.models.run.edit import At, EditedRun, Spliced, is_number
+from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
+from qkv.models.run.masking import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation

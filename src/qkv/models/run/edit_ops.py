@@ -13,7 +13,7 @@ import numpy as np
 from qkv.arrays import Array, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
-from qkv.models.tasks.edit import At, Change, Hidden, Step, is_number
+from qkv.models.run.edit import At, Change, Hidden, Step, is_number
 from qkv.trace import Recorder
 from qkv.trace.activations import activation
 from qkv.trace.names import Parsed, meant, parse

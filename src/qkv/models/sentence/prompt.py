@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from qkv.models.files.sentence import Sentence
-from qkv.models.tasks.truncation import callers
+from qkv.models.run.truncation import callers
 from qkv.text.tokenizer import check_text
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.head import BuiltHead
-from qkv.models.tasks.activation import Activation, applied
-from qkv.models.tasks.encode import TOKENS
-from qkv.models.tasks.truncation import Truncator, callers
-from qkv.models.tasks.windows import LETTERS, TEXTS, by_length
+from qkv.models.run.truncation import Truncator, callers
+from qkv.models.sentence.activation import Activation, applied
+from qkv.models.sentence.encode import TOKENS
+from qkv.models.sentence.windows import LETTERS, TEXTS, by_length
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 

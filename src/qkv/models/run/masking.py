@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from qkv.models.tasks.edit import Hidden
+from qkv.models.run.edit import Hidden
 from qkv.text import Tokenized
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
-from qkv.models.tasks.encode import Encoder
+from qkv.models.sentence.encode import Encoder
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 PROMPTS = {"query": "a cat ", "passage": "the mat, ", "none": ""}
@@ -359,7 +359,7 @@ def test_windows_and_batches_change_nothing(folder, monkeypatch):
     close(np.array([model.encode(text) for text in texts[:20]]), expected[:20])
     for name, value in (("windows.TEXTS", 37), ("windows.LETTERS", 100), ("encode.TOKENS", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"qkv.models.tasks.{name}", value)
+            patch.setattr(f"qkv.models.sentence.{name}", value)
             close(model.encode(texts), expected)
             close(model.encode(iter(texts)), expected)
             tokens = model.encode((text for text in texts), output_value="token_embeddings")
@@ -367,7 +367,7 @@ def test_windows_and_batches_change_nothing(folder, monkeypatch):
 
 
 def test_a_stream_of_vectors(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.tasks.windows.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.windows.TEXTS", 2)
     model = load(folder.write())
     read = []
     texts = (read.append(text) or text for text in TEXTS)
@@ -400,7 +400,7 @@ def test_an_error_of_a_stream_names_it(folder, texts, options, error, words):
 
 
 def test_one_warning_for_all_windows(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.tasks.windows.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.windows.TEXTS", 2)
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": 4})
     model = load(folder.path)
@@ -414,7 +414,7 @@ def test_one_warning_for_all_windows(folder, monkeypatch):
 
 
 def test_a_text_that_is_none_is_named_by_its_place(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.tasks.windows.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.windows.TEXTS", 2)
     model = load(folder.write())
     ran = []
     run = model._body.packed

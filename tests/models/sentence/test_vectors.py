@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load
-from qkv.models.tasks.vectors import quantized, similarity, similarity_pairwise
+from qkv.models.sentence.vectors import quantized, similarity, similarity_pairwise
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 # The first number goes from -1 to 1.55, 0.01 a step; the second is the same in all.

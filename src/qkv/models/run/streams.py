@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, whole_number
-from qkv.models.tasks.inputs import as_ids
+from qkv.models.run.inputs import as_ids
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation

@@ -1,0 +1,1 @@
+"""A run of texts: ids, layout, edits, masks."""
