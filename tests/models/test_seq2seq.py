@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
+from qkv.models.model import Seq2SeqModel
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.seq2seq import Seq2SeqModel
 from qkv.models.tasks.generate import Generated
 from qkv.trace import Seq2SeqTrace
 from see.page.reading import payload_in

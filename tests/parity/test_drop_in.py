@@ -13,8 +13,8 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
-from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.elsewhere import ELSEWHERE
+from qkv.models.model import CrossEncoderModel
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS

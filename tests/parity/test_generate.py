@@ -135,7 +135,7 @@ def test_cached_steps_give_what_one_run_gives(
     tmp_path: Path, family: str, dtype: torch.dtype
 ) -> None:
     pair = pair_of(tmp_path, family, dtype)
-    body = pair.ours._body
+    body = pair.ours.network
     prompts = [np.array(prompt) for prompt in prompts_of((30, 12, 41))]
     caches, ids, lengths = body.begin([prompt[:-10] for prompt in prompts])
     states = [body.step(ids, caches, lengths)[range(3), lengths - 1]]

@@ -486,7 +486,7 @@ def test_what_fails_on_the_way_is_told_in_the_stream(tmp_path: Path) -> None:
 
 def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
     model = gpt2(tmp_path, seed=1)
-    model._body.logits = lambda rows: np.full((len(rows), len(model.embedding.table)), np.nan)
+    model.network.logits = lambda rows: np.full((len(rows), len(model.embedding.table)), np.nan)
     said = (
         "completions: the model's logits behind 5 tokens are not finite: "
         "its weights or its type cannot compute this text"
@@ -501,9 +501,9 @@ def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
 def test_a_token_that_cannot_come_has_a_log_probability_of_minus_9999(tmp_path: Path) -> None:
     """As with OpenAI: JSON has no infinity, and null is for a text's first token."""
     model = gpt2(tmp_path, seed=1)
-    logits, width = model._body.logits, len(model.embedding.table)
+    logits, width = model.network.logits, len(model.embedding.table)
     impossible = ids_of("the cat")[-1]
-    model._body.logits = lambda rows: np.where(
+    model.network.logits = lambda rows: np.where(
         np.arange(width) == impossible, -np.inf, logits(rows)
     )
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:

@@ -290,14 +290,14 @@ def test_an_error_while_computing_is_that_of_one_request(monkeypatch: pytest.Mon
     """A text whose forward pass fails, among many good ones that are computed with it."""
     model = qkv.load("minilm")
     marked = model.tokenize("kaboom").ids[1]
-    run = model._body.packed
+    run = model.network.packed
 
     def packed(ids: Any, **options: Any) -> Any:
         if any(marked in one for one in ids):
             raise Marked("a forward pass that fails")
         return run(ids, **options)
 
-    monkeypatch.setattr(model._body, "packed", packed)
+    monkeypatch.setattr(model.network, "packed", packed)
     found: Counter[int] = Counter()
     with TestClient(
         create_app(model), base_url="http://127.0.0.1", raise_server_exceptions=False

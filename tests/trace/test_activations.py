@@ -17,14 +17,14 @@ def model(request: Any) -> qkv.Model:
 
 
 def traces(model: qkv.Model) -> list[qkv.Trace]:
-    names = [name for name in model._body.hook_names if activation(name).editable]
+    names = [name for name in model.network.hook_names if activation(name).editable]
     return [model.trace(TEXTS, names=names), model.trace(TEXTS, top_k=3)]
 
 
 def test_each_axis_has_one_size_in_a_model(model: qkv.Model) -> None:
     attn = model.layers[0].attn
     longest = max(len(model.trace(text).tokens) for text in TEXTS)
-    sizes = dict.fromkeys(WORDS, longest) | {"text": 2, "one": 1, "rank": 3, "D": model._body.dim}
+    sizes = dict.fromkeys(WORDS, longest) | {"text": 2, "one": 1, "rank": 3, "D": model.network.dim}
     sizes |= {"head": attn.num_heads, "kv_head": attn.num_kv_heads}
     sizes |= {"d": attn.d_query, "dv": attn.d_value, "F": model.layers[0].mlp.hidden}
     for trace in traces(model):
@@ -46,7 +46,7 @@ def test_padding_is_filled_as_the_table_says(model: qkv.Model) -> None:
 
 
 def test_what_is_not_editable_is_refused_and_has_no_gradient(model: qkv.Model) -> None:
-    for name in model._body.hook_names:
+    for name in model.network.hook_names:
         edit = {name: lambda array: array}
         if activation(name).editable:
             model.trace("A cat.", names=[], edit=edit)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown
-from qkv.models.model import Model
-from qkv.models.seq2seq import Seq2SeqModel
+from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.tasks.gradient import checked_place, word_id
 from qkv.models.vision import VisionModel
 from qkv.trace import Trace

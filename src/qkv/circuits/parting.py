@@ -119,7 +119,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
 
 def _words(model: Model) -> int | None:
     """How many words it gives logits over; None where it gives none."""
-    head = model._head
+    head = model.head
     return head.steps.outputs if head is not None and head.predicts else None
 
 

@@ -59,7 +59,7 @@ class Stream:
     @one_blas_thread()
     def __init__(self, pair: Pair) -> None:
         self.pair, self.model = pair, ungrouped(pair.model)
-        self.body, self.layers = self.model._body, self.model.layers
+        self.body, self.layers = self.model.network, self.model.layers
         self.wiring = Wiring(self.layers)
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
         self.length = stop = len(ids)

@@ -11,7 +11,7 @@ from qkv.arrays import Array, shown
 from qkv.circuits.reading import Read, batches, windows
 from qkv.circuits.watching import room
 from qkv.models.model import Model
-from qkv.models.tasks.trace import layers_to_run, names_to_keep
+from qkv.models.tasks.kept import layers_to_run, names_to_keep
 from qkv.trace import Recorder
 from qkv.trace.activations import activation
 
@@ -33,7 +33,7 @@ def sites(model: Model, names: Any, call: str, given: str) -> list[str]:
     >>> sites(qkv.load("random"), ("z", 0), "cache", "names")
     ['blocks.0.attn.hook_z']
     """
-    known = model._body.hook_names
+    known = model.network.hook_names
     found = list(filter(names_to_keep(known, names=names, call=call), known))
     for name in found:
         if activation(name).axes[:2] != ("text", "token"):
@@ -80,8 +80,8 @@ def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[s
     """The rows of texts that are run together, end to end; no layer above the last name is run."""
     keep = set(names).__contains__
     record = Recorder(keep)
-    stop = layers_to_run(model._body.hook_names, keep)
-    model._body.packed(ids, record=record, stop=stop)
+    stop = layers_to_run(model.network.hook_names, keep)
+    model.network.packed(ids, record=record, stop=stop)
     lengths = np.array([len(text) for text in ids])
     there = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
     return {name: record.arrays[name][there] for name in names}

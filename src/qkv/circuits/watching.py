@@ -57,7 +57,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
     record = Recorder(lambda name: short_name(name) == "pattern", use=seen)
     try:
-        model._body.packed(batch, record=record)
+        model.network.packed(batch, record=record)
     except _Enough:
         return
 

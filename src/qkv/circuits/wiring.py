@@ -80,8 +80,8 @@ def check_residual(model: Model, call: str) -> Model:
 def ungrouped(model: Model) -> Model:
     """The same model with a key head for each query head, so that each has its own input."""
     found = copy(model)
-    found._body = copy(model._body)
-    found._body.layers = [_ungrouped(block) for block in model.layers]
+    found._network = copy(model.network)
+    found._network.layers = [_ungrouped(block) for block in model.layers]
     return found
 
 

@@ -156,7 +156,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
     """The lines of one file, or of standard input."""
     from qkv.models import load_for
     from qkv.models.run.truncation import MOST
-    from qkv.models.sentence.encode import EmptyText
+    from qkv.models.sentence.encoder import EmptyText
 
     name = "standard input" if file == "-" else file
     place = Path(file)

@@ -18,7 +18,7 @@ from qkv.findings.finding_file import read, write
 from qkv.models import load
 from qkv.models.files.find import find_model, shipped
 from qkv.models.model import Model
-from qkv.models.tasks.predict import mask_places
+from qkv.models.tasks.predict import mask_positions
 from qkv.see.views.findings import FindingsView, findings_view
 from qkv.text.tokenizer import check_text
 
@@ -215,7 +215,7 @@ def finding(
     if position is None and model.generates:
         position = -1
     elif position is None:
-        [position, *_] = mask_places(tokens, model.tokenizer, model.name, call)
+        [position, *_] = mask_positions(tokens, model.tokenizer, model.name, call)
     place = whole_number(position, call=call, name="position", least=-sys.maxsize)
     position = place + len(tokens) * (place < 0)
     edits = model._plain(edits_of(edit, ablate, hide, call=call), tokens)
@@ -351,7 +351,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
     model._need_words(call)
     if not model.continues:
         raise ValueError(f"{call}: {model.name} reads one text and writes another: take a decoder")
-    model._need_tokenizer(call)
+    model.reader.need_tokenizer(call)
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:
         raise ValueError(f"{call}: the text is empty: there is no word in it")

@@ -1,13 +1,13 @@
 """Models: found, read, checked; texts in, traces and vectors out."""
 
-from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder, DualOutput
 from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import CrossEncoderModel, Model
 from qkv.models.pool import Pool
 from qkv.models.run.edit import At
+from qkv.models.tasks.call import ModelOutput
 from qkv.models.tasks.heads import Factored, HeadWeights
 from qkv.models.untrained import random_model
 

@@ -1,10 +1,10 @@
-"""Models that make vectors of texts and of images that can be compared: a tower for each."""
+"""Models that make comparable vectors of texts and of images, with a tower for each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from numpy.typing import ArrayLike
@@ -15,24 +15,24 @@ from qkv.models.files.names import Names, Weights
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
-from qkv.models.model import Model, ModelOutput
+from qkv.models.model import Model
 from qkv.models.network.dual_design import SCALE, DualDesign
 from qkv.models.network.finishing import to_length_one
 from qkv.models.network.transformer import Transformer
 from qkv.models.sentence.vectors import similarity
+from qkv.models.tasks.call import ModelOutput
 from qkv.models.vision import VisionModel
-from qkv.text import Tokenized
 
 
 @dataclass(frozen=True, kw_only=True)
 class DualOutput(ModelOutput):
-    """What calling a `DualEncoder` gives; the last vectors and `embeds` are those of the texts.
+    """What calling a `DualEncoder` returns; the last vectors and `embeds` are of the texts.
 
     Attributes:
         text_embeds: (n, E), a vector of each text, scaled to length 1.
-        image_embeds: (m, E), one of each image.
-        logits_per_image: (m, n), how well each text says what is on each image: the cosines of
-            their vectors times `exp(logit_scale)`.
+        image_embeds: (m, E), a vector of each image.
+        logits_per_image: (m, n), how well each text describes each image: the cosines of their
+            vectors times `exp(logit_scale)`.
     """
 
     text_embeds: Array
@@ -41,12 +41,12 @@ class DualOutput(ModelOutput):
 
     @property
     def logits_per_text(self) -> Array:
-        """The same by text, (n, m)."""
+        """The logits by text, (n, m)."""
         return self.logits_per_image.T
 
 
 class _Own(MutableMapping[str, Array]):
-    """The arrays whose names begin with `prefix`, by the rest of their names."""
+    """A view of the arrays whose names begin with `prefix`, by the rest of their names."""
 
     def __init__(self, arrays: MutableMapping[str, Array], prefix: str) -> None:
         self.arrays, self.prefix = arrays, prefix
@@ -69,11 +69,11 @@ class _Own(MutableMapping[str, Array]):
 
 
 class DualEncoder(Model):
-    """A model that makes vectors of texts and of images that can be compared, as CLIP does.
+    """A model that makes comparable vectors of texts and of images, as CLIP does.
 
-    What `Model` does with texts is done by its tower for texts, `encode` and `trace` among them;
-    `encode_image` makes the vectors of images. Each tower is a model of its own, on the same
-    arrays, that is traced, edited, shown and saved as any other: `text` and `vision`.
+    Its two towers, `text` and `vision`, are models on the same arrays, which can be traced, edited,
+    shown and saved like any other. The calls of `Model` go to the tower for texts, `encode` and
+    `trace` among them; `encode_image` makes vectors of images.
     """
 
     design: DualDesign
@@ -86,9 +86,10 @@ class DualEncoder(Model):
         sentence: Sentence | None = None,
         **others: Any,
     ) -> None:
-        self._towers, self._pixels, self._said = towers, pixels, sentence
+        self._towers, self._pixels, self._read_by = towers, pixels, sentence
         self._made: tuple[Any, Model, VisionModel] | None = None
         super().__init__(sentence=sentence, **others)
+        self.reader = replace(self.reader, has_images=True)
         self._json_files |= {PREPROCESSOR: pixels and pixels.values, PROCESSOR: None}
 
     def _build(self) -> None:
@@ -98,7 +99,7 @@ class DualEncoder(Model):
                 tower._build()
             return
         design = self.design
-        beside: dict[str, Any] = {"tokenizer": self.tokenizer, "sentence": self._said}
+        beside: dict[str, Any] = {"tokenizer": self.tokenizer, "sentence": self._read_by}
         self._made = (
             arrays,
             Model(design=design.text, **beside, **self._tower("text")),
@@ -106,7 +107,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """What a tower is made of, beside its design."""
+        """Return the parts of a tower, without its design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): place
@@ -118,75 +119,71 @@ class DualEncoder(Model):
         return about | {"config": config, "weights": weights}
 
     @property
-    def _body(self) -> Transformer:  # type: ignore[override]  # it is the tower's, as it is now
-        return self.text._body
+    def network(self) -> Transformer:
+        """The network of the tower for texts."""
+        return self.text.network
 
     @property
     def text(self) -> Model:
-        """The tower for texts, whose `parameters` are those of this model that begin so."""
+        """The tower for texts; its `parameters` are those of this model that begin with "text."."""
         assert self._made is not None
         return self._made[1]
 
     @property
     def vision(self) -> VisionModel:
-        """The tower for images, whose `parameters` are those of this model that begin so."""
+        """The tower for images; its `parameters` begin with "vision." here."""
         assert self._made is not None
         return self._made[2]
 
     @property
     def logit_scale(self) -> float:
-        """The natural logarithm of what cosines are multiplied by to be logits."""
+        """The natural logarithm of the factor between cosines and logits."""
         return float(self._weights.parameters[SCALE])
 
-    def encode(self, inputs: Any, **options: Any) -> Any:
-        """A vector for each text, as `Model.encode`; those of images are `encode_image`'s."""
-        _need_texts(inputs, "encode", self.name)
-        return super().encode(inputs, **options)
-
     def encode_image(self, images: Any, **options: Any) -> Array:
-        """A vector for each image, comparable with those of texts by their cosine.
+        """Return a vector for each image, comparable with those of texts by their cosine.
 
         Args:
-            images: as for `VisionModel.pixels`, or floats (B, C, H, W) as it gives them.
+            images: as in `VisionModel.pixels`, or floats (B, C, H, W) as it returns them.
             options: those of `VisionModel.encode`.
 
         Returns:
-            (n, E), or (E,) for an image that stands alone.
+            (n, E), or (E,) for a single image.
 
         Raises:
-            TypeError: as for `VisionModel.encode`.
-            ValueError: as for `VisionModel.encode`.
+            TypeError: as in `VisionModel.encode`.
+            ValueError: as in `VisionModel.encode`.
         """
-        return self.vision.encode(images, **options)
+        vectors: Array = self.vision.encode(images, **options)
+        return vectors
 
     def logits_per_image(self, images: Any, texts: Any, *, batch_size: int = 32) -> Array:
-        """How well each text says what is on each image; `qkv.softmax` of it gives probabilities.
+        """Return how well each text describes each image; `qkv.softmax` makes probabilities of it.
 
         Args:
-            images: as for `encode_image`.
-            texts: one text or several, as for `encode`.
-            batch_size: how many are run at once.
+            images: as in `encode_image`.
+            texts: one text or several, as in `encode`.
+            batch_size: the number of texts or images that run at once.
 
         Returns:
-            (m, n) for m images and n texts: the cosines of their vectors times
-            `exp(logit_scale)`.
+            (m, n) for m images and n texts: the cosines of their vectors times `exp(logit_scale)`.
 
         Raises:
-            TypeError: as for `encode` and `encode_image`.
-            ValueError: as for `encode` and `encode_image`.
+            TypeError: as in `encode` and `encode_image`.
+            ValueError: as in `encode` and `encode_image`.
 
         Source:
             Radford et al. 2021, "Learning Transferable Visual Models From Natural Language
             Supervision".
         """
-        words = self.encode(texts, batch_size=batch_size)
-        return self._logits(self.encode_image(images, batch_size=batch_size), words)
+        of_texts = self.encode(texts, batch_size=batch_size)
+        return self._logits(self.encode_image(images, batch_size=batch_size), of_texts)
 
     def _logits(self, images: Array, texts: Array) -> Array:
-        """From vectors (m, E) and (n, E) to (m, n)."""
+        """Return the logits (m, n) of vectors (m, E) and (n, E)."""
         cosines = similarity(images, texts, "cosine")
-        found: Array = cosines * cosines.dtype.type(math.exp(self.logit_scale))
-        return found
+        logits: Array = cosines * cosines.dtype.type(math.exp(self.logit_scale))
+        return logits
 
     def __call__(
         self,
@@ -203,17 +200,17 @@ class DualEncoder(Model):
 
         Args:
             input_ids: (n, T) integers, or (T,) for one text.
-            attention_mask: of the same shape, True or 1 where there is a token; elsewhere is
-                padding. Without it all are tokens.
+            attention_mask: of the same shape, True or 1 at tokens; everything else is padding. By
+                default all are tokens.
             pixel_values: (m, C, H, W), floats, as `model.vision.pixels` makes them.
-            position_ids: (n, T) integers, where each token stands, as for `Model`.
-            ablate: heads of the tower for texts to go without, as in `trace`.
-            hide: words of the texts, and places, as in `trace`.
+            position_ids: (n, T) integers, the position of each token, as in `Model`.
+            ablate: heads of the tower for texts to ablate, as in `trace`.
+            hide: words of the texts, and positions, to mask, as in `trace`.
             edit: activations of the tower for texts to change, as in `trace`.
 
         Raises:
-            TypeError: as for `Model` and `VisionModel`.
-            ValueError: there are no `pixel_values`; as for `Model` and `VisionModel`.
+            TypeError: as in `Model` and `VisionModel`.
+            ValueError: there are no `pixel_values`; as in `Model` and `VisionModel`.
         """
         if pixel_values is None:
             raise ValueError(
@@ -221,30 +218,13 @@ class DualEncoder(Model):
                 "attention_mask) or encode(texts)"
             )
         options: dict[str, Any] = {"ablate": ablate, "hide": hide, "edit": edit}
-        found = super().__call__(input_ids, attention_mask, position_ids=position_ids, **options)
-        looked_at = self.vision(pixel_values).embeds
-        assert found.embeds is not None
-        assert looked_at is not None
+        texts = super().__call__(input_ids, attention_mask, position_ids=position_ids, **options)
+        images = self.vision(pixel_values).embeds
+        assert texts.embeds is not None
         return DualOutput(
-            found.last_hidden_state,
-            embeds=found.embeds,
-            text_embeds=to_length_one(found.embeds),
-            image_embeds=to_length_one(looked_at),
-            logits_per_image=self._logits(looked_at, found.embeds),
-        )
-
-    def _given(
-        self, texts: Any, call: str, first: int = 0
-    ) -> tuple[bool, list[str], list[Tokenized]]:
-        _need_texts(texts, call, self.name)
-        return super()._given(texts, call, first)
-
-
-def _need_texts(given: Any, call: str, name: str) -> None:
-    """An error where images stand in the place of texts."""
-    one = given[0] if isinstance(given, list | tuple) and given else given
-    if hasattr(one, "convert") or getattr(one, "ndim", 0) > 2:
-        raise TypeError(
-            f"{call}: {name} reads texts here, not images: call encode_image(images), or "
-            "model.vision, as model.vision.trace(image)"
+            texts.last_hidden_state,
+            embeds=texts.embeds,
+            text_embeds=to_length_one(texts.embeds),
+            image_embeds=to_length_one(images),
+            logits_per_image=self._logits(images, texts.embeds),
         )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import float_type
-from qkv.models.cross_encoder import CrossEncoderModel
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
@@ -39,12 +38,11 @@ from qkv.models.files.read import (
 from qkv.models.files.sentence import Sentence
 from qkv.models.files.sentence_files import read_sentence
 from qkv.models.files.tensors import Tensors, lacking
-from qkv.models.model import Model
+from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design
 from qkv.models.network.dual_design import DualDesign
 from qkv.models.network.seq2seq_design import Seq2SeqDesign
 from qkv.models.network.vision_design import VisionDesign
-from qkv.models.seq2seq import Seq2SeqModel
 from qkv.models.untrained import random_model
 from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
@@ -116,7 +114,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     found: dict[str, Model] = {}
     for route, modules in routing.ways.items():
         sentence = read_sentence(folder, modules, routing.files)
-        alike = (one for one in found.values() if one._sentence.home == sentence.home)
+        alike = (one for one in found.values() if one.sentence.home == sentence.home)
         twin = next(alike, None)
         found[route] = (
             _of_files(folder, name, sentence, kind) if twin is None else twin._read_as(sentence)

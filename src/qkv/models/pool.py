@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from qkv.arrays import whole_number
 from qkv.models.loading import load
 from qkv.models.model import Model
 from qkv.models.run.truncation import Cut, counting
-from qkv.models.sentence.encode import EmptyText
+from qkv.models.sentence.encoder import EmptyText
 from qkv.ops.threads import get_num_threads, set_num_threads
 from qkv.progress import progress
 
@@ -134,7 +135,7 @@ _model: Any = None  # of a process of a pool
 
 def _limits(model: Model) -> list[int | None]:
     """The most tokens of a text, by each of the models that it is made of."""
-    return [one.max_seq_length for one in model._ways()]
+    return [one.max_seq_length for one in model._all_routes()]
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
@@ -142,8 +143,8 @@ def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -
     global _model
     set_num_threads(threads)
     _model = load(folder)
-    for one, limit in zip(_model._ways(), limits, strict=True):
-        one.name, one._max_length = name, limit
+    for one, limit in zip(_model._all_routes(), limits, strict=True):
+        one.reader = replace(one.reader, name=name, limit=limit)
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:

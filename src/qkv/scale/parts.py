@@ -12,7 +12,7 @@ import numpy as np
 from qkv.extras import need
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting
-from qkv.models.sentence.encode import EmptyText
+from qkv.models.sentence.encoder import EmptyText
 from qkv.scale.counting import bad_row
 from qkv.scale.manifest import Folder
 from qkv.scale.sources import Bad, Part, digest_of, rows_of

@@ -45,7 +45,7 @@ class Changes:
         masks = tokens * (tokens if has_edges else 1) * bool(hidden)  # of all other layers
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
-        return masks + max(changed, default=0) * COPIES * model._body.dtype.itemsize
+        return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize
 
 
 def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.network.finishing import to_length_one
-from qkv.models.sentence.encode import Encoder
+from qkv.models.sentence.encoder import Encoder
 
 LETTERS = 4  # of a text that a token is thought to have, before it is known
 CUTTING = 16  # tokens that are found in a text in the time in which one is computed, about

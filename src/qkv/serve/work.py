@@ -23,7 +23,7 @@ from qkv.serve.waiting import Call, Request, Single, Texts, TextTurns, Turns
 
 if TYPE_CHECKING:
     from qkv.models import Model
-    from qkv.models.sentence.encode import Encoder
+    from qkv.models.sentence.encoder import Encoder
 
 Result = TypeVar("Result")
 POLL = 0.01  # seconds between two looks at whether the thread has ended

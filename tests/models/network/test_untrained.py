@@ -45,22 +45,22 @@ def test_the_stretch_of_numbers_that_are_none() -> None:
 def test_random_models_are_untrained_whatever_they_are_drawn_from(shape: tuple[int, int]) -> None:
     dim, heads = shape
     for seed in range(60 if dim < 64 else 10):
-        assert random_model("a cat", dim=dim, heads=heads, seed=seed)._body.untrained
+        assert random_model("a cat", dim=dim, heads=heads, seed=seed).network.untrained
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["model_type"])
 @pytest.mark.parametrize("times", [0.1, 1, 30])
 def test_so_are_fresh_ones_of_every_scale(config: dict, times: float) -> None:
     model = fresh_model(config, seed=3)
-    assert model._body.untrained
+    assert model.network.untrained
     larger = {name: array * np.float32(times) for name, array in model.parameters.items()}
-    assert model.with_parameters(larger)._body.untrained
+    assert model.with_parameters(larger).network.untrained
 
 
 @pytest.mark.parametrize("name", ["books", "books-decoder", "minilm"])
 def test_trained_models_are_not_until_their_numbers_are_shuffled(name: str) -> None:
     model = load(name)
-    assert not model._body.untrained
+    assert not model.network.untrained
     assert not model.trace("a cat").untrained
     rng = np.random.default_rng(0)
     shuffled = {
@@ -70,7 +70,7 @@ def test_trained_models_are_not_until_their_numbers_are_shuffled(name: str) -> N
         for part, array in model.parameters.items()
     }
     other = model.with_parameters(shuffled)
-    assert other._body.untrained
+    assert other.network.untrained
     most = max(stretch(shuffled[part]) for part in shuffled if part.endswith("q_proj.weight"))
     assert most < 1.1 < LEARNED
 

@@ -314,7 +314,7 @@ def test_an_array_is_indexed_by_text_as_given_in_whatever_parts_encode_runs_them
     rows = double.encode(iter(texts), batch_size=1, output_value="token_embeddings", ablate=mean)
     for number, row in enumerate(rows):
         close(row, states[number]["normalized_resid_post", 1][0])
-    with pytest.raises(TypeError, match=r"^encode_stream: edit is for texts that are all there"):
+    with pytest.raises(TypeError, match=r"^encode_stream: edit needs all texts at once"):
         double.encode_stream(texts, edit=edit)
 
 
@@ -452,7 +452,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
             {"ablate": {(0, 1): "mean"}},
             r"generate: ablate has \"mean\" for \(0, 1\), and what is st",
         ),
-        ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit do not go together"),
+        ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (
             {"edit": {("z", 0): np.ones((1, 9, 3, 8))}},
             r"generate: edit has shape \(1, 9, 3, 8\) for block",

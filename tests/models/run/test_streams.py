@@ -10,7 +10,7 @@ import pytest
 import qkv
 from qkv.models import load
 from qkv.models.run import streams
-from qkv.models.tasks.trace import names_to_keep
+from qkv.models.tasks.kept import names_to_keep
 
 from ..small_models import CONFIGS, write_small
 
@@ -74,7 +74,9 @@ def test_a_trace_in_parts_is_the_trace(request, which, options):
 def test_every_name_is_known_by_its_axes(encoder, decoder):
     """So that each is put where it belongs: those of all names too that are kept by name alone."""
     for model in (encoder, decoder):
-        names = [name for name in model._body.hook_names if names_to_keep([name], names=name)(name)]
+        names = [
+            name for name in model.network.hook_names if names_to_keep([name], names=name)(name)
+        ]
         names = [name for name in names if ".hook_" in name or name.startswith("hook_")]
         same(model.trace(TEXTS, names=names, batch_size=2), model.trace(TEXTS, names=names))
 
@@ -82,9 +84,9 @@ def test_every_name_is_known_by_its_axes(encoder, decoder):
 def test_parts_are_made_unasked(encoder, monkeypatch):
     whole = encoder.trace(TEXTS)
     runs = []
-    run = encoder._run
+    run = encoder.run
     monkeypatch.setattr(
-        encoder, "_run", lambda batch, **more: runs.append(len(batch)) or run(batch, **more)
+        encoder, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
     )
     monkeypatch.setattr(streams, "PLACES", 20)
     same(encoder.trace(TEXTS), whole)

@@ -236,7 +236,7 @@ def test_a_text_beyond_what_is_read_ends_with_a_word(monkeypatch):
 
 def test_what_a_model_reads_of_a_text(monkeypatch):
     monkeypatch.setattr(truncation, "MOST", 1000)
-    monkeypatch.setattr("qkv.models.base.MOST", 1000)
+    monkeypatch.setattr("qkv.models.tasks.generate.MOST", 1000)
     model = qkv.load("random")
     text = "the cat sat on the mat " * 100
     with pytest.warns(UserWarning, match="1 of 1 text was cut to 1,000 characters"):
@@ -247,7 +247,7 @@ def test_what_a_model_reads_of_a_text(monkeypatch):
 
 
 def test_a_prompt_that_is_far_too_long_is_not_read(monkeypatch, tmp_path):
-    monkeypatch.setattr("qkv.models.base.MOST", 1000)
+    monkeypatch.setattr("qkv.models.tasks.generate.MOST", 1000)
     model = qkv.load(write_small(tmp_path / "model", CONFIGS["llama"]))
     monkeypatch.setattr(model.tokenizer, "tokenize_batch", lambda texts: pytest.fail("it was"))
     with pytest.raises(ValueError, match="prompt 1 has 8,000 characters: give at most 1,000"):

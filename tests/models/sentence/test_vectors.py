@@ -82,7 +82,7 @@ def test_tensors_without_torch(small, options, monkeypatch):
     """Said before anything is computed."""
     model = load(small)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(model, "_body", None)
+    monkeypatch.setattr(model, "_network", None)
     with pytest.raises(ImportError, match=r"this needs torch.*: pip install '.\[torch\]'"):
         model.encode(TEXTS, **options)
 

@@ -184,13 +184,13 @@ def test_a_text_that_has_ended_takes_no_further_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = writer(tmp_path, HELLO, "abc")
-    step, given = model._body.step, []
+    step, given = model.network.step, []
 
     def counted(ids: Any, caches: Any, lengths: Any = None) -> Any:
         given.append(None if lengths is None else lengths.tolist())
         return step(ids, caches, lengths)
 
-    monkeypatch.setattr(model._body, "step", counted)
+    monkeypatch.setattr(model.network, "step", counted)
     assert model.generate(HELLO) == "abc"
     assert given == [None] * 4
     given.clear()

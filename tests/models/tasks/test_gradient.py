@@ -236,7 +236,7 @@ def test_every_activation_beside_small_steps(small, kind):
     model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
     trace = model.trace(ids, logits=True)
     up = rng(0).standard_normal(trace["logits"].shape)
-    every = [name for name in model._body.hook_names if activation(name).editable]
+    every = [name for name in model.network.hook_names if activation(name).editable]
     found = model.gradient(ids, of=up, at=every)
     usual = [name for name in every if not activation(name).is_weights]
     for name, array in model.gradient(ids, of=up, at=usual).items():  # by another way

@@ -35,7 +35,7 @@ def run(monkeypatch):
 def numbers(model, ran):
     """How many layers were run, and whether the final norm was."""
     blocks = [one for one in ran if isinstance(one, Block)]
-    return len(blocks), any(one is model._body.final_norm for one in ran)
+    return len(blocks), any(one is model.network.final_norm for one in ran)
 
 
 def model_of(folder, kind):
@@ -64,10 +64,10 @@ def test_layers_above_what_is_kept_are_not_run(tmp_path, run, kind, options, cou
     model = model_of(tmp_path, kind)
     wanted = count if options.get("layers") not in (-2, (-1, 0)) else model.num_layers + count
     everything = {name: one for name, one in options.items() if name == "top_k"}
-    whole = model.trace(IDS, names=model._body.hook_names, **everything)
+    whole = model.trace(IDS, names=model.network.hook_names, **everything)
     run.clear()
     found = model.trace(IDS, **options)
-    has_last = options.get("layers") == (-1, 0) and model._body.final_norm is not None
+    has_last = options.get("layers") == (-1, 0) and model.network.final_norm is not None
     assert numbers(model, run) == (wanted, has_last)
     for name, array in found.items():
         np.testing.assert_array_equal(array, whole[name], err_msg=name)
@@ -136,11 +136,11 @@ def test_a_pair_is_run_as_far_as_it_is_kept(tmp_path, run, options, counts):
     model = model_of(tmp_path, "t5")
     pair = {"texts": IDS, "target": [[2, 5], [2]]}
     both = {name: one for name, one in options.items() if name in ("top_k", "logits")}
-    whole = model.trace(**pair, names=model._body.pair_hook_names, **both)
+    whole = model.trace(**pair, names=model.network.pair_hook_names, **both)
     run.clear()
     found = model.trace(**pair, **options)
     assert isinstance(found, Seq2SeqTrace)
-    decoder = model._body.decoder.layers
+    decoder = model.network.decoder.layers
     ran = [any(one is layer for layer in decoder) for one in run if isinstance(one, Block)]
     assert (ran.count(False), ran.count(True)) == counts
     for name, array in found.items():

@@ -288,7 +288,7 @@ def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
     """Which activation of a layer is multiplied to scale its scores, and the model's own scale.
 
     >>> import qkv
-    >>> scale_in(qkv.load("random")._body, 0)
+    >>> scale_in(qkv.load("random").network, 0)
     ('attn_scores', 0.5)
     """
     attn, options = body.layers[layer].attn, body.options[layer]

@@ -1,303 +1,289 @@
-"""Texts to vectors, however many: in windows, sorted and packed in each, in their order outside."""
+"""Make vectors of texts: `Model.encode` and the calls beside it, as in sentence-transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, takewhile
-from operator import length_hint
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, whole_number
-from qkv.models.files.sentence import Sentence
-from qkv.models.network.head import BuiltHead
+from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.extras import need
+from qkv.models.core import Core
 from qkv.models.run.edit import EditedRun
-from qkv.models.run.inputs import check_ids
-from qkv.models.run.layout import Layout
-from qkv.models.run.truncation import MOST, Truncator
-from qkv.models.sentence.prompt import chosen_prompt
-from qkv.models.sentence.windows import by_length, checked_texts, windows
-from qkv.progress import progress
-from qkv.text import Tokenized, Tokenizer
-from qkv.trace import Recorder
-
-OPTIONS = (
-    *("batch_size", "normalize_embeddings", "output_value"),
-    *("prompt_name", "prompt", "truncate_dim", "task"),
-)
-OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # of a text as `batch_size` counts it
+from qkv.models.run.fit_edits import check
+from qkv.models.run.inputs import check_device
+from qkv.models.sentence.encoder import OPTIONS, Encoder, checked_texts
+from qkv.models.sentence.routes import model_for
+from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
+from qkv.text import Tokenized
 
 
-class EmptyText(ValueError):
-    """A text has no token to make a vector of.
+def encode(
+    model: Core,
+    inputs: str | Iterable[str],
+    *,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+    normalize_embeddings: bool | None = None,
+    output_value: str | None = "sentence_embedding",
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    truncate_dim: int | None = None,
+    precision: str | None = "float32",
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
+    device: Any = None,
+    pool: Any = None,
+    chunk_size: int | None = None,
+    task: str | None = None,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> Any:
+    """Return a vector for each text, pooled and scaled as the model's files say.
 
-    Attributes:
-        number: which text it is, counted from 0.
-        reason: what is missing.
+    Texts of similar length run together, end to end: no padding is computed. A text longer than
+    `max_seq_length` is cut as in `trace`. Blanks around a text are left out.
+
+    Args:
+        inputs: one text or any iterable of texts.
+        batch_size: the number of texts of 128 tokens that run at once: more shorter ones, fewer
+            longer ones.
+        show_progress_bar: None shows one on a terminal if the work takes long.
+        normalize_embeddings: whether vectors are scaled to length 1; None for what the model's
+            files say.
+        output_value: "sentence_embedding", or "token_embeddings" for the last vectors of all
+            tokens, special tokens included, or None for both, by name.
+        prompt_name: which of the prompts in the model's files goes before each text; by default the
+            files' default prompt, if any.
+        prompt: a prompt to use instead.
+        truncate_dim: keep only this many numbers of each vector; None keeps all. As in
+            sentence-transformers, vectors that the model's files scale to length 1 are scaled
+            before they are cut, and `normalize_embeddings=True` scales the rest again. Vectors of
+            tokens are not cut.
+        precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the
+            range of each number over these texts into 256 steps; other texts have other steps.
+            "binary" and "ubinary" keep only whether each number is above 0, eight of them in an
+            int8 (less 128) or uint8.
+        convert_to_numpy: False for a list of torch tensors, one for each text.
+        convert_to_tensor: True for one torch tensor, (n, D).
+        device: None or "cpu", the only device.
+        pool: processes that share the work, a `qkv.models.Pool` of this model.
+        chunk_size: the number of texts that each process gets at a time; by default a tenth of its
+            share.
+        task: what the texts are for ("query", "document"), which chooses the route in a model with
+            routes; None for the default route.
+        ablate: heads to ablate, as in `trace`; with any of these three, all texts are split into
+            tokens before the first is run.
+        hide: words, positions and edges to mask, as in `trace`; tokens of a prompt count.
+        edit: activations to change, as in `trace`. A function gets the texts that run together, of
+            similar length in any order, and `at.texts` has their numbers; arrays are indexed by
+            text in the order given.
+
+    Returns:
+        (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. For
+        "token_embeddings" a list of (T_i, D), or (T, D); for None a list of dicts, or a dict, with
+        "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D) and
+        "sentence_embedding" (D,). float32, or float64 for a model of that type, or the type that
+        `precision` names. With `truncate_dim` D is that number; with bits an eighth of it, rounded
+        up.
+
+    Raises:
+        TypeError: a text is not a string, or the texts are a dict; as in `trace`.
+        ValueError: a text has no token at all, a prompt or route does not exist, a single text is
+            to be divided into steps, or an argument makes no sense; as in `trace`.
+        ImportError: tensors are asked for, and torch is not installed.
+
+    Source:
+        Steps and bits: sentence-transformers, `quantize_embeddings`.
+
+    >>> import qkv
+    >>> qkv.load("random").encode("I love you").shape
+    (8,)
+    >>> qkv.load("random").encode(["I love you"], truncate_dim=3).shape
+    (1, 3)
+    >>> qkv.load("random").encode(["I love you"], precision="ubinary").shape
+    (1, 1)
     """
+    if model.reader.has_images:
+        model.reader.refuse_images(inputs, "encode")
+    check_device(device, "encode")
+    precision = "float32" if precision is None else precision
+    check_precision(precision, call="encode", output_value=output_value)
+    tensors = convert_to_tensor or not convert_to_numpy
+    torch = need("torch", "torch") if tensors else None
+    encoder = text_encoder(
+        model,
+        batch_size=batch_size,
+        normalize_embeddings=normalize_embeddings,
+        output_value=output_value,
+        prompt_name=prompt_name,
+        prompt=prompt,
+        truncate_dim=truncate_dim,
+        task=task,
+    )
+    own = model_for(model, task, "encode")
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    edits = edits_of(edit, ablate, hide, call="encode")
+    check(edits, own.network, own.reader.ids)
 
-    def __init__(self, number: int, unread: int, call: str = "encode") -> None:
-        where = f"behind the prompt's {unread}" if unread else "in it"
-        self.number, self.reason = number, f"there is no token {where}"
-        super().__init__(f"{call}: text {number} is empty: {self.reason}")
+    def fit(batch: Sequence[Tokenized]) -> tuple[list[Tokenized], EditedRun]:
+        swapped = own._swapped(edits, batch)
+        return swapped, own._fit(edits, swapped)
+
+    if pool is not None:
+        if pool.model is not model:
+            raise ValueError(
+                f"encode: the pool is of {pool.model.name}, another model: start one of this model"
+            )
+        if edits:
+            raise ValueError(
+                "encode: pool cannot be combined with ablate, hide or edit: leave one of them out"
+            )
+        vectors = _by_pool(pool, encoder, texts, chunk_size, show_progress_bar)
+    elif not edits:
+        vectors = encoder.all(texts, show_progress_bar)
+    else:
+        vectors = encoder.edited(texts, fit, show_progress_bar)
+    if precision != "float32":
+        vectors = quantized(vectors, precision, call="encode")
+    if torch is not None:
+        vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
+    return vectors[0] if isinstance(inputs, str) else vectors
 
 
-@dataclass
-class Encoder:
-    """What `Model.encode` does, with its options checked; it says what they are.
+def _by_pool(
+    pool: Any, encoder: Encoder, texts: Any, chunk_size: int | None, show: bool | None
+) -> Any:
+    """Return what a pool makes of texts, by the options of an encoder."""
+    options = {name: getattr(encoder, name) for name in OPTIONS}
+    checked = [*checked_texts(texts, "encode")]
+    parts = pool.encode(checked, chunk_size, show, encoder.limit, **options) if checked else []
+    if encoder.output_value == "sentence_embedding":
+        return np.concatenate([encoder.all([]), *parts])
+    return [vectors for part in parts for vectors in part]
 
-    Attributes:
-        name: the model's, for errors.
-        tokenizer: the model's.
-        sentence: what its files say about texts and their vectors.
-        limit: the most tokens of a text.
-        rows: how many ids the model knows.
-        dim: D, of a token's vector.
-        dtype: that of its vectors.
-        run: from the ids of texts to the vectors of their tokens, end to end, and where each text
-            begins; `Transformer.packed`.
-        head: what makes a text's vector of these in the place of pooling, None for pooling.
-        batch_size: and so on, the options of `Model.encode`.
-        call: who is named in an error.
+
+def encode_query(
+    model: Core,
+    inputs: str | Iterable[str],
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    **options: Any,
+) -> Any:
+    """Encode queries: `encode` with the task "query" and, by default, the prompt of that name.
+
+    Args:
+        inputs: one text or any iterable of texts.
+        prompt_name: as in `encode`.
+        prompt: as in `encode`.
+        options: the others of `encode`.
+
+    Returns:
+        As `encode`; for a model without prompts and routes the same vectors.
+
+    Raises:
+        TypeError: as in `encode`.
+        ValueError: as in `encode`.
+
+    >>> import qkv
+    >>> qkv.load("random").encode_query("I love you").shape
+    (8,)
     """
+    prompt_name = "query" if prompt is None and prompt_name is None else prompt_name
+    return encode(model, inputs, prompt_name=prompt_name, prompt=prompt, task="query", **options)
 
-    name: str
-    tokenizer: Tokenizer
-    sentence: Sentence
-    limit: int | None
-    rows: int
-    dim: int
-    dtype: np.dtype[Any]
-    run: Callable[..., tuple[Array, Array]]
-    head: BuiltHead | None = None
-    batch_size: int = 32
-    normalize_embeddings: bool | None = None
-    output_value: str | None = "sentence_embedding"
-    prompt_name: str | None = None
-    prompt: str | None = None
-    truncate_dim: int | None = None
-    task: str | None = None
-    call: str = "encode"
 
-    def __post_init__(self) -> None:
-        size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
-        self.batch_size = size
-        if self.truncate_dim is not None:
-            self.truncate_dim = whole_number(
-                self.truncate_dim, call=self.call, name="truncate_dim", least=1, most=self.width
+def encode_document(
+    model: Core,
+    inputs: str | Iterable[str],
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    **options: Any,
+) -> Any:
+    """Encode documents: `encode` with the task "document" and, by default, its prompt.
+
+    Args:
+        inputs: one text or any iterable of texts.
+        prompt_name: as in `encode`.
+        prompt: as in `encode`.
+        options: the others of `encode`.
+
+    Returns:
+        As `encode`; for a model without prompts and routes the same vectors.
+
+    Raises:
+        TypeError: as in `encode`.
+        ValueError: as in `encode`.
+
+    >>> import qkv
+    >>> qkv.load("random").encode_document(["I love you"]).shape
+    (1, 8)
+    """
+    prompt_name = "document" if prompt is None and prompt_name is None else prompt_name
+    return encode(model, inputs, prompt_name=prompt_name, prompt=prompt, task="document", **options)
+
+
+def encode_stream(
+    model: Core,
+    sentences: Iterable[str],
+    *,
+    show_progress_bar: bool | None = None,
+    **options: Any,
+) -> Iterator[Any]:
+    """Encode any number of texts, some thousand at a time.
+
+    `ablate`, `hide` and `edit` of `encode` need all texts at once and are not supported here.
+
+    Args:
+        sentences: any iterable of texts, read as the iterator advances.
+        show_progress_bar: as in `encode`.
+        options: the others of `encode`, except those three.
+
+    Returns:
+        An iterator over what `encode` returns for consecutive texts.
+
+    >>> import qkv
+    >>> texts = (f"the cat sat {n} times" for n in range(5000))
+    >>> sum(len(vectors) for vectors in qkv.load("random").encode_stream(texts))
+    5000
+    """
+    for name in options:
+        if name in ("ablate", "hide", "edit"):
+            raise TypeError(
+                f"encode_stream: {name} needs all texts at once: call encode(texts, {name}=...)"
             )
-        if self.output_value not in OUTPUTS:
-            raise ValueError(
-                f"{self.call}: output_value is {self.output_value!r}: choose "
-                f"{' or '.join(map(str, OUTPUTS))}"
+        if name not in OPTIONS:
+            raise TypeError(
+                f"encode_stream: there is no argument {name!r}: there are {', '.join(OPTIONS)}"
             )
-        self._one_each = self.output_value == "sentence_embedding"
-        if not self._one_each and self.normalize_embeddings:
-            raise ValueError(
-                f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
-                f"{self.output_value}: leave it out"
-            )
-        self._before = chosen_prompt(
-            self.sentence, self.prompt, self.prompt_name, name=self.name, call=self.call
-        )
-        self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
-        if self._before and not self.sentence.include_prompt:
-            [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
-            ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
-            self._unread = len(alone) - ending
+    encoder = text_encoder(model, call="encode_stream", **options)
+    return encoder.windows(sentences, show_progress_bar)
 
-    def all(self, sentences: Any, show: bool | None = None) -> Any:
-        """All vectors at once, (n, D), or what else is wanted of each text."""
-        parts = self.windows(sentences, show)
-        if not self._one_each:
-            return [rows for part in parts for rows in part]
-        width = self.truncate_dim or self.width
-        if not isinstance(sentences, list | tuple | np.ndarray):
-            return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # of known number: joined at the end, they would need their memory twice
-        vectors, done = np.empty((len(sentences), width), self.dtype), 0
-        for part in parts:
-            vectors[done : done + len(part)] = part
-            done += len(part)
-        return vectors
 
-    def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
-        """The same, some thousand texts at a time."""
-        truncator = Truncator(self.tokenizer, self.limit)
-        total = length_hint(sentences) or None
-        with progress("encode", total, show) as advance:
-            for texts in windows(checked_texts(sentences, self.call)):
-                first = truncator.cut.total
-                batch = self._ids(texts, truncator)
-                for number, ids in enumerate(batch, first):
-                    self.check(ids, number)
-                yield self._vectors(batch, advance)
-        truncator.cut.warn()
+def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Encoder:
+    """Return what `encode` computes with, for a caller that runs texts of several users together.
 
-    def edited(
-        self,
-        sentences: Any,
-        fit: Callable[[Sequence[Tokenized]], tuple[list[Tokenized], EditedRun]],
-        show: bool | None = None,
-    ) -> Any:
-        """What `all` gives where something is done differently, which all texts are needed for.
-
-        `fit` gives the texts, of which some tokens may be swapped, and what is done.
-        """
-        truncator = Truncator(self.tokenizer, self.limit)
-        texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
-        batch = [text.ids for text in texts]
-        for number, ids in enumerate(batch):
-            self.check(ids, number)
-        if not batch:
-            return self.all([])
-        texts, edits = fit(texts)
-        batch = [text.ids for text in texts]
-
-        def run(recorder: Callable[[Layout], Recorder]) -> None:
-            for numbers in self._parts(batch):
-                self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
-
-        edits = edits.averaged(sum(map(len, batch)), run)
-        with progress("encode", len(batch), show) as advance:
-            found = self._vectors(batch, advance, edits)
-        truncator.cut.warn()
-        return found
-
-    @property
-    def width(self) -> int:
-        """How many numbers a text's vector has, before it is cut."""
-        return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
-
-    @property
-    def kind(self) -> Hashable:
-        """Equal for encoders whose texts may be run and pooled together."""
-        return self.run, id(self.sentence), self._unread
-
-    def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
-        """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
-
-        Raises:
-            TypeError: a text is not a string.
-            ValueError: it cannot be cut into tokens, or is to stay `whole` and has too many.
-        """
-        truncator = Truncator(self.tokenizer, self.limit)
-        found = self._ids(texts, truncator)
-        if whole and (truncator.cut.count or truncator.cut.torn):
-            raise ValueError(f"{self.call}: it {self._too_long()}")
-        return found
-
-    def _too_long(self) -> str:
-        limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
-        return f"has more than the {limit} that {self.name} reads: shorten it"
-
-    def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
-        """Ids (T,) that somebody gives in the place of a text, as they are computed.
-
-        They are taken as they are, special tokens and all, and cut at the limit as a text's are:
-        special tokens at the end stay there.
-
-        Args:
-            ids: integers in one row.
-            name: what errors call them.
-            whole: whether more than the limit are an error.
-
-        Raises:
-            TypeError: they are anything else.
-            ValueError: there is none, one has no row in the model's table, there are too many, or a
-                prompt that was asked for would go before them.
-        """
-        if self.prompt_name is not None and self._before:
-            raise ValueError(
-                f"{name} is ids, and the prompt {self.prompt_name!r} goes before texts: give texts"
-            )
-        row = as_array(ids, call=self.call, name=name)
-        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
-        if not row.size:
-            raise ValueError(f"{name} has no ids: give at least one")
-        check_ids(row, self.rows, name)
-        row = row.astype(np.int64, copy=False)
-        if self.limit is None or len(row) <= self.limit:
-            return row
-        if whole:
-            raise ValueError(f"{name} {self._too_long()}")
-        tail = takewhile(self.tokenizer.is_special, reversed(row[-self.limit :].tolist()))
-        kept = sum(1 for _ in tail)
-        return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
-
-    def check(self, ids: Array, number: int) -> None:
-        """An error if the ids of a text leave nothing to make a vector of; `number` names it."""
-        if len(ids) <= self._unread and not self.sentence.static:
-            raise EmptyText(number, self._unread, self.call)
-
-    def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width).
-
-        The options are those of `Transformer.run`.
-        """
-        rows, cu_lengths = self.run(batch, **options)
-        return self._pooled(batch, rows, cu_lengths)
-
-    def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
-        """A vector of each text, of those of its tokens, (total, D), laid end to end."""
-        if self.head is not None:
-            return self.head(rows, cu_lengths, np.concatenate(batch))
-        pool, unread = self.sentence.pool, self._unread
-        return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
-
-    def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
-        return [text.ids for text in truncator(self._whole(texts))]
-
-    def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
-        """The numbers of texts that are run together."""
-        return by_length(batch, self.batch_size * TOKENS)
-
-    def _vectors(
-        self,
-        batch: Sequence[Array],
-        advance: Callable[[int], None],
-        edits: EditedRun | None = None,
-    ) -> Any:
-        """What is wanted of texts, in their order; `advance` is told how many are done."""
-        found: list[Any] = [None] * len(batch)
-        for numbers in self._parts(batch):
-            part = [batch[index] for index in numbers]
-            options = {} if edits is None else edits.packed(numbers, part)
-            vectors = self._wanted(part, **options)
-            for number, vector in zip(numbers, vectors, strict=True):
-                found[number] = vector
-            advance(len(part))
-        if not self._one_each:
-            return found
-        return self.sentence.finish(
-            np.array(found), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
-        )
-
-    def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """What is wanted of each text given by its ids; vectors of texts as they are pooled."""
-        if self._one_each:
-            return self.pooled(batch, **options)
-        rows, cu_lengths = self.run(batch, **options)
-        tokens = [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
-        if self.output_value is not None:
-            return tokens
-        pooled = self._pooled(batch, rows, cu_lengths)
-        vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
-        return [
-            {
-                "input_ids": ids.copy(),
-                "attention_mask": np.ones_like(ids),
-                "token_embeddings": own,
-                "sentence_embedding": vector.copy(),
-            }
-            for ids, own, vector in zip(batch, tokens, vectors, strict=True)
-        ]
-
-    def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Texts behind the prompt; blanks around one are no part of it."""
-        sentence = self.sentence
-        return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
+    Args:
+        model: the model.
+        task: as in `encode`.
+        options: those of `encode`.
+    """
+    call = options.get("call", "encode")
+    own = model_for(model, task, call)
+    return Encoder(
+        name=own.name,
+        tokenizer=own.reader.need_tokenizer(call),
+        sentence=own.sentence,
+        limit=own.max_seq_length,
+        rows=own.reader.rows,
+        dim=own.dim,
+        dtype=own.network.dtype,
+        run=own.network.packed,
+        head=own._embedder,
+        task=task,
+        **options,
+    )

@@ -1,261 +1,271 @@
-"""Which documents answer a query best: both are read together, and the pair is scored."""
+"""Compare vectors, and score pairs of texts: `similarity`, `rank`, `predict` of a cross-encoder."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
-from qkv.models.files.sentence import Sentence
+from qkv.arrays import whole_number
+from qkv.attend import softmax
+from qkv.extras import need
+from qkv.models.core import Core
 from qkv.models.network.head import BuiltHead
-from qkv.models.run.truncation import Truncator, callers
-from qkv.models.sentence.activation import Activation, applied
-from qkv.models.sentence.encode import TOKENS
-from qkv.models.sentence.windows import LETTERS, TEXTS, by_length
-from qkv.text import Tokenizer
-from qkv.text.tokenizer import parts_of
+from qkv.models.run.inputs import check_device
+from qkv.models.sentence import vectors
+from qkv.models.sentence.encoder import chosen_prompt
+from qkv.models.sentence.ranker import (
+    Activation,
+    Ranker,
+    activation_of,
+    best,
+    given_activation,
+    need_ranking,
+)
+from qkv.progress import progress
+from qkv.text.tokenizer import check_text, check_texts
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two texts as a model reads them together.
+def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
+    """Return how similar each vector of `a` is to each vector of `b`: the larger, the more similar.
 
-    Attributes:
-        ids: (T,)
-        segments: (T,) which of two parts each token is of.
-        whole: whether nothing was cut.
-    """
+    The measure is the cosine, or what the model's files say (`similarity_fn_name`): the dot
+    product, or the negative distance, Euclidean or Manhattan.
 
-    ids: Array
-    segments: Array
-    whole: bool = True
+    Args:
+        a: (n, D), or (D,) for one.
+        b: (m, D), or (D,) for one.
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What a tokenizer puts around two texts, and between them.
-
-    Attributes:
-        around: the ids before, between and behind them.
-        segments: which part each of the five pieces is of, those three and the texts, in their
-            order.
-    """
-
-    around: tuple[Array, Array, Array]
-    segments: tuple[int, int, int, int, int]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.around))
-
-    def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
-        """Two texts by their ids, in so many tokens: the longer one is cut first."""
-        room = (math.inf if limit is None else limit) - len(self)
-        sizes = shortened(len(first), len(second), room)
-        before, between, behind = self.around
-        pieces = (before, first[: sizes[0]], between, second[: sizes[1]], behind)
-        segments = np.repeat(self.segments, [len(piece) for piece in pieces])
-        whole = sizes == (len(first), len(second))
-        return Pair(np.concatenate(pieces), segments, whole)
-
-
-def shortened(first: int, second: int, room: float) -> tuple[int, int]:
-    """How many tokens are left of two texts where there is room for so many: as many as can be.
-
-    The longer one loses its end until both are alike, then each has half, and the odd one is the
-    longer one's, as in the `tokenizers` package.
-
-    >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
-    ((3, 9), (3, 5), (4, 4), (4, 3))
-    """
-    if first + second <= room:
-        return first, second
-    room = int(room)
-    least = min(first, second, room // 2)
-    return (least, room - least) if first <= second else (room - least, least)
-
-
-def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
-    """What a tokenizer puts around two texts, which a text of at least one token shows.
+    Returns:
+        (n, m), float32, or float64 if one of them is; a torch tensor if one of them is.
 
     Raises:
-        ValueError: the text has no token, or two texts do not stand one behind the other.
+        TypeError: they are not of numbers.
+        ValueError: they have other shapes.
+
+    >>> import qkv
+    >>> model = qkv.load("random")
+    >>> vectors = model.encode(["I love you", "the cat sat", "I love you"])
+    >>> model.similarity(vectors[0], vectors).round(4)[0, [0, 2]].tolist()
+    [1.0, 1.0]
     """
-    ids, segments, parts = tokenizer.pair(text, text)
-    mine = [[place for place, part in enumerate(parts) if part == which] for which in (0, 1)]
-    if not all(mine):
-        raise ValueError(f"{call}: the query is empty: there is no token in it")
-    (a, b), (c, d) = ((places[0], places[-1] + 1) for places in mine)
-    if b - a + d - c != sum(map(len, mine)) or b > c:
-        raise ValueError(
-            f"{call}: the tokenizer of {name} does not put two texts behind each other"
-        )
-    pieces = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
-    kinds = [set(segments[piece].tolist()) or {0} for piece in pieces]
-    if max(map(len, kinds)) > 1:
-        raise ValueError(f"{call}: the tokenizer of {name} gives parts of a text several segments")
-    before, between, behind = (ids[piece] for piece in pieces[::2])
-    one, two, three, four, five = (kind.pop() for kind in kinds)
-    return Frame((before, between, behind), (one, two, three, four, five))
+    return vectors.as_given(vectors.similarity(a, b, model.sentence.similarity), a, b)
 
 
-@dataclass(frozen=True)
-class Ranker:
-    """What `Model.rank` scores with.
+def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
+    """Return how similar each vector of `a` is to the vector of `b` at its index.
 
-    Attributes:
-        call: who is named in an error.
-        name: the model's, for errors.
-        tokenizer: the model's.
-        sentence: what its files say about texts.
-        before: the prompt, which goes before the first text.
-        limit: the most tokens of a pair.
-        run: from the ids of texts to the vectors of their tokens, end to end, and where each
-            begins; `Transformer.packed`.
-        head: from these vectors to the logits of each text.
-        tells_texts_apart: whether it is told which tokens are of the second text.
-        activation: what follows the logits: the name of one of `ACTIVATIONS`, a function of an
-            array, or None for nothing.
+    Args:
+        a: (n, D), or (D,) for one.
+        b: (n, D), or (D,) for one.
+
+    Returns:
+        (n,), float32, or float64 if one of them is; a torch tensor if one of them is.
+
+    Raises:
+        TypeError: they are not of numbers.
+        ValueError: they have other shapes.
+
+    >>> import qkv
+    >>> vectors = qkv.load("random").encode(["I love you", "the cat sat"])
+    >>> qkv.load("random").similarity_pairwise(vectors, vectors).round(4).tolist()
+    [1.0, 1.0]
     """
-
-    call: str
-    name: str
-    tokenizer: Tokenizer
-    sentence: Sentence
-    before: str
-    limit: int | None
-    run: Callable[..., tuple[Array, Array]]
-    head: BuiltHead
-    tells_texts_apart: bool
-    activation: Activation
-
-    def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        """A query with each of these documents, cut at the limit.
-
-        Raises:
-            ValueError: the query has no token, or the limit leaves none of it.
-        """
-        return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
-
-    def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
-        """The same, some documents at a time."""
-        query = self._whole(query)
-        frame = self._frame(query)
-        # whole, since which of two is longer decides which is cut
-        truncator = Truncator(self.tokenizer, None)
-        [first] = self._ids(truncator, [query])
-        for part in parts_of(documents, LETTERS):
-            yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
-
-    def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
-        """Each text with the one in its place, cut at the limit.
-
-        Raises:
-            ValueError: no text has a token, or the limit leaves none.
-        """
-        firsts = [self._whole(text) for text in firsts]
-        known = (text for text in (*firsts, *seconds) if text.strip())
-        frame = self._frame(next(known, ""))
-        truncator, found = Truncator(self.tokenizer, None), list[Pair]()
-        for start in range(0, len(firsts), TEXTS):
-            part = slice(start, start + TEXTS)
-            one, other = (self._ids(truncator, texts[part]) for texts in (firsts, seconds))
-            found += [frame.pair(a, b, self.limit) for a, b in zip(one, other, strict=True)]
-        return found
-
-    def _whole(self, text: str) -> str:
-        """The first of two texts, behind the prompt."""
-        return self.sentence.prepared((self.before + text).strip())
-
-    def _frame(self, text: str) -> Frame:
-        """What stands around two texts, which leaves room for both."""
-        frame = frame_of(self.tokenizer, text, self.name, self.call)
-        if self.limit is not None and self.limit < len(frame) + 2:
-            raise ValueError(
-                f"{self.call}: max_seq_length is {self.limit}, and a query and a document have "
-                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
-            )
-        return frame
-
-    def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
-        """The ids of texts (T,), without special tokens."""
-        tokens = truncator([self.sentence.prepared(text.strip()) for text in texts])
-        return [text.ids[~np.array(text.special, bool)] for text in tokens]
-
-    def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
-        """The numbers of pairs that are run together: those of like length."""
-        return by_length(pairs, batch_size * TOKENS)
-
-    def scores(self, pairs: Sequence[Pair]) -> Array:
-        """The scores of each of these pairs, run together: (n,), or (n, C) for C classes."""
-        options = {}
-        if self.tells_texts_apart:
-            options["segments"] = [pair.segments for pair in pairs]
-        rows, cu_lengths = self.run([pair.ids for pair in pairs], **options)
-        logits = self.head(rows, cu_lengths)
-        scores = applied(self.activation, logits, self.call)
-        return scores[:, 0] if self.classes == 1 else scores
-
-    @property
-    def classes(self) -> int:
-        """C, how many numbers a pair gets."""
-        return self.head.steps.outputs
-
-    def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
-        """The scores (n,) or (n, C) of any number of pairs; `advance` is told how many are done."""
-        shape = (len(pairs),) if self.classes == 1 else (len(pairs), self.classes)
-        found = np.empty(shape, np.float64)
-        for numbers in self.parts(pairs, batch_size):
-            found[numbers] = self.scores([pairs[number] for number in numbers])
-            advance(len(numbers))
-        return found
-
-    def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
-        """Say how many pairs were cut, if any was."""
-        count = sum(not pair.whole for pair in pairs)
-        if count:
-            warnings.warn(
-                f"{count} of {len(pairs)} {what} were cut to {self.limit} tokens",
-                UserWarning,
-                stacklevel=callers(),
-            )
+    return vectors.as_given(vectors.similarity_pairwise(a, b, model.sentence.similarity), a, b)
 
 
-def best(
-    scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
+def rank(
+    model: Core,
+    query: str,
+    documents: Iterable[str],
+    top_k: int | None = None,
+    return_documents: bool = False,
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+    activation_fn: Any = None,
+    device: Any = None,
 ) -> list[dict[str, Any]]:
-    """The documents by their scores, the best first, those alike in their order.
+    """Rank documents by how well they answer a query, with a cross-encoder, which reads both.
 
-    >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
-    [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
+    A query and a document with more tokens than `max_seq_length` together are cut, the longer one
+    first.
+
+    Args:
+        query: the question.
+        documents: texts that may answer it.
+        top_k: return only this many; None for all.
+        return_documents: whether the results hold the documents.
+        prompt_name: which prompt goes before the query, as in `encode`.
+        prompt: a prompt to use instead.
+        batch_size: the number of pairs of 128 tokens that run at once, as in `encode`.
+        show_progress_bar: None shows one on a terminal if the work takes long.
+        activation_fn: applied to the logits: a function of an array, or one of torch.nn's
+            activations; None for what the model's files say, or a sigmoid.
+        device: None or "cpu".
+
+    Returns:
+        The best document first, equal ones in their order: each {"corpus_id": its index among the
+        documents, "score": the model's score of the pair}, and "text" if asked for.
+
+    Raises:
+        TypeError: a text is not a string.
+        ValueError: the model does not rank, the query has no token, or an argument makes no sense.
+
+    Source:
+        Nogueira and Cho 2019, "Passage Re-ranking with BERT".
+
+    >>> import qkv
+    >>> qkv.load("random").rank("a river", ["the bank", "the sun"])
+    Traceback (most recent call last):
+    ValueError: rank: random has no head and does not rank: ...
     """
-    order = np.argsort(-scores, kind="stable")[:top_k].tolist()
-    return [
-        {"corpus_id": number, "score": float(scores[number])}
-        | ({"text": documents[number]} if with_documents else {})
-        for number in order
-    ]
+    check_device(device, "rank")
+    scorer = ranker(model, prompt_name, prompt, activation_fn)
+    check_text(query, call="rank", name="query")
+    texts = check_texts(documents, call="rank")
+    batch_size = whole_number(batch_size, call="rank", name="batch_size", least=1)
+    if top_k is not None:
+        top_k = whole_number(top_k, call="rank", name="top_k", least=1)
+    pairs = scorer.pairs(query, texts)
+    with progress("rank", len(pairs), show_progress_bar) as advance:
+        scores = scorer.all(pairs, batch_size, advance)
+    scorer.warn(pairs)
+    return best(scores, texts, top_k, return_documents)
 
 
-def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
-    """A head that gives each text one number, or an error that says what a model has instead."""
-    if head is None or not head.pools:
-        has = "no head" if head is None else "a head for each token"
-    elif head.steps.embeds:
-        has = "a head for vectors"
-    elif head.steps.outputs != 1:
-        has = f"a head for {head.steps.outputs} classes"
+def ranker(
+    model: Core,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    activation_fn: Any = None,
+) -> Ranker:
+    """Return what `rank` scores with, for a caller that ranks documents of several users together.
+
+    Args:
+        model: the model.
+        prompt_name: as in `rank`, and so are the others.
+        prompt: the same.
+        activation_fn: the same.
+
+    Raises:
+        TypeError: as in `rank`.
+        ValueError: the model does not rank, or has no tokenizer; as in `rank`.
+    """
+    head = need_ranking(model.head, model.name)
+    return _scorer(model, head, "rank", prompt_name, prompt, activation_fn)
+
+
+def _scorer(
+    model: Core,
+    head: BuiltHead,
+    call: str,
+    prompt_name: str | None,
+    prompt: str | None,
+    activation_fn: Any,
+) -> Ranker:
+    """Return a scorer of pairs of texts, with a head for one class or for several."""
+    types = model.embedding.token_types
+    sentence = model.sentence
+    limits = filter(None, (model.max_seq_length, sentence.pair_limit))
+    activation: Activation
+    if activation_fn is None:
+        classes = head.steps.outputs
+        activation = activation_of(sentence, model.config, model.name, classes, call)
     else:
-        return head
-    raise ValueError(
-        f"rank: {name} has {has} and does not rank: load a cross-encoder (architectures in its "
-        "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
-        "encode"
+        activation = given_activation(activation_fn, call)
+    return Ranker(
+        call=call,
+        name=model.name,
+        tokenizer=model.reader.need_tokenizer(call),
+        sentence=sentence,
+        before=chosen_prompt(sentence, prompt, prompt_name, name=model.name, call=call),
+        limit=min(limits, default=None),
+        run=model.network.packed,
+        head=head,
+        tells_texts_apart=types is not None and len(types) > 1 and sentence.tells_texts_apart,
+        activation=activation,
     )
+
+
+def predict_pairs(
+    model: Core,
+    inputs: Sequence[str] | Iterable[Sequence[str]],
+    *,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    show_progress_bar: bool | None = None,
+    activation_fn: Any = None,
+    apply_softmax: bool = False,
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
+    device: Any = None,
+) -> Any:
+    """Return a score for each pair of texts, or one for each class, as a cross-encoder does.
+
+    Args:
+        inputs: pairs of texts, or one pair.
+        prompt_name: which prompt goes before the first text of each pair, as in `encode`.
+        prompt: a prompt to use instead.
+        batch_size: the number of pairs of 128 tokens that run at once.
+        show_progress_bar: None shows one on a terminal if the work takes long.
+        activation_fn: applied to the logits: a function of an array, or one of torch.nn's
+            activations; None for what the model's files say, or a sigmoid for a single class.
+        apply_softmax: whether the scores of several classes go through a softmax.
+        convert_to_numpy: False for a list of torch tensors, one for each pair.
+        convert_to_tensor: True for one torch tensor.
+        device: None or "cpu".
+
+    Returns:
+        (n,), or (n, C) for C classes; for one pair a number, or (C,). float32, or float64 for a
+        model of that type.
+
+    Raises:
+        TypeError: the inputs are not pairs of strings.
+        ValueError: no text has a token, or an argument makes no sense.
+        ImportError: tensors are asked for, and torch is not installed.
+    """
+    check_device(device, "predict")
+    tensors = convert_to_tensor or not convert_to_numpy
+    torch = need("torch", "torch") if tensors else None
+    batch_size = whole_number(batch_size, call="predict", name="batch_size", least=1)
+    single, pairs = _checked_pairs(inputs)
+    assert model.head is not None  # `qkv.load` makes a cross-encoder only of a model with one
+    scorer = _scorer(model, model.head, "predict", prompt_name, prompt, activation_fn)
+    scores = np.empty((0,) if scorer.classes == 1 else (0, scorer.classes))
+    if pairs:
+        read = scorer.each(*zip(*pairs, strict=True))
+        with progress("predict", len(read), show_progress_bar) as advance:
+            scores = scorer.all(read, batch_size, advance)
+        scorer.warn(read, "pairs")
+    if apply_softmax and scorer.classes > 1:
+        scores = softmax(scores)
+    scores = scores.astype(model.network.dtype, copy=False)
+    if torch is not None:
+        scores = vectors.as_tensors(scores, torch, joined=convert_to_tensor)
+    return scores[0] if single else scores
+
+
+def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
+    """Return whether there is a single pair, and all pairs."""
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
+        raise TypeError(
+            f"predict: inputs is {type(inputs).__name__}: this model reads two texts together: "
+            "give pairs of strings, or one pair"
+        )
+    rows = [*inputs]
+    single = len(rows) == 2 and all(isinstance(row, str) for row in rows)
+    pairs: list[tuple[str, str]] = []
+    for number, row in enumerate([rows] if single else rows):
+        if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 2:
+            count = len(row) if isinstance(row, list | tuple | np.ndarray) else 0
+            about = f"{type(row).__name__}{f' of {count}' if count else ''}"
+            raise TypeError(f"predict: pair {number} is {about}: give two strings")
+        first, second = (check_text(text, call="predict", name=f"pair {number}") for text in row)
+        pairs.append((first, second))
+    return single, pairs

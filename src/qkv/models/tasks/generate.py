@@ -1,22 +1,30 @@
-"""Text out of a decoder: token by token, each chosen from the logits behind the one before."""
+"""Generate text token by token: `Model.generate`, and the rows and steps that a server runs."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, shown
-from qkv.models.files.read import ModelError, is_whole
+from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.models.core import Core
+from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import CANNOT, EditedRun
+from qkv.models.run.layout import Layout
+from qkv.models.run.truncation import MOST
+from qkv.models.tasks.pairs import after_start, traced_pair
 from qkv.models.tasks.sampling import Measured, Sampling, measured
-from qkv.models.tasks.spelling import TextStream
+from qkv.models.tasks.spelling import TextStream, check_stop, spelled
+from qkv.models.tasks.trace import as_trace
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
+from qkv.trace.recorder import kept_unasked
 
 AT_ONCE = 32  # tokens of a prompt whose logits are in memory at once
 DEFAULT_NEW = 64  # tokens that are added where nobody says how many
@@ -72,6 +80,178 @@ class Generated(str):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
         row = len(self.trace.tokens) - count + number - 1
         return [weights[0, :, row, : row + 1] for weights in self.trace.attentions]
+
+
+@advising("generate", GENERATING)
+def generate(
+    model: Core,
+    prompt: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stream: bool = False,
+    stop: str | Iterable[str] = (),
+    trace: bool = False,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> Any:
+    """Continue a text, or several at once, token by token.
+
+    A text ends with a token that ends texts (`eos_token_id` of generation_config.json, or else of
+    config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
+    drawn as transformers draws them: logits are divided by the temperature, the `top_k` largest
+    stay, and of these the likeliest until their probabilities sum to `top_p`.
+
+    Args:
+        prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
+            of rows for several.
+        max_new_tokens: the most tokens added to each. By default 64, or as many as the model has
+            positions for.
+        temperature: 0 takes the likeliest token each time; otherwise logits are divided by it.
+            `top_k`, `top_p` and `seed` need a temperature above 0.
+        top_k: how many of the likeliest tokens may be drawn.
+        top_p: the probability, above 0 and at most 1, to which the tokens that may be drawn sum.
+        seed: makes the draws repeatable; each text has its own random numbers.
+        stream: yield the text as it grows, each word once it is complete.
+        stop: strings before which a new text ends.
+        trace: keep, for each new token, its attention when it was chosen.
+        ablate: heads to ablate, as in `trace`, for prompt and new tokens; without "mean".
+        hide: words of the prompt, and positions and edges of the growing text to mask, as in
+            `trace`; negative positions count from the end of the prompt.
+        edit: activations to change, as in `trace`. A function gets the positions that a step
+            computes, `at.positions`: those of the prompt in `at.step` 0, then one at a time, with
+            weights over all keys that a layer still has. An array applies to the prompt. For a
+            model that reads one text and writes another, names begin with "encoder." or "decoder.",
+            and `ablate` and `hide` apply to the text it reads.
+
+    Returns:
+        A `Generated`: a string, the new text without the prompt, with `prompt`, `ids` and
+        `finish_reason`, and with `trace=True` also `trace`, `logits`, `probabilities` and
+        `looked_at`. A list of them for several prompts. With `stream=True` an iterator over
+        strings, or over (number of the prompt, string) for several. A model without a tokenizer
+        shows ids as numbers.
+
+    Raises:
+        TypeError: a prompt or an argument has a wrong type.
+        ValueError: the model has no head for the next token, or no tokenizer for text; a prompt is
+            empty, or too long for the model's positions; an argument makes no sense.
+        FloatingPointError: the model's logits are not finite.
+
+    Source:
+        Top-p: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
+
+    >>> import qkv
+    >>> text = qkv.load("books-decoder").generate("bank:")
+    >>> text.prompt, text.finish_reason, len(text.split()) > 3
+    ('bank:', 'eos', True)
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    if max_new_tokens is not None:
+        max_new_tokens = whole_number(
+            max_new_tokens, call="generate", name="max_new_tokens", least=1
+        )
+    if seed is not None:
+        seed = whole_number(seed, call="generate", name="seed", least=0, most=math.inf)
+    sampling.check_draws(seed)
+    stop_strings = check_stop(stop)
+    if stream and trace:
+        raise ValueError("generate: stream and trace cannot be combined: choose one of them")
+    edits = edits_of(edit, ablate, hide, call="generate")
+    if edits.changes and trace:
+        raise ValueError(
+            "generate: trace and edit cannot be combined, as a trace runs the whole text again at "
+            "once: generate first, then trace(prompt + result, edit=...)"
+        )
+    single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
+    prompts = model._swapped(edits, [row.given for row in added])
+    for row, tokens in zip(added, prompts, strict=True):
+        row.given = tokens
+    more = [row.max_new_tokens for row in added] if model.continues else ()
+    edited = model._fit(edits, prompts, more=more, written=None if model.continues else 1)
+    steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
+    if stream:
+        new_texts = (pair for step in steps_taken for pair in step)
+        return (text for _, text in new_texts) if single else new_texts
+    for _ in steps_taken:
+        pass
+    traced = _traced_rows(model, added, edited) if trace and added else None
+    results = [row.result(traced and traced[number]) for number, row in enumerate(added)]
+    return results[0] if single else results
+
+
+def rows(
+    model: Core,
+    prompt: Any,
+    *,
+    max_new_tokens: int | None = None,
+    usual: int = DEFAULT_NEW,
+    copies: int = 1,
+    stop: Sequence[str] = (),
+    seed: int | None = None,
+) -> tuple[bool, list[Row]]:
+    """Return whether there is a single prompt, and the prompts as `steps` takes them.
+
+    Args:
+        model: the model.
+        prompt: as in `generate`, with its errors; so are `max_new_tokens` and `seed`.
+        max_new_tokens: the most tokens added to each.
+        usual: how many are added by default, as far as they fit.
+        copies: how often each prompt is continued; its rows follow each other.
+        stop: strings before which a new text ends.
+        seed: of the random numbers that each row draws.
+    """
+    if not model.generates:
+        raise ValueError(
+            f"generate: {model.name} has nothing that predicts the next token: load a decoder "
+            "with its head (architectures in its config.json says ...ForCausalLM)"
+        )
+    single, strings, batch = _read_prompts(model, prompt)
+    decode, limit = spelled(model.tokenizer), model.design.max_seq_length
+    seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)
+    found = []
+    for number, tokens in enumerate(batch):
+        which = "the prompt" if len(batch) == 1 else f"prompt {number}"
+        count = tokens_to_add(which, len(tokens), max_new_tokens, limit, model.name, usual)
+        ids = tokens.ids.tolist()
+        text = strings[number] if strings else decode(ids)
+        for own in seeds[number * copies : (number + 1) * copies]:
+            stream = TextStream(decode, ids if model.continues else (), stop)
+            found.append(Row(text, tokens, count, stream, np.random.default_rng(own)))
+    return single, found
+
+
+def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
+    """Return whether there is a single prompt, the strings, and the tokens of each."""
+    if not isinstance(prompt, Iterable):
+        kind = type(prompt).__name__
+        raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
+    single, strings, batch = model.reader.split(prompt, "generate")
+    for number, text in enumerate(strings):
+        if len(text) > MOST:
+            raise ValueError(
+                f"generate: prompt {number} has {len(text):,} characters: give at most {MOST:,}"
+            )
+    if strings:
+        tokenizer = model.reader.need_tokenizer("generate")
+        batch = tokenizer.tokenize_batch([model.sentence.prepared(text) for text in strings])
+    return single, strings, batch
+
+
+def _traced_rows(model: Core, rows: Sequence[Row], edited: EditedRun) -> Trace | Seq2SeqTrace:
+    """Return the trace of prompts with their new tokens."""
+    if not model.continues:
+        # all new tokens except the last, which predicted none
+        texts = [row.added(model.tokenizer) for row in rows]
+        written = [after_start(model, text, len(text) - 1) for text in texts]
+        return traced_pair(model, [row.given for row in rows], written, edited)
+    batch = [row.whole(model.tokenizer) for row in rows]
+    ran = model.run(batch, edited, kept_unasked)
+    masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
+    return as_trace(model, ran.arrays, batch, model.network, masks, changed=edited.asked)
 
 
 def tokens_to_add(
@@ -185,28 +365,31 @@ class Row:
 
 
 def steps(
-    body: Transformer,
+    model: Core,
     rows: Sequence[Row],
-    *,
     sampling: Sampling,
-    eos_ids: frozenset[int],
+    *,
     top: int | None = None,
     measure_prompts: bool = False,
-    edited: EditedRun,
+    edited: EditedRun | None = None,
 ) -> Iterator[list[tuple[int, str]]]:
-    """Generate a token of each row at a time: give the text that is whole with it, by its row.
+    """Generate one token of each row at a time, and yield the text that is complete with it.
 
-    Rows that have new tokens already continue behind them.
+    Rows that have new tokens already continue after them.
 
     Args:
-        body: the model.
-        rows: the prompts, which the new tokens are added to.
+        model: the model.
+        rows: from `rows`; the new tokens are added to them.
         sampling: how a token is chosen.
-        eos_ids: tokens that end a text.
-        top: measure each new token, with so many of the likeliest; None measures none.
-        measure_prompts: whether the tokens of the prompts are measured too, before the first step.
-        edited: what is done otherwise.
+        top: measure each new token, with this many of the likeliest; None measures none.
+        measure_prompts: whether the tokens of the prompts are measured too, before the first step;
+            only for a model whose text continues the prompt.
+        edited: what the run does differently.
+
+    Yields:
+        Pairs of the number of a row and its new text.
     """
+    body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     texts = [row.given.ids for row in rows]
@@ -274,18 +457,3 @@ def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
         raise FloatingPointError(
             f"generate: the model's logits behind {count} tokens are not finite: {why}"
         )
-
-
-def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
-    """The ids that end a text, as generation_config.json says, or else config.json."""
-    found = generation.get("eos_token_id")
-    if found is None:
-        found = config.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    for token in ids:
-        if not is_whole(token):
-            raise ModelError(
-                f"generate: eos_token_id of {name} is {found!r:.40}: it must be a whole number, "
-                "or a list of such"
-            )
-    return frozenset(ids)

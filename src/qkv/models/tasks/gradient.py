@@ -1,4 +1,4 @@
-"""Gradients: what they are taken of, and which activations they can be had of."""
+"""Gradients of a logit or an activation for activations: `Model.gradient`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,106 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
+from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.packed import starts_of
+from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import shape_of
+from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.layout import layout_of
-from qkv.models.tasks.trace import layers_to_run
+from qkv.models.tasks.kept import layers_to_run
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace.activations import activation, short_name
 from qkv.trace.names import is_tuple_name, meant, parse
 
 Name = str | tuple[Any, ...]
 _CALL = "gradient"
+
+
+def gradient(
+    model: Core,
+    text: Any,
+    *,
+    of: Any,
+    at: Any = ("embed",),
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> dict[Any, Array]:
+    """Return the gradient of a logit or an activation for activations, in an edited run or not.
+
+    No gradient of a parameter is computed, and no layer above the last one that matters.
+
+    Args:
+        text: one text or several, or token ids, as in `trace`.
+        of: what is differentiated. `(position, token)` is the logit of a token at a position of
+            each text, `(position, token, other)` its difference to the logit of another token; a
+            position counts from the end with -1; a token is an id, or a string that is one token of
+            the vocabulary (as it is split after nothing: GPT-2 knows "the" and " the"). An array of
+            floats (B, T, V) weighs the logits of `trace(..., logits=True)`, which are summed. A
+            mapping `{activation: array}` weighs activations by arrays of their shapes: 1 at one
+            neuron, 0 elsewhere.
+        at: the activations, by their names in a trace: "embed", ("resid_post", 3), ("pattern", 0),
+            "blocks.3.attn.hook_result"; "z" means that of all layers.
+        ablate: heads to ablate, as in `trace`.
+        hide: words, positions and edges to mask, as in `trace`.
+        edit: activations to change, as in `trace`. The gradient of an edited activation is the
+            gradient of its replacement. It goes on through records as their arithmetic says: "add"
+            passes it, "ablate", "set", "patch" and "row" stop it. An array stops it. It goes
+            through an `SAE`, whose features `at` may name. The derivative of a function is
+            unknown, so `at` may name its activation and later ones.
+
+    Returns:
+        For each activation, by its name as given, an array of its shape in a trace, (B, T, ...), 0
+        in the padding; for all layers of an activation as `trace.stack` returns it, (layers, B, T,
+        ...). float32, or float64 for a model of that type.
+
+    Raises:
+        TypeError: an argument has a wrong type, or the model is in half precision.
+        ValueError: `of` is of logits and the model has no head over words; the model reads one text
+            and writes another, or looks at images; a position or token does not exist; an array
+            does not have the shape of its activation; a text is empty; a gradient would pass
+            through a function; or as in `trace`.
+        KeyError: an activation does not exist; the message has the nearest names.
+
+    Source:
+        Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks"; the backward
+        pass: Rumelhart, Hinton and Williams 1986.
+
+    >>> import qkv
+    >>> model = qkv.load()
+    >>> trace = model.trace("The sun [MASK].")
+    >>> grads = model.gradient("The sun [MASK].", of=(3, "the"), at=["embed", ("z", -1)])
+    >>> all(grads[name].shape == trace[name].shape for name in ("embed", ("z", -1)))
+    True
+    >>> neuron = np.zeros(trace["post", 1].shape)
+    >>> neuron[0, 3, 7] = 1  # of layer 1, at the mask
+    >>> grads = model.gradient("The sun [MASK].", of={("post", 1): neuron}, at=[("pattern", 0)])
+    >>> grads["pattern", 0].shape == trace["pattern", 0].shape
+    True
+    """
+    network, reader = model.network, model.reader
+    if not model.continues:
+        raise ValueError(
+            f"gradient: {model.name} reads one text and writes another, and there is no "
+            "backward pass through both: take a model of one text"
+        )
+    reader.need_text("gradient")
+    words = 0 if isinstance(of, Mapping) else model._need_words("gradient")
+    check_type(model.parameters.values(), model.name)
+    edits = edits_of(edit, ablate, hide, call="gradient")
+    names = names_of(at, network, spliced=spliced_names(edits, network))
+    _, batch = reader.read(text, "gradient")
+
+    def token_id(word: Any) -> int:
+        return word_id(word, words, model.tokenizer, reader.sentence.prepared, model.name)
+
+    target = target_of(of, [len(tokens) for tokens in batch], network, token_id)
+    batch = model._swapped(edits, batch)
+    edited = model._fit(edits, batch)
+    check_functions(edited.changes, names, network)
+    return gradients(network, batch, target, names, model._with_means(edited, batch))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""The weights of a layer's heads, one by one, and the products that they only act through."""
+"""The weights of each head of a layer, and the products through which they act."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
-from qkv.layers import MultiHeadAttention
+from qkv.arrays import Array, compute_type, is_whole_number, shown
+from qkv.models.core import Core
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,27 +34,27 @@ class Factored:
 
     def full(self) -> Array:
         """`left @ right`, (Hq, D, D)."""
-        found: Array = self.left @ self.right
-        return found
+        product: Array = self.left @ self.right
+        return product
 
     @property
     def eigenvalues(self) -> Array:
-        """Those of `full()` that may be other than 0, (Hq, d), complex128, the largest first.
+        """The eigenvalues of `full()` that may be nonzero, (Hq, d), complex128, the largest first.
 
-        They are those of the small product `right @ left` (d, d), computed in float64.
+        They are the eigenvalues of the small product `right @ left` (d, d), computed in float64.
         """
         small = self.right.astype(np.float64) @ self.left.astype(np.float64)
-        found = np.linalg.eigvals(small).astype(np.complex128)
-        return np.take_along_axis(found, np.argsort(-np.abs(found), axis=-1, kind="stable"), -1)
+        values = np.linalg.eigvals(small).astype(np.complex128)
+        return np.take_along_axis(values, np.argsort(-np.abs(values), axis=-1, kind="stable"), -1)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of each head of a layer, and those at both ends, as TransformerLens names them.
+    """The weights of each head of a layer, and the model's tables, by TransformerLens's names.
 
-    The numbers are the model's own: no norm is folded in, no mean is taken out, and rotary
-    positions, which come between queries and keys, are left out. Key heads that several query heads
-    share are repeated. A bias that the model does not have is 0.
+    These are the raw weights: no norm is folded in, no mean is subtracted, and rotary positions,
+    which stand between queries and keys, are left out. Key heads that several query heads share are
+    repeated. A missing bias is 0.
 
     Attributes:
         W_Q: (Hq, D, d), from vectors to queries.
@@ -79,9 +80,9 @@ class HeadWeights:
     @property
     def W_E(self) -> Array:
         """The token table, (V, D), without the scale that Gemma multiplies its rows by."""
-        found = self._end("embed")
-        assert found is not None
-        return found
+        table = self._end("embed")
+        assert table is not None
+        return table
 
     @property
     def W_pos(self) -> Array | None:
@@ -105,9 +106,9 @@ class HeadWeights:
         return np.zeros(unembed.shape[1], compute_type(unembed.dtype))
 
     def _end(self, name: str) -> Array | None:
-        """A table in the type that is computed with, converted when it is asked for."""
-        found = self._ends[name]
-        return found if found is None else found.astype(compute_type(found.dtype), copy=False)
+        """Return a table in the type of computation, converted on request."""
+        table = self._ends[name]
+        return None if table is None else _computed(table)
 
     def __repr__(self) -> str:
         heads, dim, size = self.W_Q.shape
@@ -115,41 +116,78 @@ class HeadWeights:
 
     @property
     def qk(self) -> Factored:
-        """`W_Q @ W_K.T`: `x @ full() @ y` is the score of `x` for `y`, but for the scale."""
+        """`W_Q @ W_K.T`: `x @ full() @ y` is the unscaled score of query `x` and key `y`."""
         return Factored(self.W_Q, np.swapaxes(self.W_K, -1, -2))
 
     @property
     def ov(self) -> Factored:
-        """`W_V @ W_O`: `x @ full()` is what the head adds where it looks at `x` alone."""
+        """`W_V @ W_O`: `x @ full()` is what the head adds when all of its weight is on `x`."""
         return Factored(self.W_V, self.W_O)
 
 
-def head_weights(attn: MultiHeadAttention, ends: Mapping[str, Array | None]) -> HeadWeights:
-    """The weights of an attention layer with an output projection, head by head.
+def head_weights(model: Core, layer: int) -> HeadWeights:
+    """Return the raw weights of each head of a layer: no norm folded in, rotary left out.
 
-    `ends` are the tables "embed", "positions", "unembed" and its "bias", None for what is not
-    there.
+    Args:
+        layer: counted from 0, or from the end with -1; of a model that reads one text and writes
+            another, a layer of the encoder.
+
+    Returns:
+        `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), shared key heads repeated, in
+        float32, or float64 for a model of that type; their biases `.b_Q`, `.b_K`, `.b_V` (Hq, d)
+        and `.b_O` (D,), 0 where the model has none; `.qk` and `.ov`, their products as factors:
+        `.left` (Hq, D, d), `.right` (Hq, d, D), `.full()` (Hq, D, D) and `.eigenvalues` (Hq, d),
+        those of the d x d product; and the model's tables, the same in every layer: `.W_E` (V, D),
+        `.W_pos` (rows, D) or None, `.W_U` (D, V) and `.b_U` (V,), None for a model without logits
+        over words.
+
+    Raises:
+        TypeError: `layer` is not a whole number.
+        ValueError: the layer does not exist.
+
+    Source:
+        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+
+    >>> import qkv
+    >>> heads = qkv.load("random").head_weights(0)
+    >>> heads.W_Q.shape, heads.ov.full().shape, heads.qk.eigenvalues.shape
+    ((2, 8, 4), (2, 8, 8), (2, 4))
     """
-
-    def computed(array: Array) -> Array:
-        return array.astype(compute_type(array.dtype), copy=False)
+    count = model.num_layers
+    if not is_whole_number(layer):
+        raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
+    if not -count <= layer < count:
+        raise ValueError(
+            f"head_weights: there is no layer {layer}: the model has {count}, 0 to {count - 1}"
+        )
+    network = model.network
+    attn, head = network.layers[layer].attn, network.head
+    own: Mapping[str, Any] = head.parameters if head is not None and head.predicts else {}
+    ends = {
+        "embed": network.embedding.table,
+        "positions": network.embedding.positions,
+        "unembed": own.get("head.out_proj.weight"),
+        "bias": own.get("head.out_proj.bias"),
+    }
 
     def each(name: str, heads: int) -> tuple[Array, Array]:
-        """A projection (D, heads * size) and its bias as (Hq, D, size) and (Hq, size)."""
-        weight = computed(attn.parameters[f"{name}.weight"])
-        given = attn.parameters.get(f"{name}.bias")
-        bias = np.zeros(weight.shape[1], weight.dtype) if given is None else computed(given)
+        """Return a projection (D, heads * size) and its bias as (Hq, D, size) and (Hq, size)."""
+        weight = _computed(attn.parameters[f"{name}.weight"])
+        stored = attn.parameters.get(f"{name}.bias")
+        bias = np.zeros(weight.shape[1], weight.dtype) if stored is None else _computed(stored)
         parts = weight.reshape(len(weight), heads, -1).swapaxes(0, 1), bias.reshape(heads, -1)
-        if heads == attn.num_heads:
-            return parts
-        return np.repeat(parts[0], groups, 0), np.repeat(parts[1], groups, 0)
+        repeats = attn.num_heads // heads
+        return np.repeat(parts[0], repeats, 0), np.repeat(parts[1], repeats, 0)
 
-    groups = attn.num_heads // attn.num_kv_heads
     W_Q, b_Q = each("q_proj", attn.num_heads)
     W_K, b_K = each("k_proj", attn.num_kv_heads)
     W_V, b_V = each("v_proj", attn.num_kv_heads)
-    out = computed(attn.parameters["out_proj.weight"])  # (Hq * dv, D)
-    given = attn.parameters.get("out_proj.bias")
-    b_O = np.zeros(out.shape[1], out.dtype) if given is None else computed(given)
+    out = _computed(attn.parameters["out_proj.weight"])  # (Hq * dv, D)
+    stored = attn.parameters.get("out_proj.bias")
+    b_O = np.zeros(out.shape[1], out.dtype) if stored is None else _computed(stored)
     W_O = out.reshape(attn.num_heads, -1, out.shape[-1])
     return HeadWeights(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, ends)
+
+
+def _computed(array: Array) -> Array:
+    return array.astype(compute_type(array.dtype), copy=False)

@@ -1,86 +1,242 @@
-"""What a model guesses: the likeliest words at the mask tokens of a text, or behind it."""
+"""Guess words: at the mask tokens of a text, or after it; losses, and logits of any vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, as_array, is_float, whole_number
 from qkv.attend import softmax
+from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
+from qkv.models.core import Core
 from qkv.models.run.edit import CANNOT
 from qkv.models.run.inputs import ids_given
-from qkv.models.run.truncation import Truncator
+from qkv.models.run.truncation import Truncator, callers
+from qkv.models.tasks.trace import trace
+from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
-from qkv.text.tokenized import marks_blanks, plain_tokens
+from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# For each place the likeliest words and their probabilities, the likeliest first.
+# For each position the likeliest words and their probabilities, the likeliest first.
 Guesses = list[list[tuple[str, float]]]
 
 
-def one_text(
+def predict(
+    model: Core,
     text: Any,
+    top_k: int = 5,
     *,
-    name: str,
-    need_tokenizer: Callable[[str], Tokenizer],
-    prepared: Callable[[str], str],
-    rows: int,
-    limit: int | None,
-    mask: str | None,
-    cuts: bool,
-) -> Tokenized:
-    """The tokens of the one text to guess in, a string or ids.
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> Guesses:
+    """Guess the word at each mask token of a text, or, with a decoder, after the text.
+
+    Words are as a reader knows them: without the mark of the blank before them, and with "##" in
+    front if they continue the word before.
 
     Args:
-        text: what was given.
-        name: of the model.
-        need_tokenizer: gives the tokenizer, or an error that names the call.
-        prepared: makes of a text what the tokenizer is to have.
-        rows: how many the token table has.
-        limit: the most tokens of a text, None for no limit.
-        mask: what a gap of a text is read as, None where there is none.
-        cuts: whether a longer text is cut, with a warning, or refused.
+        text: one text, in which an encoder needs a gap wherever a word is missing: its mask token,
+            or another way to write a gap (`mask`); or token ids, (T,) or (1, T).
+        top_k: the number of words.
+        ablate: heads to ablate, as in `trace`.
+        hide: words and positions to mask, as in `trace`.
+        edit: activations to change, as in `trace`.
+
+    Returns:
+        For each mask token in turn, or for the next position, a list of `top_k` pairs of a word and
+        its probability, the likeliest first. Probabilities are the softmax of the logits over the
+        whole vocabulary, in float64.
+
+    Raises:
+        TypeError: `text` is neither a string nor integers, or `top_k` is not a whole number.
+        ValueError: the model has no head over words, or reads one text and writes another; the text
+            is empty or too long, has no mask token, or is not one; `top_k` is below 1 or above V;
+            as in `trace`.
+        FloatingPointError: the model's logits are not finite.
+
+    >>> import qkv
+    >>> (first,) = qkv.load().predict("The sun rises in the [MASK].", top_k=3)
+    >>> len(first), all(0 < probability < 1 for _, probability in first)
+    (3, True)
+    """
+    tokens, positions = blanks(model, text)
+    unknown, tokenizer = tokens.unknown(), model.tokenizer
+    if unknown and tokenizer is not None and tokenizer.unknown is not None:
+        message = told_unknown(unknown, tokenizer.unknown).removeprefix("The ").rstrip(".")
+        warnings.warn(f"predict: the {message}", UserWarning, stacklevel=callers())
+    edits = edits_of(edit, ablate, hide, call="predict")
+    return guesses(model, tokens, positions, top_k, edits)
+
+
+def losses(
+    model: Core, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
+) -> Array:
+    """Return the cross-entropy of each token of a text except the first, given those before it.
+
+    Their mean is the loss of a language model on this text, and the exponential of that mean the
+    perplexity per token.
+
+    Args:
+        text: one text, or token ids, (T,) or (1, T).
+        ablate: heads to ablate, as in `trace`.
+        hide: tokens and edges to mask, as in `trace`.
+        edit: activations to change, as in `trace`.
+
+    Returns:
+        (T - 1,) in nats: float32, or float64 for a model of that type.
+
+    Raises:
+        TypeError: `text` is neither a string nor integers.
+        ValueError: the model is no decoder, or what `trace` rejects.
+
+    >>> import qkv
+    >>> model = qkv.load("books-decoder")
+    >>> losses = model.losses("the king of the north")
+    >>> bool(losses[2] < losses[3])  # "the" after "of" is likelier than "north" after "the"
+    True
+    """
+    if not model.generates:
+        raise ValueError(
+            f"losses: {model.name} is no decoder and does not predict each token from those before "
+            "it: predict(text) gives probabilities at a mask token"
+        )
+    traced = trace(model, text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
+    if len(traced) != 1:
+        raise ValueError(f"losses: there are {len(traced)} texts: give one text a call")
+    per_token, _ = cross_entropy(traced["logits"][0, :-1], np.array(traced[0].ids[1:], np.int64))
+    return per_token
+
+
+def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
+    """Return the tokens of a text, and the positions at which `predict` reads its guesses.
+
+    Args:
+        text: as in `predict`, with its errors.
+    """
+    model._need_words("predict")
+    if not model.continues:
+        raise ValueError(
+            f"predict: {model.name} reads one text and writes another: call generate(text)"
+        )
+    tokens = model.reader.with_names(_one_text(model, text))
+    if model.generates:
+        return tokens, [len(tokens) - 1]
+    return tokens, mask_positions(tokens, model.tokenizer, model.name)
+
+
+def guesses(
+    model: Core,
+    tokens: Tokenized,
+    positions: Sequence[int],
+    top_k: int = 5,
+    edits: Edits | None = None,
+) -> Guesses:
+    """Return what `predict` gives for the tokens and positions that `blanks` returns."""
+    edits = edits or Edits("predict")
+    most = model._need_words("predict")
+    top_k = whole_number(top_k, call="predict", name="top_k", least=1)
+    if top_k > most:
+        raise ValueError(
+            f"predict: top_k is {top_k} and {model.name} has {most} words: give 1 to {most}"
+        )
+    [tokens] = model._swapped(edits, [tokens])
+    edited = model._with_means(model._fit(edits, [tokens]), [tokens])
+    rows = model.run([tokens], edited).rows
+    ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
+    last = positions if model.generates else [position - 1 for position in positions]
+    before = [tokens.tokens[max(0, position) : position + 1] for position in last]
+    return in_words(ranked, before, model.tokenizer)
+
+
+def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
+    """Return the logits over words of vectors: through the final norm, if any, and the head.
+
+    The head of a masked-LM includes its linear layer, activation and norm. Where the norms of a
+    model stand before its parts, `unembed(trace["resid_post", -1])` is `trace["logits"]`; where
+    they stand after, `unembed(trace["normalized_resid_post", -1])` is.
+
+    Args:
+        resid: (..., D), float.
+        norm: whether vectors go through the final norm first; False for vectors that have been
+            through it. The norm inside a masked-LM head is always part of the head.
+
+    Returns:
+        (..., V), float32, or float64 for a model of that type.
+
+    Raises:
+        TypeError: `resid` is not of floats.
+        ValueError: its last size is not D, or the model has no head over words.
+
+    >>> import qkv
+    >>> model = qkv.load()
+    >>> trace = model.trace("The sun rises.", logits=True)
+    >>> logits = model.unembed(trace["normalized_resid_post", -1])
+    >>> logits.shape == trace["logits"].shape, bool(abs(logits - trace["logits"]).max() < 1e-4)
+    (True, True)
+    """
+    model._need_words("unembed")
+    array = as_array(resid, call="unembed", name="resid")
+    if not is_float(array.dtype):
+        raise TypeError(f"unembed: resid is {array.dtype}: give floats (..., {model.dim})")
+    if array.shape[-1:] != (model.dim,):
+        raise ValueError(
+            f"unembed: resid has shape {array.shape} and {model.name} has vectors of "
+            f"{model.dim}: give (..., {model.dim})"
+        )
+    rows = array.reshape(-1, model.dim).astype(model.network.dtype, copy=False)
+    logits = model.network.unembed(rows, norm=norm)
+    return logits.reshape(*array.shape[:-1], logits.shape[-1])
+
+
+def _one_text(model: Core, text: Any) -> Tokenized:
+    """Return the tokens of the one text to guess in, a string or ids.
 
     Raises:
         TypeError: it is neither a string nor integers.
-        ValueError: it is empty, too long, or several.
+        ValueError: it is empty, too long, or several texts.
     """
-    given = ids_given(text, rows=rows, limit=limit, call="predict")
-    if given is not None:
-        if len(given[1]) > 1:
+    reader, limit = model.reader, model.max_seq_length
+    ids = ids_given(text, rows=reader.rows, limit=limit, call="predict")
+    if ids is not None:
+        if len(ids[1]) > 1:
             raise ValueError(
-                f"predict: there are {len(given[1])} texts: give one, (T,) or (1, T) ids"
+                f"predict: there are {len(ids[1])} texts: give one, (T,) or (1, T) ids"
             )
-        return given[1][0]
+        return ids[1][0]
     if isinstance(text, list | tuple) and text:
         raise TypeError(f"predict: text is a list of {len(text)}: give one text at a time")
-    tokenizer = need_tokenizer("predict")
+    tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
     text = check_text(text, call="predict", name="text")
-    truncator = Truncator(tokenizer, limit if cuts else None, mask)
-    [tokens] = truncator([prepared(text)])
+    # a decoder's guess comes after the whole text, so nothing of it may be cut
+    truncator = Truncator(tokenizer, None if model.generates else limit, mask)
+    [tokens] = truncator([reader.sentence.prepared(text)])
     if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(
-            f"predict: the gap is beyond the first {limit} tokens, and {name} reads no more of a "
-            "text: shorten it"
+            f"predict: the gap is beyond the first {limit} tokens, and {model.name} reads no more "
+            "of a text: shorten it"
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:
         raise ValueError("predict: the text is empty: there is no word in it")
     if limit is not None and len(tokens) > limit:
         raise ValueError(
-            f"predict: the text has {len(tokens)} tokens and {name} takes texts of at most "
+            f"predict: the text has {len(tokens)} tokens and {model.name} takes texts of at most "
             f"{limit}: shorten it"
         )
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
 
-def mask_places(
+def mask_positions(
     tokens: Tokenized, tokenizer: Tokenizer | None, name: str, call: str = "predict"
 ) -> list[int]:
-    """Where the mask tokens of a text stand; `call` is who is named in an error.
+    """Return the positions of the mask tokens of a text; errors name the `call`.
 
     Raises:
         ValueError: there is none, or the model of this name has none.
@@ -92,25 +248,25 @@ def mask_places(
             f"{call}: {name} fills in words and has {why}, so nothing says where one is missing: "
             "take the logits of model(input_ids)"
         )
-    places = [place for place, token in enumerate(tokens.tokens) if token == mask]
-    if not places:
+    positions = [i for i, token in enumerate(tokens.tokens) if token == mask]
+    if not positions:
         raise ValueError(
             f"{call}: the text has no mask token, and {name} guesses words at these: write {mask} "
             f'where a word is missing, as "I sat on the {mask}.", or _'
         )
-    return places
+    return positions
 
 
 def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[int, float]]]:
-    """For each row of logits (n, V) the likeliest ids, with their probabilities in float64.
+    """Return the likeliest ids of each row of logits (n, V), with their probabilities in float64.
 
-    Of equal ones the lower id comes first.
+    Among equal probabilities the lower id comes first.
 
     Raises:
         FloatingPointError: logits are not finite.
 
-    >>> found = likeliest(np.log([[0.1, 0.6, 0.3]]), 2)
-    >>> [[(one, round(share, 2)) for one, share in row] for row in found]
+    >>> ranked = likeliest(np.log([[0.1, 0.6, 0.3]]), 2)
+    >>> [[(token, round(probability, 2)) for token, probability in row] for row in ranked]
     [[(1, 0.6), (2, 0.3)]]
     """
     found = []

@@ -1,154 +1,261 @@
-"""Which of all intermediates a trace keeps: by layer, by name, or summaries alone."""
+"""Run texts and keep every intermediate: `Model.trace` and `Model.trace_stream`."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from qkv.arrays import is_whole_number, shown
-from qkv.trace.activations import activation
-from qkv.trace.names import is_tuple_name, meant, parse, spellings
+from qkv.arrays import Array, shown, whole_number
+from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
+from qkv.layers.packed import padded
+from qkv.models.core import Core
+from qkv.models.network.transformer import Transformer
+from qkv.models.run.fit_edits import check, hide_value, spliced_names
+from qkv.models.run.layout import Layout
+from qkv.models.run.streams import batches, joined
+from qkv.models.run.truncation import Cut, counting
+from qkv.models.tasks.kept import Names, layers_to_run, names_to_keep
+from qkv.text import Tokenized
+from qkv.trace import Trace
 
-# An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
-Name = str | tuple[Any, ...]
-Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # where a name is near no other
 
-
-def names_to_keep(
-    known: Sequence[str],
+def trace(
+    model: Core,
+    texts: str | Iterable[str] | Sequence[Sequence[int]] | Array,
+    *,
     layers: int | Iterable[int] | None = None,
     names: Names | None = None,
-    top_k: Any = None,
-    *,
-    call: str = "trace",
-) -> Callable[[str], bool]:
-    """Says of each name that is known whether it is kept.
+    top_k: int | None = None,
+    logits: bool = False,
+    batch_size: int | None = None,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> Trace:
+    """Run texts and keep every intermediate by its name.
+
+    A text longer than `max_seq_length` is cut, with a warning; its last special token stays.
+    Padding after a shorter text is 0 in the arrays, and -inf in scores.
+
+    To ask whether a head, a word or a direction matters, run the texts without it (`ablate`,
+    `hide`) or change an activation (`edit`): everything computed after it follows, and nothing
+    before it changes. The trace holds the changed activations, and `trace.changed` lists the edits.
 
     Args:
-        known: every name that a trace of the model may hold.
-        layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short, or by tuples as a trace is indexed; all that
-            is kept unasked if None.
-        top_k: keep the summaries of this many weights, and what `names` asks for.
-        call: who is named in an error.
+        texts: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
+            of rows for several.
+        layers: the layers to keep, counted from 0, or from the end with -1; all by default. The
+            final norm (`ln_final`) is kept with the last layer. No layer above the last one kept is
+            run, unless `logits` are asked for.
+        names: the names to keep, in full ("blocks.0.attn.hook_pattern"), short ("pattern",
+            "ln1.scale"), or as tuples (("pattern", 3)). By default all except `attn.hook_result`.
+        top_k: keep only a summary of each layer's attention, `top_indices`, `top_weights`
+            (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B, Hq, T), and the names in `names`:
+            for texts whose (T, T) weights need too much memory.
+        logits: keep `trace["logits"]` (B, T, V) too, the logits of the head for every word of the
+            vocabulary.
+        batch_size: the number of texts that are run at once; None for about a thousand tokens at
+            once. Activations that are not kept need memory for one batch only.
+        ablate: heads to ablate, as (layer, head), or (layer, None) for all heads of a layer: their
+            `hook_z` is 0, so they add nothing; their `hook_pattern` stays. Or a mapping from such
+            pairs to the new `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of
+            all these texts in an unedited run. If a head is named twice, the last one counts.
+        hide: tokens that no query may see, itself included: words or special tokens such as
+            "[SEP]", wherever they occur, or positions in each text that has them, from its end with
+            -1. A masked token still sees the others; a query that sees nothing gets 0. Or edges, in
+            a list: (query, key) masks one key for one query, (query, key, layer) and (query, key,
+            layer, head) only there.
+        edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to each
+            text and mean the same over HTTP and in the page (`qkv.edits.schema()` describes them);
+            or a mapping from activations to functions or arrays. An activation is a full name, or a
+            tuple, ("resid_post", 3); "resid_post" and ("resid_post", None) mean all layers,
+            ("resid_post", (1, 2)) several. A function f(array) or f(array, at) gets a copy of the
+            array as the trace shows it, (B, T, ...), 0 in padding, -inf in masked scores, and
+            returns an array of that shape. `at` has `name`, `layer`, `texts`, `positions` and
+            `step`, see `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at
+            a time. An array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited
+            after masking, weights after the softmax; `hook_z` of an ablated head is its
+            replacement. Edits in layers that are not run have no effect, and their functions are
+            not called.
 
     Raises:
-        TypeError: a layer or `top_k` is not a whole number, or a name neither string nor tuple.
-        ValueError: there is no such layer, or `top_k` is below 1.
-        KeyError: there is no such name.
+        TypeError: a text is not a string, or `ablate`, `hide` or `edit` hold other things than
+            listed here; a function returns no array.
+        ValueError: a text is empty, there is none; a layer, head, word or position does not exist;
+            a text would have no visible word; an array has the wrong shape; `top_k` and an edit of
+            weights are both given; or `logits` are asked of a model without a head over words.
+        KeyError: a name does not exist; the message has the nearest ones.
 
-    >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"]
-    >>> keep = names_to_keep(known, -1, "q", None)
-    >>> keep("blocks.0.attn.hook_q"), keep("blocks.1.attn.hook_q"), keep("hook_embed")
-    (False, True, False)
-    >>> [full for full in known if names_to_keep(known, names=("q", 0))(full)]
-    ['blocks.0.attn.hook_q']
+    >>> import qkv
+    >>> trace = qkv.load("random").trace("I love you", names=["pattern", "embed"])
+    >>> trace.names(), trace.tokens
+    (['hook_embed', 'blocks.0.attn.hook_pattern'], ['i', 'love', 'you'])
+    >>> trace = qkv.load("random").trace("I love you", hide=["love"])
+    >>> trace.pattern(layer=0, head=1).round(2)[:, 1], trace.changed
+    (array([0., 0., 0.], dtype=float32), {'hide': ['love']})
+    >>> twice = qkv.load("random").trace("I love you", edit={("z", 0): lambda z: 2 * z})
+    >>> plain = qkv.load("random").trace("I love you")
+    >>> bool((twice["z", 0] == 2 * plain["z", 0]).all()), twice.changed
+    (True, {'edit': ['blocks.0.attn.hook_z']})
+    >>> def no_love(out, at):
+    ...     out[at.positions == 1] = 0
+    ...     return out
+    >>> trace = qkv.load("random").trace("I love you", edit={"attn_out": no_love})
+    >>> trace["attn_out", 0].any(-1)
+    array([[ True, False,  True]])
     """
-    if top_k is not None and not is_whole_number(top_k):
-        raise TypeError(f"{call}: top_k is {top_k!r}: write a whole number")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"{call}: top_k is {top_k}: keep at least 1 weight")
-    kept = {full for full in known if top_k is None and activation(full).unasked}
-    alone: set[str] = set()
-    if names is not None:
-        kept, alone = _named(known, names, call)
-    if top_k is not None:
-        kept |= {full for full in known if not activation(full).editable}
-    if layers is not None:
-        kept &= _in_layers(known, layers, call) | alone
-    return kept.__contains__
+    kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
+    edits = edits_of(edit, ablate, hide, call="trace")
+    return _traced(model, texts, kept, edits, batch_size=batch_size)
 
 
-def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """How many layers are run for what a trace keeps; None for all and what follows them.
+def trace_stream(
+    model: Core,
+    texts: Iterable[str] | Sequence[Sequence[int]] | Array,
+    *,
+    batch_size: int = 64,
+    layers: int | Iterable[int] | None = None,
+    names: Names | None = None,
+    top_k: int | None = None,
+    logits: bool = False,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> Iterator[Trace]:
+    """Trace any number of texts, a batch at a time, in order.
+
+    Texts are read as the iterator advances. Memory is that of one trace, and of the trace before as
+    long as you hold it.
 
     Args:
-        known: every name that a trace of the model may hold.
-        keep: says of each whether it is kept.
-        side: whose names count, "encoder" or "decoder"; those of all unless given.
+        texts: any iterable of texts, or of token ids, (T,) each.
+        batch_size: the number of texts in each trace; the last may have fewer.
+        layers: as in `trace`, and so are the next three.
+        names: the names to keep.
+        top_k: keep only a summary of each layer's attention.
+        logits: keep the logits too.
+        ablate: heads to ablate, without "mean", which is over all texts of a call.
+        hide: words, positions and edges to mask, in the texts that have them.
+        edit: activations to change, in each batch separately: a function gets all texts of a batch,
+            and `at.texts` has their numbers among all texts; an array is (1, T, ...), or has the
+            shape of a batch, T being its longest text.
 
-    >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
-    >>> [layers_to_run(known, [name].__contains__) for name in known]
-    [0, 1, 2, None]
+    Returns:
+        An iterator over traces, whose `tokens` are nested as for a list of texts.
+
+    Raises:
+        TypeError: `texts` is a single text, or an argument has a wrong type.
+        ValueError: as in `trace`; texts are numbered over all batches. An error about a text is
+            raised when its batch is reached; an error about `hide` naming something that no text
+            has, after the last batch.
+        KeyError: a name does not exist.
+
+    >>> import qkv
+    >>> texts = (f"the cat sat {n} times" for n in range(100))
+    >>> [len(trace) for trace in qkv.load("random").trace_stream(texts, batch_size=40)]
+    [40, 40, 20]
     """
-    kept = [at for at in map(parse, filter(keep, known)) if side in ("", at.side)]
-    if any(at.layer is None and at.is_last for at in kept):
-        return None
-    return max((at.layer + 1 for at in kept if at.layer is not None), default=0)
+    kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
+    edits = edits_of(edit, ablate, hide, call="trace_stream")
+    _keeping(model, "trace_stream", _known_names(model, edits), **kept)
+    check(edits, model.network, model.reader.ids if model.tokenizer is not None else None)
+    absent = {hide_value(record) for record in edits.records if record.source == "hide"}
+    in_batches = batches(texts, batch_size)
 
-
-def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
-    """The full names that are asked for, and those of them that are in no layer by their name."""
-    given: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
-    if not isinstance(given, Iterable):
-        raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
-    called = {full: spellings(full) for full in known}
-    ways = set().union(*called.values())
-    kept: set[str] = set()
-    alone: set[str] = set()
-    for name in given:
-        if not isinstance(name, str | tuple):
-            raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
-        if isinstance(name, str):
-            found = {full for full, own in called.items() if name in own}
-        else:
-            found = _meant(known, name)
-        if not found:
-            raise KeyError(f"{call}: {_unknown(known, name, ways)}")
-        kept |= found
-        if all(parse(full).layer is None for full in found):
-            alone |= found
-    return kept, alone
-
-
-def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """What a tuple stands for, on each side that has it."""
-    found = set()
-    for side, count in _counts(known).items():
-        before = f"{side}." if side else ""
-        names = (before + full for full in meant(name, count))
-        found |= set(islice((full for full in names if full in known), 1))
-    return found
-
-
-def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """What an error says of a name that is none."""
-    most = max(_counts(known).values())
-    layer: Any = name[1] if is_tuple_name(name) else None
-    if layer is not None and not -most <= layer < most:
-        return f"there is no layer {layer}: the model has {most}, 0 to {most - 1}"
-    wanted = str(name[0] if is_tuple_name(name) else name)
-    near = difflib.get_close_matches(wanted, sorted(ways), n=3, cutoff=0.5)
-    return f"there is no {name!r}; the nearest are {', '.join(near or _USUAL)}"
-
-
-def _counts(known: Sequence[str]) -> dict[str, int]:
-    """How many layers each side has."""
-    counts: dict[str, int] = {}
-    for side, layer, _ in map(parse, known):
-        counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
-    return counts
-
-
-def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """The names that belong to one of these layers, or to none; the final norm is of the last."""
-    counts = _counts(known)
-    numbers = list(layers) if isinstance(layers, Iterable) else [layers]
-    most = max(counts.values())
-    for number in numbers:
-        if not is_whole_number(number):
-            raise TypeError(f"{call}: layers has {shown(number)}: layers are whole numbers")
-        if not -most <= number < most:
+    def traces() -> Iterator[Trace]:
+        cut, first = Cut(model.max_seq_length), 0
+        for part in in_batches:
+            with counting(cut):
+                batch_trace = _traced(model, part, kept, edits, first=first, absent=absent)
+            first += len(batch_trace)
+            yield batch_trace
+            del batch_trace
+        cut.warn()
+        if absent and first:
             raise ValueError(
-                f"{call}: there is no layer {number}: the model has {most}, 0 to {most - 1}"
+                f"trace_stream: hide has {shown(min(absent, key=str))}, which is in none of the "
+                "texts: leave it out"
             )
-    wanted, found = {int(number) for number in numbers}, set()
-    for full in known:
-        at = parse(full)
-        layer = counts[at.side] - 1 if at.is_last else at.layer
-        if layer is None or {layer, layer - counts[at.side]} & wanted:
-            found.add(full)
-    return found
+
+    return traces()
+
+
+def _known_names(model: Core, edits: Edits) -> list[str]:
+    """Return every name that a trace of a run with these edits may have."""
+    return [*model.network.hook_names, *spliced_names(edits, model.network)]
+
+
+def _keeping(
+    model: Core, call: str, known: Sequence[str], logits: bool = False, **kept: Any
+) -> Callable[[str], bool]:
+    """Return a function that says of each known name whether a trace keeps it."""
+    if logits:
+        model._need_words(call)
+        if not model.continues:
+            wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
+            raise ValueError(f"{call}: {model.name} gives logits where it writes: {wanted}")
+    return names_to_keep(known, call=call, **kept)
+
+
+def _traced(
+    model: Core,
+    texts: Any,
+    kept: Mapping[str, Any],
+    edits: Edits,
+    *,
+    batch_size: int | None = None,
+    first: int = 0,
+    absent: set[Any] | None = None,
+) -> Trace:
+    """Return the trace of texts, which errors number from `first`; `absent` is as in `fit`."""
+    call, known = edits.call, _known_names(model, edits)
+    keep = _keeping(model, call, known, **kept)
+    if batch_size is not None:
+        batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
+    stop = None if kept["logits"] else layers_to_run(known, keep)
+    single, batch = model.reader.read(texts, call, first)
+    batch = model._swapped(edits, batch, first)
+    edited = model._fit(edits, batch, first=first, absent=absent)
+    edited = model._with_means(edited, batch, batch_size, stop=stop)
+    edited.check_summaries(kept["top_k"])
+    if edited.calls and batch_size is None:
+        batch_size = len(batch)
+
+    def run(part: range) -> dict[str, Array]:
+        own = batch[part.start : part.stop]
+        ran = model.run(own, edited, keep, texts=part, top_k=kept["top_k"], stop=stop)
+        if kept["logits"]:
+            rows = model.network.logits(ran.rows)  # (total, V)
+            ran.arrays["logits"] = rows[None] if len(own) == 1 else padded(rows, ran.cu_lengths)
+        return ran.arrays
+
+    arrays = joined(batch, batch_size, run)
+    masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
+    return as_trace(model, arrays, batch, model.network, masks, single, edited.asked)
+
+
+def as_trace(
+    model: Core,
+    arrays: Mapping[str, Array],
+    batch: Sequence[Tokenized],
+    network: Transformer,
+    masks: Mapping[int, Array] | None = None,
+    single: bool = False,
+    changed: Mapping[str, Sequence[Any]] | None = None,
+) -> Trace:
+    """Return the arrays that a network recorded of a batch as a `Trace`."""
+    return Trace(
+        arrays,
+        tokens=[text.tokens for text in batch],
+        ids=[text.ids.tolist() for text in batch],
+        offsets=[text.offsets for text in batch],
+        special=[text.special for text in batch],
+        texts=[text.text for text in batch],
+        settings=network.settings(max(map(len, batch)), masks),
+        single=single,
+        model=model.name,
+        changed=changed,
+        last_is_normed=model.design.last_is_normed,
+        num_layers=len(network.layers),
+        untrained=network.untrained,
+    )

@@ -57,7 +57,7 @@ def gap_of(model: Model | None, trace: Trace) -> int | None:
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
-    fills = model.continues and not model.generates and model._body.predicts
+    fills = model.continues and not model.generates and model.network.predicts
     return trace.tokens.index(mask) if fills and len(trace.tokens) <= MOST_TOKENS else None
 
 

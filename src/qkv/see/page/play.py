@@ -56,12 +56,12 @@ def known_of(model: Model) -> dict[str, Any]:
     stories = _kept(folder, STORIES).get("stories", [])
     return {
         "next": model.generates,
-        "guesses": model.mask is not None and model._body.predicts and model.continues,
+        "guesses": model.mask is not None and model.network.predicts and model.continues,
         "mask": model.mask,
         "stories": [_story(model, story) for story in stories],
         "roles": _kept(folder, ROLES),
         "cards": _kept(folder, CARDS).get("cards", []),
-        "untrained": model._body.untrained,
+        "untrained": model.network.untrained,
         "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
     }
 

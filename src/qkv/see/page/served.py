@@ -48,7 +48,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
 def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
     """What a page is told of a model: `Served` of assets/engine/server.js."""
-    gives = model._body.predicts and model.continues
+    gives = model.network.predicts and model.continues
     tokenizer = model.tokenizer
     names: list[str] = []
     if gives:

@@ -58,9 +58,9 @@ def page_of(model: Any) -> str:
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
-    scales = [scale_in(model._body, layer) for layer in layers]
+    scales = [scale_in(model.network, layer) for layer in layers]
     plain = all(
-        is_plain(model._body, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers
+        is_plain(model.network, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers
     )
     return served_page(model, scales, plain=plain)
 
@@ -117,7 +117,7 @@ def commands(
 
 def refused(path: str, model: Any) -> str:
     """What is said of a model that a route refuses; nothing of others."""
-    if path == "/v1/completions" and not model._body.generates:
+    if path == "/v1/completions" and not model.network.generates:
         return f" {model.name} predicts no next token: it refuses this."
     if path == "/v1/rerank" and not _ranks(model):
         return f" {model.name} does not rank documents: it refuses this."

@@ -11,8 +11,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from qkv.models.sentence.rank import Pair, Ranker, best
-from qkv.models.sentence.windows import by_length
+from qkv.models.sentence.encoder import by_length
+from qkv.models.sentence.ranker import Pair, Ranker, best
 from qkv.serve.bodies import described
 from qkv.serve.errors import Refused, not_finite
 from qkv.serve.keys import read_body

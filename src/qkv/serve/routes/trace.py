@@ -282,7 +282,7 @@ def wanted_of(
         if not 0 <= place < tokens:
             said = f"has {place} and there are {tokens} tokens: give 0 to {tokens - 1}"
             raise body.refused("at", said)
-    if body.at is not None and (not (model._body.predicts and model.continues)):
+    if body.at is not None and (not (model.network.predicts and model.continues)):
         raise body.refused("at", f"is for logits, and {model.name} gives none: leave it out")
     if body.top_k is not None:
         if found.resid or found.inside or found.at is not None:
@@ -385,7 +385,7 @@ def _more(model: Model, wanted: Wanted) -> list[str]:
 
 def _inside(model: Model, layer: int) -> dict[str, str]:
     """What an answer has of the inside of a layer, where the layer has it, and its name there."""
-    known = set(model._body.hook_names)
+    known = set(model.network.hook_names)
     heads = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "z")
     stream = ("attn_out", "resid_mid", "mlp_out", "resid_post")
     found = {name: f"blocks.{layer}.attn.hook_{name}" for name in heads}
@@ -397,7 +397,7 @@ def _inside(model: Model, layer: int) -> dict[str, str]:
 
 def _stream(model: Model) -> list[str]:
     """The vectors between the layers: the embeddings, then what each block hands to the next."""
-    known = set(model._body.hook_names)
+    known = set(model.network.hook_names)
 
     def first(*names: str) -> str:
         return next(name for name in names if name in known)

@@ -1,0 +1,539 @@
+"""The parts of a model, and one run of it: a tokenizer, a network, and `run(batch, edits)`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from qkv.arrays import Array, whole_number
+from qkv.edits import Edits
+from qkv.layers import Block
+from qkv.models.elsewhere import ELSEWHERE
+from qkv.models.files.modules import Routing
+from qkv.models.files.names import Weights
+from qkv.models.files.read import GENERATION, ModelError, is_whole
+from qkv.models.files.saving import save_model, storage_type
+from qkv.models.files.sentence import Sentence
+from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.designs import AnyDesign
+from qkv.models.network.embedding import Embedding
+from qkv.models.network.head import BuiltHead
+from qkv.models.network.transformer import Transformer
+from qkv.models.parameters import Parameters
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.fit_edits import fit, plain, swapped
+from qkv.models.run.inputs import check_tokenizer
+from qkv.models.run.layout import Layout, layout_of
+from qkv.models.run.reader import TextReader
+from qkv.models.run.streams import parts
+from qkv.ops.packing import frozen
+from qkv.text import Tokenized, Tokenizer
+from qkv.trace import Recorder
+from qkv.visible import visible
+
+_SET = ("name", "config", "tokenizer", "design", "reader")  # what is set when a model is made
+_UNEDITED = EditedRun()
+
+
+class Run(NamedTuple):
+    """What a run of a batch gives.
+
+    Attributes:
+        rows: (total, D), the last vectors of all texts, end to end.
+        cu_lengths: (B + 1,), where each text begins, and where the last one ends.
+        arrays: the activations that were kept, by name.
+    """
+
+    rows: Array
+    cu_lengths: Array
+    arrays: dict[str, Array]
+
+
+class Core:
+    """A tokenizer, a network, and a run of both: every task of a model is a function of it.
+
+    `Model` says what its attributes are.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        config: dict[str, Any],
+        design: AnyDesign,
+        weights: Weights,
+        tokenizer: Tokenizer | None = None,
+        sentence: Sentence | None = None,
+        generation: Mapping[str, Any] | None = None,
+        notices: Mapping[str, str] | None = None,
+        reader: TextReader | None = None,
+    ) -> None:
+        self.config, self.design = config, design
+        for key, array in weights.parameters.items():
+            weights.parameters[key] = frozen(array)
+        self._weights, self._notices = weights, dict(notices or {})
+        self._generation = dict(generation or {})
+        # the files beside config.json; None for one that is not there
+        self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
+        self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
+        self.reader = reader or TextReader(name, tokenizer, sentence or Sentence())
+        self._build()
+        self.sentence.width(self._vector_size)  # raises where its layers do not fit
+        limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
+        self.reader = replace(
+            self.reader,
+            limit=min(limits, default=None),
+            rows=len(self.network.embedding.table),
+            fills_gaps=not self.generates,
+        )
+        self._eos_ids = _end_ids(config, self._generation, name)
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Reject unknown names, which would be ignored silently; subclasses of users set any."""
+        is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
+        if not is_known and type(self).__module__.startswith("qkv."):
+            public = (known for known in dir(self) if not known.startswith("_"))
+            near = difflib.get_close_matches(name, public, n=3)
+            nearest = f": the nearest are {', '.join(near)}" if near else ""
+            raise AttributeError(f"model: there is no {name!r} to set{nearest}")
+        object.__setattr__(self, name, value)
+
+    if not TYPE_CHECKING:  # it would make every name known to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an error that says what to do instead, for names of other libraries."""
+            about = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(
+                f"{about}: {ELSEWHERE[name]}" if name in ELSEWHERE else about, name=name, obj=self
+            )
+
+    def __repr__(self) -> str:
+        name, kind = visible(self.name), self.config.get("model_type")
+        routes = f", routes {', '.join(self._routing.ways)}" if self._routing.is_choice else ""
+        return (
+            f"<Model {name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
+            f"vectors of {self.dim}{routes}>"
+        )
+
+    def _build(self) -> None:
+        """Build the network from the parameters; called again after each change of them."""
+        self._network = self.design.build(self._weights.parameters)
+        if isinstance(self._network, EncoderDecoder):
+            first = self._generation.get("decoder_start_token_id")
+            first = self._network.first if first is None else first
+            rows = len(self._network.embedding.table)
+            if not is_whole(first) or not 0 <= first < rows:
+                raise ModelError(
+                    f"load: decoder_start_token_id of {self.name} is {first!r:.40}: it must be the "
+                    f"id of a token, 0 to {rows - 1}"
+                )
+            self._network.first = first
+
+    def _changed(self) -> None:
+        """Build the network again, from parameters that no file holds."""
+        self._weights = replace(self._weights, stored=None)
+        self._build()
+
+    @property
+    def network(self) -> Transformer:
+        """The layers that compute: of a model that reads one text and writes another, the encoder.
+
+        Its decoder is `network.decoder`.
+        """
+        return self._network
+
+    @property
+    def name(self) -> str:
+        """The name by which the model was loaded."""
+        return self.reader.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.reader = replace(self.reader, name=name)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What splits a text into tokens; None if the model's folder has none."""
+        return self.reader.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self.reader = replace(self.reader, tokenizer=tokenizer)
+
+    @property
+    def sentence(self) -> Sentence:
+        """What the model's files say about texts and their vectors."""
+        return self.reader.sentence
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """The most tokens of a text, special tokens included; None for no limit.
+
+        It can be set, up to the number of positions that the model has. Setting it on a model with
+        routes sets it on all of them.
+
+        >>> import qkv
+        >>> model = qkv.load("random")
+        >>> model.max_seq_length = 3
+        >>> model.max_seq_length
+        3
+        """
+        return self.reader.limit
+
+    @max_seq_length.setter
+    def max_seq_length(self, limit: int | None) -> None:
+        checked = [(model, model._checked_limit(limit)) for model in self._all_routes()]
+        for model, number in checked:
+            model.reader = replace(model.reader, limit=number)
+
+    def _all_routes(self) -> list[Self]:
+        """Return this model, and those of its other routes."""
+        return [self, *self._others.values()]
+
+    def _checked_limit(self, limit: int | None) -> int | None:
+        """Return a limit for the tokens of a text, if the model can have it."""
+        most = self.network.embedding.max_positions
+        around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
+        if limit is not None:
+            limit = whole_number(limit, call="model", name="max_seq_length", least=around + 1)
+        if most is not None and (limit is None or limit > most):
+            raise ValueError(
+                f"model: max_seq_length is {limit} and {self.name} has {most} positions: "
+                f"give at most {most}"
+            )
+        return limit
+
+    @property
+    def parameters(self) -> Parameters:
+        """The model's arrays by name, linear weights as (in, out).
+
+        They are read-only: to change the model, assign another array to a name.
+
+        The matrix before the logits, `W_U` (D, V) of TransformerLens, is "head.out_proj.weight".
+        Where it is tied to the token table (BERT, GPT-2, Gemma and many more) that name does not
+        exist: it is `model.parameters["embed.weight"].T`, without the factor by which Gemma
+        multiplies the rows of the table when it reads them.
+        """
+        return Parameters(self._weights.parameters, self._changed)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256, in hexadecimal, of the parameters as they are stored.
+
+        It covers name, type, shape and bytes of every tensor in the files, so it depends neither on
+        `dtype=` of `qkv.load` nor on how the tensors are spread over files. For a model with
+        replaced parameters, and for `"random"`, it covers the tensors as `save` writes them.
+
+        >>> import qkv
+        >>> qkv.load("books").sha256 == qkv.load("books", dtype="float64").sha256
+        True
+        """
+        return self._weights.sha256
+
+    def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
+        """Return the same model with other arrays, which are copied.
+
+        Args:
+            parameters: an array for each name in `parameters`, of its shape.
+            dtype: the type of the new arrays; by default each keeps its own.
+
+        Raises:
+            ValueError: a name is missing or unknown, or an array has another shape.
+        """
+        old = self._weights.parameters
+        if set(parameters) != set(old):
+            odd = min(set(parameters) ^ set(old))
+            raise ValueError(
+                f"with_parameters: {odd} is {'missing' if odd in old else 'not a parameter'}"
+            )
+        arrays = {}
+        for name, array in old.items():
+            copied = np.array(parameters[name], dtype=dtype)
+            if copied.shape != array.shape:
+                raise ValueError(
+                    f"with_parameters: {name} has shape {copied.shape} and must have {array.shape}"
+                )
+            arrays[name] = frozen(copied)
+        model = copy(self)
+        model._weights = replace(self._weights, parameters=arrays, stored=None)
+        model._build()
+        return model
+
+    def _read_as(self, sentence: Sentence) -> Self:
+        """Return the same model on the same arrays, with another way to make vectors of texts."""
+        model = copy(self)
+        model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
+        model.reader = replace(self.reader, sentence=sentence)
+        sentence.width(model._vector_size)
+        return model
+
+    def _join(self, routing: Routing, models: Mapping[str, Self]) -> Self:
+        """Make this the model of the default route, which knows the models of all routes."""
+        self._routing, self._route = routing, routing.first
+        self._others = {name: model for name, model in models.items() if name != routing.first}
+        return self
+
+    @property
+    def dim(self) -> int:
+        """D, the size of a token's vector."""
+        return self.network.dim
+
+    @property
+    def head(self) -> BuiltHead | None:
+        """The last layers, which give logits or one vector; None for none."""
+        network = self.network
+        return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
+
+    @property
+    def _embedder(self) -> BuiltHead | None:
+        """The head, if it makes the vector of a text or an image; None where vectors are pooled."""
+        head = self.head
+        embeds = head is not None and head.steps.embeds
+        return head if embeds and not self.sentence.has_pooling else None
+
+    @property
+    def _vector_size(self) -> int:
+        """The size of a text's vector before the layers that follow pooling."""
+        return self.dim if self._embedder is None else self._embedder.steps.outputs
+
+    @property
+    def generates(self) -> bool:
+        """Whether `generate` writes text with this model."""
+        return self.network.generates
+
+    @property
+    def continues(self) -> bool:
+        """Whether generated text continues the prompt, and does not answer another text."""
+        return not isinstance(self.network, EncoderDecoder)
+
+    @property
+    def embedding(self) -> Embedding:
+        """The layer from token ids to the vectors that the first block takes."""
+        return self.network.embedding
+
+    @property
+    def layers(self) -> list[Block]:
+        """The layers in order."""
+        return list(self.network.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.network.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads in each layer; 0 without layers."""
+        return self.network.layers[0].attn.num_heads if self.network.layers else 0
+
+    @property
+    def mask(self) -> str | None:
+        """The token that a gap in a text is read as; None for a decoder, or without such a token.
+
+        A gap is "[MASK]", "[mask]", "_" or several of them that touch no letter or digit, or "?"
+        between a blank and more text. `encode` and `rank` do not look for gaps.
+
+        >>> import qkv
+        >>> model = qkv.load()
+        >>> model.mask, model.tokenize("A small ?.").tokens
+        ('[MASK]', ['[CLS]', 'a', 'small', '[MASK]', '.', '[SEP]'])
+        """
+        return self.reader.mask
+
+    def tokenize(self, text: str) -> Tokenized:
+        """Split a whole text into tokens; `trace` and `encode` cut it at `max_seq_length`.
+
+        A gap in the text becomes the mask token (`mask`). Only the first million characters are
+        read, with a warning.
+
+        Raises:
+            ValueError: the model has no tokenizer.
+        """
+        return self.reader.tokenize(text)
+
+    def prepared(self, text: str) -> str:
+        """Return a text as the tokenizer takes it: in lower case, if the model's files say so."""
+        return self.sentence.prepared(text)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of token ids (T,), without special tokens.
+
+        Raises:
+            ValueError: the model has no tokenizer, or an id is no token.
+        """
+        return self.reader.need_tokenizer("decode").decode(ids)
+
+    def subwords(self, word: str) -> list[list[str]]:
+        """Return each way in which a word may be split into tokens; "##" continues a word.
+
+        Some tokenizers split a word in another way at the beginning of a text than after a blank.
+        The list is empty if the vocabulary does not have the word.
+
+        >>> import qkv
+        >>> qkv.load("random").subwords("bank")
+        [['bank']]
+        """
+        return self.reader.subwords(word)
+
+    def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
+        """Write the model to a folder that `qkv.load` reads, and transformers too.
+
+        The folder is made if it does not exist. If it holds another model, the files of that model
+        that `qkv.load` would read are removed.
+
+        Args:
+            folder: where config.json will be.
+            dtype: the type of the weights in the file: float16, bfloat16, float32, float64, or
+                int8; by default the type they have here. With int8 each matrix (rows, columns)
+                becomes int8, and `X.weight_scale`, float16 (rows,), stands beside `X.weight`: a
+                number is int8 * float32(scale), with an error of at most half a scale. The scale
+                of a row is its largest absolute value / 127. A row that came from such a file keeps
+                its numbers. Other tensors become float16, and layers after the pooling stay as they
+                are. transformers does not know these scales: leave out dtype for it.
+
+        Raises:
+            ValueError: the name of the folder is empty, the type is unknown, or it cannot hold the
+                numbers of a tensor.
+            OSError: the folder cannot be written.
+
+        >>> import qkv, tempfile
+        >>> model = qkv.load("random")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(folder, dtype="int8")
+        ...     same = qkv.load(folder)
+        >>> table = model.parameters["embed.weight"]
+        >>> bool(np.abs(same.parameters["embed.weight"] - table).max() < np.abs(table).max() / 250)
+        True
+        """
+        kind = storage_type(dtype)
+        for model in reversed(self._all_routes()):
+            save_model(
+                folder,
+                config=None if model.sentence.static else model.config,
+                weights=model._weights,
+                sentence=model.sentence,
+                tokenizer=model.tokenizer,
+                others=model._json_files,
+                dtype=kind,
+            )
+
+    def run(
+        self,
+        batch: Sequence[Tokenized],
+        edits: EditedRun = _UNEDITED,
+        keep: Callable[[str], bool] | None = None,
+        *,
+        texts: Sequence[int] | None = None,
+        top_k: int | None = None,
+        stop: int | None = None,
+    ) -> Run:
+        """Run a batch of texts, end to end, without padding.
+
+        Args:
+            batch: the tokens of each text.
+            edits: what the run does differently, from `_fit`.
+            keep: says of each activation whether it is kept; None keeps none.
+            texts: the numbers of these texts among all texts of the call; 0, 1, ... by default.
+            top_k: keep summaries of this many weights instead of all weights.
+            stop: the layer before which the run ends; None for after the last.
+        """
+        layout = layout_of(range(len(batch)) if texts is None else texts, batch)
+        record = edits.recorder(layout, keep)
+        rows, cu_lengths = self.reader.run(
+            self.network,
+            batch,
+            record=record,
+            masks=edits.masks(layout, max(map(len, batch), default=0)),
+            top_k=top_k,
+            stop=stop,
+        )
+        return Run(rows, cu_lengths, {} if record is None else record.arrays)
+
+    def _swapped(self, edits: Edits, batch: Sequence[Tokenized], first: int = 0) -> list[Tokenized]:
+        """Return the texts with the tokens that records exchange."""
+        return swapped(edits, batch, self.tokenizer, first)
+
+    def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> EditedRun:
+        """Check edits against this model and a batch; the others are arguments of `fit`."""
+        reader = self.reader
+        return fit(
+            edits,
+            batch=map(reader.with_names, batch),
+            body=self.network,
+            pieces=reader.subwords if reader.knows_words else None,
+            read=None if self.tokenizer is None else reader.ids,
+            **others,
+        )
+
+    def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
+        """Return the edits of one text as JSON can hold them, after checking them."""
+        [swapped_text] = self._swapped(edits, [text])
+        self._fit(edits, [swapped_text])
+        reader = self.reader
+        subwords = reader.subwords if reader.knows_words else None
+        return plain(edits, swapped_text, self.network, subwords)
+
+    def _with_means(
+        self,
+        edited: EditedRun,
+        batch: Sequence[Tokenized],
+        batch_size: int | None = None,
+        *,
+        stop: int | None = None,
+    ) -> EditedRun:
+        """Compute the means that ablations ask for, in an unedited run of all texts.
+
+        Args:
+            edited: what the run does differently.
+            batch: the texts.
+            batch_size: the number of texts that are run together.
+            stop: the layer before which the run ends; None for after the last.
+        """
+
+        def run(recorder: Callable[[Layout], Recorder]) -> None:
+            for part in parts(batch, batch_size):
+                own = batch[part.start : part.stop]
+                self.reader.run(self.network, own, record=recorder(Layout(part)), stop=stop)
+
+        return edited.below(stop).averaged(sum(map(len, batch)), run)
+
+    def _need_words(self, call: str) -> int:
+        """Return V, the number of words that the head gives logits for.
+
+        Raises:
+            ValueError: it gives none.
+        """
+        head = self.head
+        if head is None or not head.predicts:
+            of = "vectors" if head is not None and head.steps.embeds else "classes"
+            has = "no head" if head is None else f"a head for {of}, not for words"
+            raise ValueError(
+                f"{call}: {self.name} has {has}, so it gives no logits over words: load a model "
+                "with its head (architectures in its config.json says ...ForMaskedLM or "
+                "...ForCausalLM)"
+            )
+        return head.steps.outputs
+
+
+def _end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
+    """Return the ids that end a text: those of generation_config.json, else of config.json."""
+    found = generation.get("eos_token_id")
+    if found is None:
+        found = config.get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    for token in ids:
+        if not is_whole(token):
+            raise ModelError(
+                f"generate: eos_token_id of {name} is {found!r:.40}: it must be a whole number, "
+                "or a list of whole numbers"
+            )
+    return frozenset(ids)

@@ -1,0 +1,370 @@
+"""Texts to vectors, however many: in windows, sorted and packed in each, in their order outside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice, pairwise, takewhile
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array, as_array, whole_number
+from qkv.models.files.sentence import Sentence
+from qkv.models.network.head import BuiltHead
+from qkv.models.run.edit import EditedRun
+from qkv.models.run.inputs import check_ids
+from qkv.models.run.layout import Layout
+from qkv.models.run.truncation import MOST, Truncator, callers
+from qkv.progress import progress
+from qkv.text import Tokenized, Tokenizer
+from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
+from qkv.trace import Recorder
+
+OPTIONS = (
+    *("batch_size", "normalize_embeddings", "output_value"),
+    *("prompt_name", "prompt", "truncate_dim", "task"),
+)
+OUTPUTS = ("sentence_embedding", "token_embeddings", None)
+TOKENS = 128  # of a text as `batch_size` counts it
+TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
+LETTERS = 2**19  # that have so many characters
+
+
+class EmptyText(ValueError):
+    """A text has no token to make a vector of.
+
+    Attributes:
+        number: which text it is, counted from 0.
+        reason: what is missing.
+    """
+
+    def __init__(self, number: int, unread: int, call: str = "encode") -> None:
+        where = f"behind the prompt's {unread}" if unread else "in it"
+        self.number, self.reason = number, f"there is no token {where}"
+        super().__init__(f"{call}: text {number} is empty: {self.reason}")
+
+
+@dataclass
+class Encoder:
+    """What `Model.encode` does, with its options checked; it says what they are.
+
+    Attributes:
+        name: the model's, for errors.
+        tokenizer: the model's.
+        sentence: what its files say about texts and their vectors.
+        limit: the most tokens of a text.
+        rows: how many ids the model knows.
+        dim: D, of a token's vector.
+        dtype: that of its vectors.
+        run: from the ids of texts to the vectors of their tokens, end to end, and where each text
+            begins; `Transformer.packed`.
+        head: what makes a text's vector of these in the place of pooling, None for pooling.
+        batch_size: and so on, the options of `Model.encode`.
+        call: who is named in an error.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    sentence: Sentence
+    limit: int | None
+    rows: int
+    dim: int
+    dtype: np.dtype[Any]
+    run: Callable[..., tuple[Array, Array]]
+    head: BuiltHead | None = None
+    batch_size: int = 32
+    normalize_embeddings: bool | None = None
+    output_value: str | None = "sentence_embedding"
+    prompt_name: str | None = None
+    prompt: str | None = None
+    truncate_dim: int | None = None
+    task: str | None = None
+    call: str = "encode"
+
+    def __post_init__(self) -> None:
+        size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
+        self.batch_size = size
+        if self.truncate_dim is not None:
+            self.truncate_dim = whole_number(
+                self.truncate_dim, call=self.call, name="truncate_dim", least=1, most=self.width
+            )
+        if self.output_value not in OUTPUTS:
+            raise ValueError(
+                f"{self.call}: output_value is {self.output_value!r}: choose "
+                f"{' or '.join(map(str, OUTPUTS))}"
+            )
+        self._one_each = self.output_value == "sentence_embedding"
+        if not self._one_each and self.normalize_embeddings:
+            raise ValueError(
+                f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
+                f"{self.output_value}: leave it out"
+            )
+        self._before = chosen_prompt(
+            self.sentence, self.prompt, self.prompt_name, name=self.name, call=self.call
+        )
+        self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
+        if self._before and not self.sentence.include_prompt:
+            [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
+            ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
+            self._unread = len(alone) - ending
+
+    def all(self, sentences: Any, show: bool | None = None) -> Any:
+        """All vectors at once, (n, D), or what else is wanted of each text."""
+        parts = self.windows(sentences, show)
+        if not self._one_each:
+            return [rows for part in parts for rows in part]
+        width = self.truncate_dim or self.width
+        if not isinstance(sentences, list | tuple | np.ndarray):
+            return np.concatenate([np.empty((0, width), self.dtype), *parts])
+        # of known number: joined at the end, they would need their memory twice
+        vectors, done = np.empty((len(sentences), width), self.dtype), 0
+        for part in parts:
+            vectors[done : done + len(part)] = part
+            done += len(part)
+        return vectors
+
+    def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
+        """The same, some thousand texts at a time."""
+        truncator = Truncator(self.tokenizer, self.limit)
+        total = length_hint(sentences) or None
+        with progress("encode", total, show) as advance:
+            for texts in windows(checked_texts(sentences, self.call)):
+                first = truncator.cut.total
+                batch = self._ids(texts, truncator)
+                for number, ids in enumerate(batch, first):
+                    self.check(ids, number)
+                yield self._vectors(batch, advance)
+        truncator.cut.warn()
+
+    def edited(
+        self,
+        sentences: Any,
+        fit: Callable[[Sequence[Tokenized]], tuple[list[Tokenized], EditedRun]],
+        show: bool | None = None,
+    ) -> Any:
+        """What `all` gives where something is done differently, which all texts are needed for.
+
+        `fit` gives the texts, of which some tokens may be swapped, and what is done.
+        """
+        truncator = Truncator(self.tokenizer, self.limit)
+        texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
+        batch = [text.ids for text in texts]
+        for number, ids in enumerate(batch):
+            self.check(ids, number)
+        if not batch:
+            return self.all([])
+        texts, edits = fit(texts)
+        batch = [text.ids for text in texts]
+
+        def run(recorder: Callable[[Layout], Recorder]) -> None:
+            for numbers in self._parts(batch):
+                self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
+
+        edits = edits.averaged(sum(map(len, batch)), run)
+        with progress("encode", len(batch), show) as advance:
+            found = self._vectors(batch, advance, edits)
+        truncator.cut.warn()
+        return found
+
+    @property
+    def width(self) -> int:
+        """How many numbers a text's vector has, before it is cut."""
+        return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for encoders whose texts may be run and pooled together."""
+        return self.run, id(self.sentence), self._unread
+
+    def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
+        """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: it cannot be cut into tokens, or is to stay `whole` and has too many.
+        """
+        truncator = Truncator(self.tokenizer, self.limit)
+        found = self._ids(texts, truncator)
+        if whole and (truncator.cut.count or truncator.cut.torn):
+            raise ValueError(f"{self.call}: it {self._too_long()}")
+        return found
+
+    def _too_long(self) -> str:
+        limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
+        return f"has more than the {limit} that {self.name} reads: shorten it"
+
+    def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
+        """Ids (T,) that somebody gives in the place of a text, as they are computed.
+
+        They are taken as they are, special tokens and all, and cut at the limit as a text's are:
+        special tokens at the end stay there.
+
+        Args:
+            ids: integers in one row.
+            name: what errors call them.
+            whole: whether more than the limit are an error.
+
+        Raises:
+            TypeError: they are anything else.
+            ValueError: there is none, one has no row in the model's table, there are too many, or a
+                prompt that was asked for would go before them.
+        """
+        if self.prompt_name is not None and self._before:
+            raise ValueError(
+                f"{name} is ids, and the prompt {self.prompt_name!r} goes before texts: give texts"
+            )
+        row = as_array(ids, call=self.call, name=name)
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
+        if not row.size:
+            raise ValueError(f"{name} has no ids: give at least one")
+        check_ids(row, self.rows, name)
+        row = row.astype(np.int64, copy=False)
+        if self.limit is None or len(row) <= self.limit:
+            return row
+        if whole:
+            raise ValueError(f"{name} {self._too_long()}")
+        tail = takewhile(self.tokenizer.is_special, reversed(row[-self.limit :].tolist()))
+        kept = sum(1 for _ in tail)
+        return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
+
+    def check(self, ids: Array, number: int) -> None:
+        """An error if the ids of a text leave nothing to make a vector of; `number` names it."""
+        if len(ids) <= self._unread and not self.sentence.static:
+            raise EmptyText(number, self._unread, self.call)
+
+    def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
+        """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width).
+
+        The options are those of `Transformer.run`.
+        """
+        rows, cu_lengths = self.run(batch, **options)
+        return self._pooled(batch, rows, cu_lengths)
+
+    def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
+        """A vector of each text, of those of its tokens, (total, D), laid end to end."""
+        if self.head is not None:
+            return self.head(rows, cu_lengths, np.concatenate(batch))
+        pool, unread = self.sentence.pool, self._unread
+        return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
+
+    def _ids(self, texts: Sequence[str], truncator: Truncator) -> list[Array]:
+        return [text.ids for text in truncator(self._whole(texts))]
+
+    def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
+        """The numbers of texts that are run together."""
+        return by_length(batch, self.batch_size * TOKENS)
+
+    def _vectors(
+        self,
+        batch: Sequence[Array],
+        advance: Callable[[int], None],
+        edits: EditedRun | None = None,
+    ) -> Any:
+        """What is wanted of texts, in their order; `advance` is told how many are done."""
+        found: list[Any] = [None] * len(batch)
+        for numbers in self._parts(batch):
+            part = [batch[index] for index in numbers]
+            options = {} if edits is None else edits.packed(numbers, part)
+            vectors = self._wanted(part, **options)
+            for number, vector in zip(numbers, vectors, strict=True):
+                found[number] = vector
+            advance(len(part))
+        if not self._one_each:
+            return found
+        return self.sentence.finish(
+            np.array(found), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
+        )
+
+    def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
+        """What is wanted of each text given by its ids; vectors of texts as they are pooled."""
+        if self._one_each:
+            return self.pooled(batch, **options)
+        rows, cu_lengths = self.run(batch, **options)
+        tokens = [rows[first:last].copy() for first, last in pairwise(cu_lengths)]
+        if self.output_value is not None:
+            return tokens
+        pooled = self._pooled(batch, rows, cu_lengths)
+        vectors = self.sentence.finish(pooled, truncate_dim=self.truncate_dim)
+        return [
+            {
+                "input_ids": ids.copy(),
+                "attention_mask": np.ones_like(ids),
+                "token_embeddings": own,
+                "sentence_embedding": vector.copy(),
+            }
+            for ids, own, vector in zip(batch, tokens, vectors, strict=True)
+        ]
+
+    def _whole(self, texts: Sequence[str]) -> list[str]:
+        """Texts behind the prompt; blanks around one are no part of it."""
+        sentence = self.sentence
+        return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
+
+
+def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
+    """The numbers of texts of like length, which have so many tokens together, or of one text.
+
+    >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
+    [[2], [0, 3, 1]]
+    """
+    order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
+    places = iter(order)
+    for part in parts_of([batch[index] for index in order], most):
+        yield list(islice(places, len(part)))
+
+
+def checked_texts(sentences: Any, call: str) -> Iterable[str]:
+    """Texts that are strings; those of a list are looked at before any work is done."""
+    check_no_mapping(sentences, call=call)
+    if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
+        return check_texts(sentences, call=call)
+    if isinstance(sentences, bytes | bytearray | str):
+        return [check_text(sentences, call=call, name="text")]
+    return (
+        check_text(text, call=call, name=f"text {number}") for number, text in enumerate(sentences)
+    )
+
+
+def windows(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in their order, some thousand at a time."""
+    window: list[str] = []
+    letters = 0
+    for text in texts:
+        window.append(text)
+        letters += len(text)
+        if len(window) == TEXTS or letters >= LETTERS:
+            yield window
+            window, letters = [], 0
+    if window:
+        yield window
+
+
+def chosen_prompt(
+    sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str, call: str
+) -> str:
+    """A prompt that is given, or the one of this name, or the default of the model's files.
+
+    Raises:
+        TypeError: the prompt is not a string.
+        ValueError: there is no prompt of this name.
+
+    >>> chosen_prompt(Sentence(prompts={"query": "find: "}), None, "query", name="x", call="encode")
+    'find: '
+    """
+    if prompt is not None:
+        if prompt_name is not None:
+            said = f"{call}: prompt and prompt_name are both given: prompt_name is not used"
+            warnings.warn(said, UserWarning, stacklevel=callers())
+        return check_text(prompt, call=call, name="prompt")
+    wanted = sentence.default_prompt if prompt_name is None else prompt_name
+    if wanted is None:
+        return ""
+    if wanted not in sentence.prompts:
+        raise ValueError(
+            f"{call}: there is no prompt {wanted!r:.80}: {name} has {', '.join(sentence.prompts)}"
+        )
+    return sentence.prompts[wanted]
