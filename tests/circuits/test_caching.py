@@ -72,7 +72,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         yield from TEXTS[:5]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qkv.circuits.reading.TEXTS", 2)
+    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 2)
     with pytest.raises(KeyboardInterrupt):
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.circuits import SAE, scan
-from qkv.circuits.ranking import Best
+from qkv.circuits.scanning import Best
 
 rng = np.random.default_rng(0)
 TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4, 7, 5, 9)]
@@ -51,8 +51,8 @@ def agree(found, arrays, top):
 )
 @pytest.mark.parametrize(("places", "texts", "top"), [(2048, 4096, 20), (9, 2, 3), (30, 100, 1)])
 def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
-    monkeypatch.setattr("qkv.circuits.reading.PLACES", places)
-    monkeypatch.setattr("qkv.circuits.reading.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits.streaming.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
     found = scan(model, iter(TEXTS), of=of, top=top)
@@ -96,7 +96,7 @@ def test_texts_keep_their_words(small):
 
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
-    monkeypatch.setattr("qkv.circuits.reading.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 32)
     model = small("gpt2")
 
     def peak(count):

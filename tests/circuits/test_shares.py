@@ -145,7 +145,7 @@ def test_what_has_no_shares(small):
     trace = model.trace(IDS)
     for kind in ("bert", "modernbert"):
         one = small(kind)
-        with pytest.raises(ValueError, match=r"the head of .* has a layer of its own .* take a de"):
+        with pytest.raises(ValueError, match=r"the head of .* has a layer before .* take a de"):
             attribute_logits(one, one.trace(IDS), (-1, 4))
     with pytest.raises(ValueError, match="place 6 and the text has 6 tokens: give -6 to 5"):
         attribute_logits(model, trace, (6, 4))
@@ -178,5 +178,5 @@ def test_norms_behind_the_parts_are_refused_where_the_head_would_do(small):
     head = replace(bert.design.head, dense=False, activation=None, norm=False)
     plain = bert.with_parameters(dict(bert.parameters))
     plain.design = replace(bert.design, head=head)
-    with pytest.raises(ValueError, match=r"the norms of .* stand behind its parts"):
+    with pytest.raises(ValueError, match=r"normalizes after its parts"):
         attribute_logits(plain, bert.trace(IDS), (-1, 4))

@@ -5,7 +5,7 @@ import pytest
 
 from circuits.test_patching import CLEAN, CORRUPTED, LOGIT, difference, looped
 from qkv.circuits import patch
-from qkv.circuits import sweeping as module
+from qkv.circuits import patching as module
 
 SHORT = [5, 2, 6, 1], [5, 2, 8, 1]
 LONG = [3, 1, 1, 9, 4, 7, 2], [3, 1, 1, 9, 6, 7, 2]

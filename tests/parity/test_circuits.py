@@ -197,7 +197,7 @@ def test_shares_of_a_logit(pair: Pair) -> None:
     family, token = family_of(pair), 11
     trace = pair.ours.trace(CLEAN)
     if family in ("bert", "albert"):
-        with pytest.raises(ValueError, match="has a layer of its own before the last matrix"):
+        with pytest.raises(ValueError, match="has a layer before its last matrix"):
             attribute_logits(pair.ours, trace, of=(-1, token))
         return
     parts = seen(pair, CLEAN, "resid_pre", "mlp_out", "z", "resid_post")

@@ -12,7 +12,7 @@ import pytest
 import qkv
 from qkv import scale
 from qkv.circuits import head_scores
-from qkv.circuits.heads import HeadSums, head_sums
+from qkv.circuits.head_measures import HeadSums, head_sums
 from qkv.scale.sources import blocks_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", ",", "."]

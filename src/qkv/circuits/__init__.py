@@ -1,24 +1,18 @@
 """What researchers ask of a model: which part does what."""
 
 from qkv.circuits.caching import Cache, cache
-from qkv.circuits.composing import composition
-from qkv.circuits.connecting import discover, edges, path
-from qkv.circuits.copying import copying_scores
-from qkv.circuits.flow import rollout, value_weighted
+from qkv.circuits.edge_effects import discover, edges, path
+from qkv.circuits.flow import composition, copying_scores, rollout, value_weighted
 from qkv.circuits.graph import Edge, Graph
-from qkv.circuits.heads import head_scores
-from qkv.circuits.integrated import integrated_gradients
-from qkv.circuits.lens import logit_lens
-from qkv.circuits.neurons import Example, Scan, scan
-from qkv.circuits.parting import diff
-from qkv.circuits.patching import attribution_patch
+from qkv.circuits.head_measures import head_scores
+from qkv.circuits.logits import attribute_logits, integrated_gradients, logit_lens
+from qkv.circuits.model_diff import diff
+from qkv.circuits.patching import attribution_patch, patch
 from qkv.circuits.plot_view import PlotView
 from qkv.circuits.plotting import plot
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
-from qkv.circuits.scanning import HeadExample, HeadScan, scan_heads
-from qkv.circuits.shares import attribute_logits
-from qkv.circuits.sweeping import patch
+from qkv.circuits.scanning import Example, HeadExample, HeadScan, Scan, scan, scan_heads
 
 __all__ = [
     "SAE",

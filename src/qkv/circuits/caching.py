@@ -12,8 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array, float_type, is_whole_number, shown
 from qkv.circuits.checks import check_model
-from qkv.circuits.reading import PLACES, Read, windows
-from qkv.circuits.streaming import recorded, sites
+from qkv.circuits.streaming import PLACES, Read, recorded, sites, windows
 from qkv.files import named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header

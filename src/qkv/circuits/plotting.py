@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,20 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.neurons import Scan
-from qkv.circuits.plot_view import PlotView
+from qkv.circuits.plot_view import PlotView, graph_view, is_graph
 from qkv.circuits.results import Result
-from qkv.circuits.scanning import HeadScan
+from qkv.circuits.scanning import HeadScan, Scan
 from qkv.see.analysis.largest import strongest
 from qkv.see.draw.colours import scale_end, signed_end
 from qkv.see.draw.panels import (
-    INPUTS,
     PICTURE,
-    TERMINAL,
     Bars,
     Column,
-    Edge,
-    Graph,
     HeatMap,
     Panel,
     Prose,
@@ -34,16 +28,9 @@ from qkv.see.draw.panels import (
 from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
-_CALL = "plot"
-MOST_BARS, MOST_MAPS, MOST_EDGES = 48, 48, 150
-_LISTED = 20  # edges in a terminal
+MOST_BARS, MOST_MAPS = 48, 48
 _SHARES = ("weight", "mean weight", "probability")  # from 0 to 1, and so is their scale
-_MEASURES = {  # of a graph
-    "faithfulness": "Faithfulness of these edges",
-    "correlation": "Correlation with exact scores on a sample",
-}
 _Kind = tuple[str, float]
-_NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
@@ -88,9 +75,9 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     >>> view.to_dict()["results"][0]["axes"]
     ['layer', 'head']
     """
-    check_theme(theme, _CALL)
-    if _is_graph(result):
-        return replace(_of_graph(result), theme=theme)
+    check_theme(theme, "plot")
+    if is_graph(result):
+        return replace(graph_view(result), theme=theme)
     if isinstance(result, Scan):
         return result.cards(theme=theme)
     if isinstance(result, HeadScan):
@@ -221,7 +208,7 @@ def _of_mapping(results: Mapping[Any, Any]) -> list[_Part]:
         else:
             parts.append(replace(_read(one), title=str(name)))
     if not parts:
-        raise ValueError(f"{_CALL}: result is an empty dict: give one that holds results")
+        raise ValueError("plot: result is an empty dict: give one that holds results")
     return parts
 
 
@@ -241,13 +228,11 @@ def _read(result: Any) -> _Part:
         if isinstance(result, np.ndarray):
             kind += f" {result.shape}, whose axes have no names"
         raise TypeError(
-            f"{_CALL}: result is {kind}: give what a call of qkv.circuits returns, or an "
+            f"plot: result is {kind}: give what a call of qkv.circuits returns, or an "
             "xarray.DataArray, such as a slice of result.to_xarray()"
         )
     if part.values.size == 0:
-        raise ValueError(
-            f"{_CALL}: result is empty, {part.values.shape}: give one that has numbers"
-        )
+        raise ValueError(f"plot: result is empty, {part.values.shape}: give one that has numbers")
     last = part.axes[-1].name if part.axes else ""
     # of a DataArray some words may be left out, so that its logits are no distribution
     if last == "V" and part.of == "logit" and isinstance(result, Result):
@@ -262,7 +247,7 @@ def _read(result: Any) -> _Part:
 def _from_xarray(given: Any) -> _Part:
     """A DataArray, with the names and numbers of its places that it has kept."""
     if given.dtype.kind not in "fiub":
-        raise TypeError(f"{_CALL}: result is a DataArray of {given.dtype}: give one of numbers")
+        raise TypeError(f"plot: result is a DataArray of {given.dtype}: give one of numbers")
     axes = []
     for name in map(str, given.dims):
         words = given.coords.get(f"{name}_text")
@@ -434,103 +419,3 @@ def _bars(parts: Sequence[_Part], scale: tuple[float, float], *, alone: bool) ->
     if len(kept) == len(values):
         return [bars]
     return [bars, Prose(text=f"Shown: {len(kept)} of {len(values)}, the largest numbers.")]
-
-
-def _is_graph(result: Any) -> bool:
-    """Whether it is a graph of the parts of a model."""
-    edges = getattr(result, "edges", None)
-    named = isinstance(edges, Sequence) and all(hasattr(edge, "sender") for edge in edges)
-    return named and hasattr(result, "nodes")
-
-
-def _of_graph(graph: Any) -> PlotView:
-    """Nodes in layers that go upwards, and the strongest edges between them."""
-    nodes = [str(name) for name in graph.nodes]
-    known = frozenset(nodes)
-    edges = [_edge(edge.sender, edge.receiver, edge.score, known) for edge in graph.edges]
-    edges = sorted(
-        (edge for edge in edges if np.isfinite(edge.value)), key=lambda edge: -abs(edge.value)
-    )
-    if not nodes:
-        raise ValueError(f"{_CALL}: the graph has no nodes: keep more edges")
-    drawn = [edge for edge in edges[:MOST_EDGES] if edge.value]
-    places, rows = _places(nodes)
-    panel = Graph(
-        title="Edges between the parts of the model",
-        nodes=places,
-        edges=drawn,
-        labels={name: name.removeprefix("attn.").replace("mlp.", "MLP ") for name in nodes},
-        rows=rows,
-        of="the size of the score",
-        whole=len(edges),
-    )
-    form, listed = panel.form, drawn[:_LISTED]
-    table = Table(
-        title="The strongest edges",
-        explained="from the sender to the input of the receiver",
-        names=[edge.sender for edge in listed],
-        columns=[
-            Column("", [f"→ {edge.end}" for edge in listed], left=True),
-            Column("score", [form(edge.value) for edge in listed]),
-            Column("", bars=[abs(share) for share in panel.shares[:_LISTED]]),
-        ],
-        note="" if len(listed) == len(edges) else f"Shown: {len(listed)} of {len(edges)} edges.",
-        shown_in=TERMINAL,
-    )
-    said = (
-        f"Strongest of {len(edges)} edges: {drawn[0].name}, {form(drawn[0].value)}."
-        if drawn
-        else f"None of {len(edges)} edges has a score other than 0."
-    )
-    facts = [
-        f"{meaning}: {value:.3f}."
-        for name, meaning in _MEASURES.items()
-        if (value := getattr(graph, name, None)) is not None
-    ]
-    numbers = [
-        {
-            "sender": edge.sender,
-            "receiver": edge.end,
-            "score": edge.value,
-        }
-        for edge in edges
-    ]
-    return PlotView(said, facts, [[panel, table]], {"nodes": nodes, "edges": numbers})
-
-
-def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
-    """An edge of a graph, between two of its nodes."""
-    end, _, last = str(receiver).rpartition(".")
-    node, way = (end, last) if last in INPUTS else (str(receiver), "")
-    for name in (str(sender), node):
-        if name not in nodes:
-            raise ValueError(
-                f"{_CALL}: the edge {sender} → {receiver} joins {name}, which is not among the "
-                f"{len(nodes)} nodes of the graph: add it there"
-            )
-    return Edge(str(sender), node, way, float(score))
-
-
-def _places(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:
-    """Column and row of each node, and the names of rows: heads beside each other, MLPs above."""
-    read = {name: _NODE.fullmatch(name) for name in nodes}
-    odd = [name for name, found in read.items() if found is None]
-    if odd:
-        raise ValueError(
-            f"{_CALL}: the graph has a node {odd[0]!r:.40}: nodes are embed, attn.LAYER.HEAD, "
-            "mlp.LAYER and logits"
-        )
-    known = {name: found.groups() for name, found in read.items() if found is not None}
-    layers = sorted({int(layer or mlp) for _, layer, _, mlp in known.values() if layer or mlp})
-    heads = sorted({int(head) for *_, head, _ in known.values() if head})
-    middle = (max(1, len(heads)) - 1) / 2
-    places = {}
-    for name, (end, layer, head, mlp) in known.items():
-        if end:
-            places[name] = middle, 0.0 if end == "embed" else 2.0 * len(layers) + 1
-        elif layer:
-            places[name] = float(heads.index(int(head))), 2.0 * layers.index(int(layer)) + 1
-        else:
-            places[name] = len(heads) + 0.1, 2.0 * layers.index(int(mlp)) + 2
-    rows = {2.0 * place + 1: f"layer {layer}" for place, layer in enumerate(layers)}
-    return places, rows

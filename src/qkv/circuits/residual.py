@@ -11,8 +11,8 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.attend import attention
 from qkv.circuits.checks import Logit
+from qkv.circuits.graph import INPUTS, Wiring, ungrouped
 from qkv.circuits.patching import TOKENS, Pair
-from qkv.circuits.wiring import INPUTS, Wiring, ungrouped
 from qkv.layers import Block, LayerNorm
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
 from qkv.layers.parameters import narrowed_to, promoted, quiet

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.circuits.checks import check_model
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
-from qkv.circuits.sae_measures import measures
-from qkv.circuits.sae_training import largest, shuffled, trained
+from qkv.circuits.sae_training import largest, measures, shuffled, trained
 from qkv.circuits.streaming import one_site, rows_of
 from qkv.models.model import Model
 from qkv.ops.linear import linear

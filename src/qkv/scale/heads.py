@@ -8,8 +8,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from qkv.circuits.heads import HeadSums, head_sums
-from qkv.circuits.measures import NAMES, checked_names
+from qkv.circuits.head_measures import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting

@@ -1,4 +1,4 @@
-"""How far the runs of two models part: by layer, by head, and in what they say."""
+"""Compare the runs of two models: by layer, by head, and in their predictions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.circuits.checks import check_model
-from qkv.circuits.reading import PLACES, Read, batches, windows
 from qkv.circuits.results import Result
+from qkv.circuits.streaming import PLACES, Read, batches, windows
 from qkv.models.model import Model, handed_on
-
-_CALL = "diff"
 
 
 def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[str, Result | float]:
@@ -48,7 +46,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     >>> found["heads"].shape, bool((found["resid"] > 0.99).all()), found["kl"] < 0.05
     ((5, 6), True, True)
     """
-    one, other = check_model(model_a, _CALL), check_model(model_b, _CALL)
+    one, other = check_model(model_a, "diff"), check_model(model_b, "diff")
     names = _names(one, other)
     words = _words(one) is not None and _words(other) is not None
     sums: dict[str, Any] = {}
@@ -76,7 +74,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
                 for name, values in _changes(*logits).items():
                     add(name, values)
     if not count:
-        raise ValueError(f"{_CALL}: texts hold no token: give some")
+        raise ValueError("diff: texts hold no token: give some")
     axes = {"heads": ("layer", "head")}
     return {
         name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)
@@ -96,13 +94,13 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     ):
         if sizes[0] != sizes[1] and None not in sizes:
             raise ValueError(
-                f"{_CALL}: {one.name} has {sizes[0]} {what} and {other.name} {sizes[1]}: give "
+                f"diff: {one.name} has {sizes[0]} {what} and {other.name} {sizes[1]}: give "
                 "models of the same sizes"
             )
     hooks = [[layer.hooks for layer in model.layers] for model in (one, other)]
     if hooks[0] != hooks[1]:
         raise ValueError(
-            f"{_CALL}: the blocks of {one.name} and {other.name} have different parts: give models "
+            f"diff: the blocks of {one.name} and {other.name} have different parts: give models "
             "of one family"
         )
     layers = range(one.num_layers)
@@ -125,14 +123,14 @@ def _words(model: Model) -> int | None:
 
 def _read(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     """Texts of like length together, once both models cut them into the same tokens."""
-    for window in windows(one, texts, _CALL):
+    for window in windows(one, texts, "diff"):
         if not window:
             continue
-        again = next(windows(other, [text.given for text in window], _CALL, empty=True))
+        again = next(windows(other, [text.given for text in window], "diff", empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(
-                    f"{_CALL}: {one.name} cuts text {text.number} into {len(text.ids)} tokens and "
+                    f"diff: {one.name} cuts text {text.number} into {len(text.ids)} tokens and "
                     f"{other.name} into {len(same.ids)} others: give models with one tokenizer"
                 )
         for batch in batches(window, PLACES * PLACES):

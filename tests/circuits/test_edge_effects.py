@@ -9,7 +9,7 @@ import pytest
 import qkv
 from models.small_models import CONFIGS
 from qkv.circuits import discover, edges, path
-from qkv.circuits.connecting import _correlation
+from qkv.circuits.edge_effects import _correlation
 from qkv.circuits.patching import pair_of
 from qkv.circuits.residual import Stream
 from qkv.models.families import described
