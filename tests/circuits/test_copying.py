@@ -37,7 +37,7 @@ def test_by_hand(small):
 
 
 def test_what_has_no_such_matrix(small):
-    with pytest.raises(ValueError, match=r"copying_scores: the output head of .* has a layer before"):
+    with pytest.raises(ValueError, match=r"the output head of .* has a layer before"):
         copying_scores(small("bert"))
     with pytest.raises(ValueError, match=r"copying_scores: .* has no head"):
         copying_scores(small("headless"))
