@@ -53,8 +53,7 @@ STEPS = {
     ],
     "trace": [
         {"activations"},
-        {"recorder", "file", "names"},
-        {"tables"},
+        {"recorder", "exports"},
         {"trace"},
         {"seq2seq"},
         {""},
@@ -132,8 +131,8 @@ STEPS = {
         {"run"},
         {""},
     ],
-    "edits": [{"schema"}, {"given"}, {""}],
-    "findings": [{"finding_file", "article"}, {"measured"}, {""}],
+    "edits": [{"records"}, {""}],
+    "findings": [{"finding_files"}, {"measured"}, {""}],
     "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
 }
 # The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.

@@ -19,7 +19,7 @@ from qkv.models.files.tensors import Stored, header
 from qkv.models.model import Model
 from qkv.progress import progress
 from qkv.trace import Trace
-from qkv.trace.names import meant, numbers_of
+from qkv.trace.activations import meant, numbers_of
 
 _CALL = "cache"
 MANIFEST = "cache.json"

@@ -22,7 +22,7 @@ from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
 from qkv.progress import progress
 from qkv.trace import Recorder
-from qkv.trace.names import parse
+from qkv.trace.activations import parse
 
 _INNER = {"z": "attn.", "q": "attn.", "k": "attn.", "v": "attn.", "pre": "mlp.", "post": "mlp."}
 

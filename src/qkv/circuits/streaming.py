@@ -15,8 +15,7 @@ from qkv.models.run.truncation import Truncator
 from qkv.models.tasks.kept import layers_to_run, names_to_keep
 from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace
-from qkv.trace.activations import activation, short_name
-from qkv.trace.names import parse
+from qkv.trace.activations import activation, parse, short_name
 
 TEXTS, LETTERS = 4096, 2**19  # that are read and sorted at once, or fewer
 PLACES = 2**11  # that are run at once, padding included, or one text

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.arrays import shown, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.findings.article import read_article
-from qkv.findings.finding_file import read, write
+from qkv.findings.finding_files import read, read_article, write
 from qkv.models import load
 from qkv.models.files.find import find_model, shipped
 from qkv.models.model import Model

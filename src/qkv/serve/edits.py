@@ -10,8 +10,7 @@ from qkv.edits import edits_of
 from qkv.models import Model
 from qkv.models.run.edit import EditedRun
 from qkv.text import Tokenized
-from qkv.trace.activations import activation
-from qkv.trace.names import parse
+from qkv.trace.activations import activation, parse
 
 COPIES = 6  # of an array of all weights of a layer, while a function changes it
 

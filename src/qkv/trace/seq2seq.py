@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.trace import tables
-from qkv.trace.file import read_trace, write_trace
-from qkv.trace.names import counted, is_tuple_name, meant, numbers_of, of_side, side_of
+from qkv.trace import exports
+from qkv.trace.activations import counted, is_tuple_name, meant, numbers_of, of_side, side_of
+from qkv.trace.exports import read_trace, write_trace
 from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
@@ -59,7 +59,7 @@ class Seq2SeqTrace:
         kinds = {"encoder": {}, "decoder": self._cross}
         shown = [
             f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}"
-            + (tables.html("across", [], kinds[side]) if kinds[side] else "")
+            + (exports.html("across", [], kinds[side]) if kinds[side] else "")
             for side in SIDES
         ]
         return "".join(shown)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, is_whole_number, whole_number
-from qkv.trace import tables
-from qkv.trace.activations import activation, short_name
-from qkv.trace.file import Unpack, read_trace, write_trace
-from qkv.trace.names import axes, counted, meant, numbers_of, parse
+from qkv.trace import exports
+from qkv.trace.activations import activation, axes, counted, meant, numbers_of, parse, short_name
+from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
@@ -103,7 +102,7 @@ class Trace:
         if self.changed:
             about.append(", ".join(f"{name}={value}" for name, value in self.changed.items()))
         title = f"Trace: {', '.join(filter(None, about))}"
-        return tables.html(title, self._tokens, self._arrays)
+        return exports.html(title, self._tokens, self._arrays)
 
     def __len__(self) -> int:
         """How many texts."""
@@ -167,7 +166,7 @@ class Trace:
             ImportError: xarray is not installed.
         """
         about = {"model": self.model, "num_layers": self.num_layers}
-        return tables.dataset(self._arrays, self._tokens, about)
+        return exports.dataset(self._arrays, self._tokens, about)
 
     def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
         """A `pandas.DataFrame` with a row for each number of an activation, padding left out.
@@ -192,7 +191,7 @@ class Trace:
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
-        return tables.frame(rows, words, value="value")
+        return exports.frame(rows, words, value="value")
 
     @property
     def tokens(self) -> list[Any]:

@@ -12,8 +12,7 @@ import numpy as np
 from qkv.arrays import Array, as_array, is_float
 from qkv.models.run.layout import Layout, layout_of
 from qkv.trace import Recorder
-from qkv.trace.activations import activation
-from qkv.trace.names import parse
+from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder
 
 CANNOT = "its weights or its type cannot compute this text"

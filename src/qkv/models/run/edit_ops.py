@@ -15,8 +15,7 @@ from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import At, Change, Hidden, Step, is_number
 from qkv.trace import Recorder
-from qkv.trace.activations import activation
-from qkv.trace.names import Parsed, meant, parse
+from qkv.trace.activations import Parsed, activation, meant, parse
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -20,8 +20,7 @@ from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
 from qkv.models.run.masking import from_start, hidden_places, hidden_words
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
-from qkv.trace.activations import activation
-from qkv.trace.names import meant, parse
+from qkv.trace.activations import activation, meant, parse
 from qkv.trace.seq2seq import SIDES
 
 _HIDES = ("hide", "mask", "causal")  # what `Trace.changed` tells as "hide"

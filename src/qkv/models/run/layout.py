@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.trace.activations import activation
-from qkv.trace.names import parse
+from qkv.trace.activations import activation, parse
 
 
 class Layout(NamedTuple):

@@ -12,8 +12,7 @@ from qkv.arrays import Array, is_whole_number, whole_number
 from qkv.models.run.inputs import as_ids
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
-from qkv.trace.activations import WORDS, activation
-from qkv.trace.names import axes
+from qkv.trace.activations import WORDS, activation, axes
 
 PLACES = 1024  # that are run at once where nobody says how many texts, padding included
 

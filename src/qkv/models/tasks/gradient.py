@@ -20,8 +20,7 @@ from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.layout import layout_of
 from qkv.models.tasks.kept import layers_to_run
 from qkv.text import Tokenized, Tokenizer
-from qkv.trace.activations import activation, short_name
-from qkv.trace.names import is_tuple_name, meant, parse
+from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 
 Name = str | tuple[Any, ...]
 _CALL = "gradient"

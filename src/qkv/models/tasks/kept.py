@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from qkv.arrays import is_whole_number, shown
-from qkv.trace.activations import activation
-from qkv.trace.names import is_tuple_name, meant, parse, spellings
+from qkv.trace.activations import activation, is_tuple_name, meant, parse, spellings
 
 # An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
 Name = str | tuple[Any, ...]

@@ -22,8 +22,7 @@ from qkv.models.tasks.kept import layers_to_run, names_to_keep
 from qkv.models.tasks.trace import as_trace, trace
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
-from qkv.trace.activations import activation
-from qkv.trace.names import parse, side_of
+from qkv.trace.activations import activation, parse, side_of
 from qkv.trace.recorder import kept_unasked
 
 

@@ -13,7 +13,7 @@ from qkv.models.core import Core
 from qkv.models.run.fit_edits import fit
 from qkv.models.run.layout import Layout
 from qkv.text import Tokenized
-from qkv.trace.names import parse
+from qkv.trace.activations import parse
 
 _CALL = "run_layers"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.trace import Trace
-from qkv.trace.names import axes
+from qkv.trace.activations import axes
 
 WHY = "it is not installed: pip install '.[tables]'"
 

@@ -1,0 +1,220 @@
+"""Read and write the files of findings: a finding as JSON, an article as Markdown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
+from itertools import groupby, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from urllib.parse import unquote
+
+from qkv.arrays import shown
+from qkv.edits import edits_of
+from qkv.edits import schema as edits_schema
+from qkv.files import replacing
+
+_MOST = 2**26  # bytes of a file: an edit may hold a whole activation
+_TYPES: dict[str, Any] = {
+    **{"object": dict, "array": list, "string": str},
+    **{"integer": int, "number": (int, float)},
+}
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the file of a finding, that of its edits included.
+
+    >>> schema()["properties"]["position"]["minimum"], "hide" in schema()["$defs"]
+    (0, True)
+    """
+    found: dict[str, Any] = json.loads(
+        files("qkv.findings").joinpath("schema.json").read_text("utf-8")
+    )
+    edits = edits_schema()
+    found["properties"]["edits"]["items"] = edits["items"]
+    found["$defs"] |= edits["$defs"]
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file of a finding holds, once it fits the schema.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no finding; the message names the field and what it must be.
+    """
+    size = Path(path).stat().st_size
+    if size > _MOST:
+        raise ValueError(f"{path}: is {size} bytes long: a finding has at most {_MOST}")
+    try:
+        value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{path}: is not JSON that can be read: {said:.200}") from None
+    fault = _fault(value, schema(), "it")
+    if fault:
+        raise ValueError(f"{path}: {fault}")
+    try:
+        edits_of(value["edits"], call=str(path), given="edits")
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    found: dict[str, Any] = value
+    return found
+
+
+def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
+    """Write what a finding holds, a line for each field; the file appears when it is complete."""
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(field, ensure_ascii=False, allow_nan=False)}"
+        for name, field in value.items()
+    ]
+    with replacing(path) as file:
+        file.write(("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"it holds {constant}, which is no number of JSON")
+
+
+def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
+    """What does not fit a rule of the schema, in words; empty where all does."""
+    rule = schema()["$defs"].get(rule.get("$ref", "").rpartition("/")[2], rule)
+    if not _fits(value, rule):
+        return f"{where} is {shown(value)}: it must be {rule['description']}"
+    parts: list[tuple[Any, Any, str]] = []
+    if isinstance(value, dict):
+        known, within = rule["properties"], "" if where == "it" else f"{where}."
+        missing = [name for name in rule["required"] if name not in value]
+        unknown = [name for name in value if name not in known]
+        if missing or unknown:
+            what = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
+            return f"{where} {what}: a finding has {', '.join(rule['required'])} there"
+        parts = [(value[name], known[name], within + name) for name in known]
+    elif isinstance(value, list) and where != "edits":  # `edits_of` says more of these
+        rules = rule.get("prefixItems") or [rule["items"]] * len(value)
+        parts = [
+            (one, own, f"{where}[{n}]")
+            for n, (one, own) in enumerate(zip(value, rules, strict=True))
+        ]
+    return next(filter(None, (_fault(*part) for part in parts)), "")
+
+
+def _fits(value: Any, rule: dict[str, Any]) -> bool:
+    """Whether a value itself fits a rule, whatever its parts are."""
+    if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
+        return False
+    if "const" in rule:
+        return bool(value == rule["const"])
+    if isinstance(value, int | float):
+        return bool(rule["minimum"] <= value <= rule.get("maximum", value))
+    of = "Length" if isinstance(value, str) else "Items"
+    if not rule.get(f"min{of}", 0) <= len(value) <= rule.get(f"max{of}", len(value)):
+        return False
+    return "pattern" not in rule or bool(re.search(rule["pattern"], value))
+
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+Placed = TypeVar("Placed")
+_LARGEST_PICTURE = 2**24  # bytes of a picture
+
+
+def read_article(
+    path: str | os.PathLike[str], place: Callable[[Path, str], Placed]
+) -> tuple[str, list[str | Placed]]:
+    """The first heading of a Markdown file, and its parts in order.
+
+    A part is HTML, or what `![claim](finding.json)` places.
+
+    HTML in the Markdown is shown as text. Pictures become part of the HTML.
+
+    Args:
+        path: the file; findings and pictures are named relative to its folder.
+        place: gives the finding of a file and of the claim that the article states.
+
+    Raises:
+        FileNotFoundError: the article, a finding or a picture is not there.
+        ValueError: the article is not UTF-8, a finding stands inside a sentence, or a picture is no
+            file or too large.
+    """
+    from markdown_it import MarkdownIt
+
+    folder = Path(path).parent
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from None
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = list(_folded(markdown.parse(text), str(path)))
+    for token in tokens:
+        if token.type.startswith("heading_"):
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page has its own first heading
+        for child in token.children or ():
+            if child.type == "image" and token.type != "finding":
+                child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
+    found: list[str | Placed] = []
+    for is_placed, some in groupby(tokens, key=lambda token: token.type == "finding"):
+        if is_placed:
+            images = [image for token in some for image in token.children or ()]
+            found += [place(folder / _target(image), image.content) for image in images]
+        else:
+            found.append(markdown.renderer.render(list(some), markdown.options, {}))
+    headings = (one for before, one in pairwise(tokens) if before.type == "heading_open")
+    words = (child.content for one in islice(headings, 1) for child in one.children or ())
+    return "".join(words), found
+
+
+def _target(image: Token) -> str:
+    return unquote(str(image.attrs["src"]))
+
+
+def _is_finding(token: Token) -> bool:
+    return token.type == "image" and _target(token).endswith(".json")
+
+
+def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
+    """Tokens with each paragraph of nothing but findings as one token "finding"."""
+    left = iter(tokens)
+    for token in left:
+        inline = next(left) if token.type == "paragraph_open" else None
+        children = (inline or token).children or []
+        placed = [child for child in children if _is_finding(child)]
+        others = [child for child in children if child not in placed and child.type != "softbreak"]
+        if placed and (others or token.level or inline is None):
+            raise ValueError(
+                f"{path}: {_target(placed[0])} stands inside other text: give "
+                "![claim](finding.json) a paragraph of its own"
+            )
+        if placed:
+            next(left)  # paragraph_close
+            token.type, token.children = "finding", placed
+            yield token
+        else:
+            yield from filter(None, (token, inline))
+
+
+def _embedded(folder: Path, source: str, path: str) -> str:
+    """A picture as an address that holds it."""
+    kind = mimetypes.guess_type(source)[0] or ""
+    if source.startswith("data:"):
+        return source
+    if "://" in source or not kind.startswith("image/"):
+        raise ValueError(
+            f"{path}: the picture {source} is no picture file beside the article: a page works "
+            "offline: name a .png, .svg, .jpg or .gif file"
+        )
+    content = (folder / unquote(source)).read_bytes()
+    if len(content) > _LARGEST_PICTURE:
+        raise ValueError(
+            f"{path}: the picture {source} is {len(content)} bytes long: give one of at most "
+            f"{_LARGEST_PICTURE}"
+        )
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
