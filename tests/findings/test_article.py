@@ -94,7 +94,7 @@ def test_files_that_are_not_there_or_too_large(
         read_article(tmp_path / "none.md", lambda path, claim: claim)
     with pytest.raises(FileNotFoundError, match=r"b\.png"):
         parts_of(tmp_path, "![b](b.png)")
-    monkeypatch.setattr("qkv.findings.finding_files._MOST", 3)
+    monkeypatch.setattr("qkv.findings.finding_files._LARGEST_PICTURE", 3)
     (tmp_path / "b.png").write_bytes(PIXEL)
     with pytest.raises(
         ValueError, match=r"the picture b\.png is 8 bytes long: give one of at most 3"

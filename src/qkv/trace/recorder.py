@@ -1,9 +1,10 @@
-"""What collects the intermediates of a run while it runs, and puts others in their place."""
+"""Recorders: they keep, replace and shape the activations of a run while it computes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 
 import numpy as np
 
@@ -14,12 +15,12 @@ Change = Callable[[Array], Array]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """The array that a run goes on with where nobody records: this one."""
+    """Return `array` unchanged, as a recorder that keeps nothing would."""
     return array
 
 
 def kept_unasked(name: str) -> bool:
-    """Whether an array is kept where nobody has said by name what is kept.
+    """Return whether an activation is kept by default, without being named.
 
     >>> kept_unasked("blocks.0.mlp.hook_post"), kept_unasked("blocks.0.attn.hook_result")
     (True, False)
@@ -28,13 +29,13 @@ def kept_unasked(name: str) -> bool:
 
 
 class Recorder:
-    """Collects arrays by name while a model or a layer runs, and puts others in their place.
+    """Collect arrays by name while a model or a layer runs, and replace those that are edited.
 
     Args:
-        wanted: says of a name whether it is kept; `kept_unasked` says so without it.
-        changes: by a name in full, from its array as it would be kept to a new one that takes its
-            place. The run goes on with that, and that is kept.
-        use: gets the name and the array of what is wanted, as it comes, and it is not kept.
+        wanted: whether to keep the array of a full name; by default `kept_unasked`.
+        changes: by full name, a function from an array, as it would be kept, to its replacement.
+            The run continues with the replacement, which is kept.
+        use: gets the name and the array of each wanted activation; these are then not kept.
 
     >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
@@ -59,34 +60,34 @@ class Recorder:
 
     @property
     def keeps(self) -> bool:
-        """Whether it keeps what it gets, in place of handing it on."""
+        """Whether arrays are kept, and not handed to `use`."""
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Whether any is kept or changed: ask before computing something for it alone."""
+        """Return whether any is kept or changed: check before computing an array only for it."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
-        """Whether another array takes the place of any of these."""
+        """Return whether any of these is replaced."""
         return any(self._prefix + name in self._changes for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """The array that the run goes on with: this one, or what takes its place; and keep it."""
+        """Keep the array or its replacement, and return it: the run continues with it."""
         array = self.change(name, array)
         self.keep(name, array)
         return array
 
     def change(self, name: str, array: Array) -> Array:
-        """What takes the place of `array`; itself, the same object, if nothing does."""
+        """Return the replacement of `array`; `array` itself, the same object, if there is none."""
         change = self._changes.get(self._prefix + name)
         if change is None:
             return array
-        found = change(self._as_kept(array))
-        found = found if self._back is None else self._back(found)
-        return found.astype(array.dtype, copy=False)
+        changed = change(self._as_kept(array))
+        changed = changed if self._back is None else self._back(changed)
+        return changed.astype(array.dtype, copy=False)
 
     def keep(self, name: str, array: Array) -> None:
-        """Keep `array` under `name`, if it is wanted; bfloat16, which few can read, as float32."""
+        """Keep `array` under `name`, if it is wanted; bfloat16 as float32."""
         full = self._prefix + name
         if not self._wanted(full):
             return
@@ -96,25 +97,25 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array that is kept as `other` as `name` too; whether that is all of it."""
-        found = self.arrays.get(self._prefix + other)
-        if found is None or self.changes(name):
+        """Keep the array of `other` as `name` too; return whether nothing else is left to do."""
+        array = self.arrays.get(self._prefix + other)
+        if array is None or self.changes(name):
             return False
         if self.wants(name):
-            self.arrays[self._prefix + name] = found
+            self.arrays[self._prefix + name] = array
         return True
 
     def under(
         self, prefix: str, shaped: Change | None = None, back: Change | None = None
     ) -> Recorder:
-        """The same recorder, with `prefix` put in front of every name.
+        """Return the same recorder, with `prefix` in front of every name.
 
         Args:
-            prefix: it.
-            shaped: what is done to an array before it is kept.
-            back: the other way round.
+            prefix: such as "blocks.0.".
+            shaped: shapes an array before it is kept.
+            back: the inverse of `shaped`.
         """
-        inner = copy(self)  # which shares the arrays
+        inner = copy(self)  # shares the arrays
         inner._prefix = self._prefix + prefix
         inner._shaped, inner._back = shaped or self._shaped, back or self._back
         return inner
@@ -125,16 +126,16 @@ class Recorder:
 
 
 class GradientRecorder(Recorder):
-    """Collects gradients of activations during a backward pass, which then has no others.
+    """Collect gradients of activations during a backward pass.
 
-    A layer that is given one computes no gradients of its parameters.
+    A layer that gets such a recorder computes no gradients of its parameters.
 
     Args:
         wanted: as for `Recorder`.
-        changes: by the full name of an activation that was edited in the forward pass, from its
-            gradient behind the edit to that in front of it.
-        added: by the full name of an activation what is added to its gradient, because what is
-            differentiated depends on it directly.
+        changes: by the full name of an activation that the forward pass edited, a function from
+            the gradient after the edit to the gradient before it.
+        added: by full name, the term that is added to a gradient because the target depends on
+            this activation directly.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]
@@ -151,13 +152,72 @@ class GradientRecorder(Recorder):
         self._added = added
 
     def wants(self, *names: str) -> bool:
-        """Whether the gradient of any of these is kept, changed or added to."""
+        """Return whether the gradient of any of these is kept, changed or added to."""
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient of an activation as it is behind its edit; give that in front of it."""
+        """Keep the gradient of an activation after its edit; return the gradient before it."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))
         self.keep(name, array)
         return self.change(name, array)
+
+
+def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
+    """Return a recorder that gets packed rows `(total, ...)` and keeps them as `(B, T, ...)`."""
+    if record is None or cu is None:
+        return record
+    return record.under("", partial(padded, cu=cu), partial(unpadded, cu=cu))
+
+
+def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
+    """Return a recorder of heads: it gets `(..., H, T, d)` and keeps `(..., T, H, d)`.
+
+    Packed heads are `(H, total, d)`.
+    """
+    if record is None:
+        return None
+    if cu is None:
+        return record.under("", _heads_last, _heads_last)
+    return record.under(
+        "",
+        lambda heads: padded(_heads_last(heads), cu),
+        lambda whole: _heads_last(unpadded(whole, cu)),
+    )
+
+
+def places(cu: Array) -> tuple[Array, Array]:
+    """Return the text of each row and its position there, both `(total,)`."""
+    lengths = np.diff(cu)
+    text = np.repeat(np.arange(len(lengths)), lengths)
+    return text, np.arange(cu[-1]) - cu[:-1][text]
+
+
+def padded(rows: Array, cu: Array) -> Array:
+    """Return rows `(total, ...)` as `(B, T, ...)`: T is the longest text, padding is 0."""
+    lengths = np.diff(cu)
+    shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
+    if _alike(cu):
+        return rows.reshape(shape).copy()
+    out = np.zeros(shape, rows.dtype)
+    out[places(cu)] = rows
+    return out
+
+
+def unpadded(whole: Array, cu: Array) -> Array:
+    """Return `(B, T, ...)` as rows `(total, ...)`, without the padding."""
+    if _alike(cu):
+        return whole.reshape(-1, *whole.shape[2:])
+    return whole[places(cu)]
+
+
+def _alike(cu: Array) -> bool:
+    """Return whether all texts have the same length, so that there is no padding."""
+    lengths = np.diff(cu)
+    return len(lengths) > 0 and lengths.min() == lengths.max() > 0
+
+
+def _heads_last(heads: Array) -> Array:
+    """Swap heads and positions: `(..., H, T, d)` is `(..., T, H, d)`, and back."""
+    return np.swapaxes(heads, -3, -2)

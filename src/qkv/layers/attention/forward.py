@@ -334,6 +334,10 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)
     given, pattern = scores_and_weights(call)
+    if not changed:
+        record.keep(SCORES, given)
+        record.keep(PATTERN, pattern)
+        return None
     scores = record.change(SCORES, given)
     if scores is not given:
         scores = without_padding(call, scores, -np.inf)
@@ -342,7 +346,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     found = record.change(PATTERN, pattern)
     used = pattern if found is pattern else without_padding(call, found, 0)
     record.keep(PATTERN, used)
-    return Weighed(weighed(call, used), pattern, used) if changed else None
+    return Weighed(weighed(call, used), pattern, used)
 
 
 def attention_out(
