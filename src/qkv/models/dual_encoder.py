@@ -16,8 +16,8 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
-from qkv.models.network.dual_design import SCALE, DualDesign
-from qkv.models.network.finishing import to_length_one
+from qkv.models.network.designs import SCALE, DualDesign
+from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
 from qkv.models.sentence.vectors import similarity
 from qkv.models.tasks.call import ModelOutput

@@ -40,9 +40,7 @@ from qkv.models.files.sentence_files import read_sentence
 from qkv.models.files.tensors import Tensors, lacking
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design
-from qkv.models.network.dual_design import DualDesign
-from qkv.models.network.seq2seq_design import Seq2SeqDesign
-from qkv.models.network.vision_design import VisionDesign
+from qkv.models.network.designs import DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.untrained import random_model
 from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer

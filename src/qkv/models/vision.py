@@ -17,9 +17,9 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
-from qkv.models.network.finishing import to_length_one
+from qkv.models.network.designs import VisionDesign
+from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.network.vision_design import VisionDesign
 from qkv.models.run.reader import TextReader
 from qkv.models.run.streams import parts
 from qkv.models.tasks.call import ModelOutput, output_of

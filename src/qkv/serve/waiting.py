@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.network.finishing import to_length_one
+from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encoder import Encoder
 
 LETTERS = 4  # of a text that a token is thought to have, before it is known

@@ -1,4 +1,4 @@
-"""CLIP: a decoder's blocks, read at the token that ends a text, and a ViT beside it."""
+"""CLIP: two towers, one for texts and one for images, whose vectors can be compared."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from qkv.models.families import vit
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, projections
 from qkv.models.network.design import Attention, Design
-from qkv.models.network.dual_design import SCALE, TOWERS, DualDesign
+from qkv.models.network.designs import SCALE, TOWERS, DualDesign, VisionDesign
 from qkv.models.network.head import Head
-from qkv.models.network.vision_design import VisionDesign
 
-_OLD_END = 2  # what first configs name as the token that ends a text, and it does not
+_OLD_END = 2  # the first configs give this id for the token that ends a text; it is wrong
 
 
 def text(config: Config) -> Design:
-    """The sizes of a tower for texts; what is left out has the values of clip-vit-base-patch32."""
+    """Return the design of the tower for texts, by default that of clip-vit-base-patch32."""
     positions = config.size("max_position_embeddings", 77)
     end = config.whole("eos_token_id", 49407)
     shared = tower(config, dim=512, heads=8, hidden=2048, causal=True)
@@ -36,18 +35,15 @@ def text(config: Config) -> Design:
 
 
 def vision(config: Config) -> VisionDesign:
-    """The sizes of one for images; what is left out has the values of clip-vit-base-patch32."""
+    """Return the design of the tower for images, by default that of clip-vit-base-patch32."""
     shared = tower(config, dim=768, heads=12, hidden=3072)
-    image, patch = vit.cut(config, patch=32)
     return VisionDesign(
         **shared,
         vocabulary=1,
         embed_norm=True,
         final_norm=False,
         head=Head(**projection(config, shared["dim"]), pool="cls", norm=True),
-        channels=config.size("num_channels", 3),
-        image=image,
-        patch=patch,
+        **vit.cut(config, patch=32),
         patch_bias=False,
         batched=False,
     )
@@ -56,7 +52,7 @@ def vision(config: Config) -> VisionDesign:
 def tower(
     config: Config, *, dim: int, heads: int, hidden: int, causal: bool = False
 ) -> dict[str, Any]:
-    """What both have; the sizes are those of a config that is silent."""
+    """Return the fields that both towers have; the sizes are those of keys left out."""
     dim = config.size("hidden_size", dim)
     heads = config.heads(dim, heads)
     attention = Attention(heads, heads, dim // heads, options={"is_causal": True} if causal else {})
@@ -70,17 +66,17 @@ def tower(
 
 
 def projection(config: Config, dim: int) -> dict[str, Any]:
-    """How vectors of texts and of images become comparable, by the classes that do so."""
+    """Return the fields of a head that projects, for the classes of models that have one."""
     projects = config.architecture().endswith("WithProjection")
     outputs = config.size("projection_dim", 512) if projects else dim
     return {"outputs": outputs, "embeds": True, "projects": projects}
 
 
 def design(config: Config) -> DualDesign | VisionDesign:
-    """Both, or the one for images with classes."""
+    """Return the design of both towers, or of the one for images with a classifier."""
     known = config.architecture() in ("", "CLIPModel", CLASSIFIER)
-    given = config.values.get("architectures")
-    config.need(known, "architectures", given, f"CLIPModel or {CLASSIFIER}", 80)
+    named = config.values.get("architectures")
+    config.need(known, "architectures", named, f"CLIPModel or {CLASSIFIER}", 80)
     both = DualDesign(read(config, "text"), read(config, "vision"))
     if config.architecture() == CLASSIFIER:
         return replace(both.vision, head=Head(config.labels(), bias=True, pool="patches"))
@@ -88,29 +84,29 @@ def design(config: Config) -> DualDesign | VisionDesign:
 
 
 def read(config: Config, side: str) -> Any:
-    """The design of a tower, whose config is looked through to the end."""
+    """Return the design of a tower, and warn of keys in its config that are not known."""
     own = Config(values(config, side), f"{config.source}: {side}_config")
-    found = DESIGNS[side](own)
+    design = DESIGNS[side](own)
     own.finish(HARMLESS)
-    return found
+    return design
 
 
 def values(config: Config, side: str) -> dict[str, Any]:
-    """The config of a tower as a model of its own has it.
+    """Return the config of a tower, as that of a model of its own.
 
-    Old files have it twice. As in `transformers`, the second one counts then, the values that are
-    left out included, and the first for what has no say.
+    Old files have it twice. As in `transformers`, the second one then sets all keys that the design
+    reads, also by leaving them out; the first one sets the other keys.
     """
     source, kind = f"{config.source}: {side}_config", f"clip_{side}_model"
-    found = config.table(f"{side}_config")
-    Config(found, source).only("model_type", kind)
+    merged = config.table(f"{side}_config")
+    Config(merged, source).only("model_type", kind)
     if config.given(f"{side}_config_dict", None) is not None:
         second = Config(config.table(f"{side}_config_dict"), f"{source}_dict")
         DESIGNS[side](second)
-        rest = {key: one for key, one in found.items() if key not in second.used}
-        found = {**rest, **second.values}
+        rest = {key: value for key, value in merged.items() if key not in second.used}
+        merged = {**rest, **second.values}
     return {
-        **found,
+        **merged,
         "architectures": [f"CLIP{side.capitalize()}ModelWithProjection"],
         "model_type": kind,
         "projection_dim": config.size("projection_dim", 512),
@@ -118,23 +114,23 @@ def values(config: Config, side: str) -> dict[str, Any]:
 
 
 def towers(config: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
-    """The config of each tower, from that of both."""
+    """Return the config of each tower, from that of both."""
     whole = Config(config, source)
     return {side: values(whole, side) for side in TOWERS}
 
 
 def names(config: Config) -> dict[str, str]:
-    """What the files of both call the parts."""
-    looks = in_files(VISION_NAMES, "vision_model.")
+    """Return our names with those in files of both towers."""
+    images = in_files(VISION_NAMES, "vision_model.")
     if config.architecture() == CLASSIFIER:
-        return {**looks, "head.out_proj": "classifier"}
-    both = {"text": in_files(TEXT_NAMES, "text_model."), "vision": looks}
-    found = {f"{side}.{ours}": name for side in TOWERS for ours, name in both[side].items()}
-    return {**found, SCALE: SCALE}
+        return {**images, "head.out_proj": "classifier"}
+    both = {"text": in_files(TEXT_NAMES, "text_model."), "vision": images}
+    joined = {f"{side}.{ours}": name for side in TOWERS for ours, name in both[side].items()}
+    return {**joined, SCALE: SCALE}
 
 
 def in_files(parts: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The names of a tower's parts with what stands before all but the projection's."""
+    """Return the names of a tower's parts, all but the projection with this prefix."""
     return {
         ours: theirs if ours == "head.out_proj" else f"{prefix}{theirs}"
         for ours, theirs in parts.items()
@@ -166,7 +162,7 @@ VISION_NAMES = {
     "head.norm": "post_layernorm",
     "head.out_proj": "visual_projection",
 }
-# What `transformers` once wrote into each of the two configs beside the rest: of writing texts.
+# `transformers` once wrote these options of generation into each of the two configs.
 HARMLESS = (
     *("bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "diversity_penalty"),
     *("do_sample", "dropout", "early_stopping", "encoder_no_repeat_ngram_size", "max_length"),
@@ -201,3 +197,4 @@ CLIP = _family(
     ),
     harmless=("logit_scale_init_value",),
 )
+FAMILIES = (CLIP, CLIP_TEXT, CLIP_VISION)

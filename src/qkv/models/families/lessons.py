@@ -1,4 +1,4 @@
-"""A small model with random weights for lessons: each step there is, and nothing else."""
+"""Small models of attention alone: one layer with random weights for lessons, and a decoder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from qkv.layers.packed import of_rows
 from qkv.models.files.config import Config
 from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
+from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
 from qkv.trace.recorder import unkept
@@ -33,14 +34,14 @@ class AttentionOnly(Block):
 
     @property
     def hooks(self) -> list[str]:
-        """The names that it may give a `Recorder`, those of `top_k` included."""
+        """Return the names of all activations that it records, those of `top_k` included."""
         attn = (f"attn.{hook}" for hook in self.attn.hooks)
         return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
 
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """From rows (total, D), or with a cache from (B, T, D), to the same."""
+        """Run on rows (total, D), or with a cache on (B, T, D); the result has the same shape."""
         keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
         x = keep("hook_resid_pre", x)
         out, saved = self.attn.run(x, cu=cu, record=inner, **options)
@@ -51,7 +52,7 @@ class AttentionOnly(Block):
     def backward(
         self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass of its attention."""
+        """Run the backward pass of its attention."""
         attn = saved.parts["attn"]
         keep = of_rows(record, attn.inputs.cu) or unkept
         inner = record and record.under("attn.")
@@ -63,7 +64,7 @@ class AttentionOnly(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Design):
-    """The design of such a model: one of attention alone, whose layers add nothing to their input.
+    """The design of a lesson's model: attention alone, without residual connections.
 
     Attributes:
         sinusoidal: whether there are sinusoidal positions.
@@ -72,18 +73,18 @@ class Lesson(Design):
     sinusoidal: bool
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
-        """The model with these parameters."""
+        """Return the model with these parameters."""
         body = super().build(parameters)
         body.layers = [AttentionOnly(layer.attn) for layer in body.layers]
         if self.sinusoidal:
             table = parameters["embed.weight"]
-            places = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
-            body.embedding.positions = places
+            positions = sinusoidal_positions(MAX_LENGTH, self.dim).astype(table.dtype)
+            body.embedding.positions = positions
         return body
 
 
-def design(config: Config) -> Lesson:
-    """The sizes of a lesson's model."""
+def lesson(config: Config) -> Lesson:
+    """Return the design of a lesson's model."""
     dim = config.size("hidden_size", 8)
     heads = config.heads(dim, 2)
     options = {"is_causal": True} if config.flag("causal", False) else {}
@@ -91,7 +92,7 @@ def design(config: Config) -> Lesson:
         vocabulary=config.size("vocab_size", 1),
         dim=dim,
         hidden=0,
-        activation="relu",  # there is no MLP that has one
+        activation="relu",  # there is no MLP
         eps=1e-5,
         layers=(Attention(heads, heads, dim // heads, options=options),),
         max_seq_length=MAX_LENGTH,
@@ -105,11 +106,49 @@ def design(config: Config) -> Lesson:
 
 LESSON = Family(
     model_type="qkv-lesson",
-    design=design,
-    names={
-        "embed": "embed",
-        **projections("blocks.*.attn.", *PROJECTIONS),
-    },
+    design=lesson,
+    names={"embed": "embed", **projections("blocks.*.attn.", *PROJECTIONS)},
     body=("embed.", "blocks."),
     harmless=("seed",),
 )
+
+
+def attention_only(config: Config) -> Design:
+    """Return the design of a small decoder of attention alone, each of whose heads can be studied.
+
+    By default it has the sizes of a model that learns to copy within minutes.
+    """
+    dim = config.size("hidden_size", 128)
+    heads = config.heads(dim, 4)
+    vocabulary = config.size("vocab_size", 1)
+    positions = config.size("max_position_embeddings", 64)
+    attention = Attention(heads, heads, dim // heads, options={"is_causal": True})
+    return Design(
+        vocabulary=vocabulary,
+        dim=dim,
+        hidden=0,
+        activation="relu",  # there is no MLP
+        eps=1e-5,
+        layers=(attention,) * config.layers("num_hidden_layers", 2),
+        max_seq_length=positions,
+        positions=positions,
+        qkv_bias=False,
+        out_bias=False,
+        head=Head(vocabulary, tied=False),
+    )
+
+
+ATTENTION_ONLY = Family(
+    model_type="qkv-attention-only",
+    design=attention_only,
+    names={
+        "embed": "embed",
+        "pos_embed": "pos_embed",
+        "blocks.*.norm1": "blocks.*.norm1",
+        **projections("blocks.*.attn.", *PROJECTIONS),
+        "final_norm": "final_norm",
+        "head.out_proj": "head.out_proj",
+    },
+    body=("embed.", "pos_embed.", "blocks.", "final_norm."),
+)
+FAMILIES = (LESSON, ATTENTION_ONLY)

@@ -1,4 +1,4 @@
-"""Rotary positions as configs describe them."""
+"""Read rotary positions from configs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from qkv.layers import Rotary
 from qkv.layers.attention import Scaling
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.network.rope_scaling import (
-    Dynamic,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
-    Yarn,
-)
+from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, Proportional, Yarn
 
 
 def read_rotary(
@@ -33,19 +26,19 @@ def read_rotary(
     original: int | None = None,
     spellings: Mapping[str, str] | None = None,
 ) -> Rotary:
-    """How all layers rotate queries and keys, by `rope_parameters` or the keys of older configs.
+    """Return how all layers rotate queries and keys, by `rope_parameters` or older keys.
 
     Args:
         config: with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
         size: d, of a head's queries and keys.
         positions: `max_position_embeddings`.
-        base: where the config has no `rope_theta`.
-        default: what stands for `rope_parameters` where the config has neither.
-        partial: for a family in which the last numbers of a head may stay as they are: the part
-            that is rotated where the config has no `partial_rotary_factor`.
-        original: `original_max_position_embeddings`, where it does not stand beside the others.
-        spellings: what the family may write as `rope_type`, and the kind that is meant; without it
-            each kind by its own name.
+        base: the base, if the config has no `rope_theta`.
+        default: `rope_parameters`, if the config has neither these nor older keys.
+        partial: for a family that may rotate only the first numbers of a head: the part that is
+            rotated, if the config has no `partial_rotary_factor`.
+        original: `original_max_position_embeddings`, if the config does not have it.
+        spellings: the values of `rope_type` in this family, with the kind that each means; by
+            default each kind has its own name.
 
     Raises:
         ModelError: a kind or a key that is not supported, or a value that makes no sense.
@@ -57,19 +50,19 @@ def read_rotary(
     theta = config.positive_or_none("rope_theta") or base
     limit = config.size_or_none("original_max_position_embeddings", original)
     sizes = _Sizes(size, positions, limit)
-    kinds = {one: _KINDS[kind] for one, kind in (spellings or {}).items()} or _KINDS
-    given = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
-    given = {key: table for key, table in given.items() if table}
-    given = given or {"rope_parameters": dict(default or {})}
-    found = [
+    kinds = {name: _KINDS[kind] for name, kind in (spellings or {}).items()} or _KINDS
+    tables = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
+    tables = {key: table for key, table in tables.items() if table}
+    tables = tables or {"rope_parameters": dict(default or {})}
+    rotaries = [
         _rotary(config, key, table, theta, sizes, kinds=kinds, partial=partial)
-        for key, table in given.items()
+        for key, table in tables.items()
     ]
-    if found[0] != found[-1]:
+    if rotaries[0] != rotaries[-1]:
         raise ModelError(
             f"{config.source}: rope_scaling and rope_parameters say different things: keep one"
         )
-    return found[0]
+    return rotaries[0]
 
 
 def read_rotaries(
@@ -80,13 +73,13 @@ def read_rotaries(
     *,
     scaled: Collection[str],
 ) -> dict[str, Rotary]:
-    """The same by the kind of layer, for models in which windows have a base of their own.
+    """Return how each kind of layer rotates, if layers with windows have a base of their own.
 
     Args:
         config: with one dict for each kind in `rope_parameters`, or with older keys.
         size: d, of a head's queries and keys.
         positions: `max_position_embeddings`.
-        bases: for each kind of layer the older key of its base, and the base without that.
+        bases: for each kind of layer the older key of its base, and the base if that is missing.
         scaled: the kinds to which an older `rope_scaling` applies.
 
     Raises:
@@ -119,11 +112,11 @@ def read_rotaries(
 
 
 class _Sizes(NamedTuple):
-    """What a scaling may depend on beside its own keys."""
+    """The sizes that a scaling may depend on, beside its own keys."""
 
     dims: int
     positions: int  # max_position_embeddings
-    original: int | None  # original_max_position_embeddings, where it stands beside the dict
+    original: int | None  # original_max_position_embeddings, if it is outside the table
 
 
 Kind = Callable[[Config, _Sizes], Scaling | None]  # how one `rope_type` is read
@@ -139,7 +132,7 @@ def _rotary(
     kinds: Mapping[str, Kind] | None = None,
     partial: float | None = None,
 ) -> Rotary:
-    """What one dict says, the keys beside it taken where it has none of its own."""
+    """Return the rotary positions of one table; keys beside it fill those that it leaves out."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
             f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
@@ -175,20 +168,19 @@ def _rotary(
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """How many numbers of a head of `size` are rotated; None for all."""
+    """Return how many numbers of a head of `size` are rotated; None for all."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
             f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers "
-            "(hidden_size by num_attention_heads): those that are rotated must be an even number "
-            "of them"
+            "(hidden_size by num_attention_heads): an even number of them must be rotated"
         )
     return None if dims == size else dims
 
 
 def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
-    """Whether the speeds are numbers."""
+    """Return whether the speeds are finite numbers."""
     with np.errstate(all="ignore"):
         scaling = rotary.scaling or Linear(1.0)
         speeds, scale = scaling.speeds(rotary.base, dims, length)
@@ -196,14 +188,14 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """A number above 0, which must be there."""
+    """Return a number above 0, and raise if it is missing."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: there is no {key}")
     return config.positive(key, 1.0)
 
 
 def _or_zero(config: Config, key: str) -> float | None:
-    """A finite number of at least 0, or None where the config has null or nothing."""
+    """Return a finite number of at least 0, or None for null or nothing."""
     if config.values.get(key) == 0:
         config.only(key, 0)
         return 0.0
@@ -211,7 +203,7 @@ def _or_zero(config: Config, key: str) -> float | None:
 
 
 def _original(config: Config, sizes: _Sizes) -> int:
-    """How many positions the model was first made for."""
+    """Return how many positions the model was first made for."""
     inside = config.size_or_none("original_max_position_embeddings")
     return sizes.original or inside or sizes.positions
 
@@ -226,7 +218,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
-    if "factor" not in config.values:  # null is allowed, and stands for what the sizes say
+    if "factor" not in config.values:  # null is allowed: the factor then follows from the sizes
         raise ModelError(f"{config.source}: there is no factor")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
@@ -244,7 +236,7 @@ def _yarn(config: Config, sizes: _Sizes) -> Scaling:
 
 
 def _yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """What queries and keys are multiplied by, as YaRN has it for a factor."""
+    """Return YaRN's scale of queries and keys for a factor."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -279,7 +271,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
     return Proportional(part, config.positive("factor", 1.0))
 
 
-# How each `rope_type` is read.
+# The reader of each `rope_type`.
 _KINDS: Mapping[str, Kind] = {
     "default": lambda config, sizes: None,
     "linear": lambda config, sizes: Linear(_needed(config, "factor")),
@@ -289,6 +281,6 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# What some files say of how the model was made, and what older ones have for every kind.
+# A note of how the model was made, and a key that older files have for every kind.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
-_LARGEST = 2**16  # of a head that a table of angles can be made for
+_LARGEST = 2**16  # numbers of a head

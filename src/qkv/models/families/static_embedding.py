@@ -1,4 +1,4 @@
-"""A table of vectors and nothing behind it: `StaticEmbedding` of sentence-transformers."""
+"""A table of vectors and no layers: `StaticEmbedding` of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TABLE, _ROWS, _CHOSEN, _FACTORS = "embedding.weight", "embeddings", "mapping", 
 
 
 def design(config: Config) -> Design:
-    """The sizes of the table."""
+    """Return the design of a table."""
     return Design(
         vocabulary=config.size("vocab_size", 1),
         dim=config.size("hidden_size", 1),
         hidden=0,
-        activation="relu",  # there is no layer that has one
+        activation="relu",  # there are no layers
         eps=1e-5,
         layers=(),
         final_norm=False,
@@ -33,13 +33,13 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 
 
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
-    """What stands for a config.json, the design and the table of a folder.
+    """Return a config in place of config.json, the design and the weights of a folder.
 
-    The table is "embedding.weight", or, as model2vec writes it, "embeddings" (n, D), of which
-    "mapping" (V,) has the row of each token and "weights" (V,) what it is multiplied by.
+    The table is "embedding.weight". model2vec writes "embeddings" (n, D) instead, with the row of
+    each token in "mapping" (V,) and the factor of each token in "weights" (V,).
 
     Raises:
-        ModelError: there is no such table, or the three do not fit each other.
+        ModelError: there is no such table, or the three tensors do not fit each other.
     """
     table = _table(tensors)
     wide = np.float64 if table.dtype == np.float64 else np.float32
@@ -54,7 +54,7 @@ def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], De
 
 
 def _table(tensors: Tensors) -> Array:
-    """A row for each token."""
+    """Return the table, with a row for each token."""
     if _TABLE in tensors:
         return _need(tensors, _TABLE, 2).read()
     if _ROWS not in tensors:
@@ -81,7 +81,7 @@ def _table(tensors: Tensors) -> Array:
 
 
 def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOATS) -> Stored:
-    """A tensor of so many axes, and of one of these types."""
+    """Return a tensor, and raise unless it has this number of axes and one of these types."""
     tensor = tensors[name]
     if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
         raise ModelError(

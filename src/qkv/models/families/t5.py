@@ -1,4 +1,4 @@
-"""T5: encoder and decoder, biases by distance in place of positions, scores that are not scaled."""
+"""T5 and mT5: encoder and decoder, with biases by distance in place of positions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from qkv.models.files.config import ACTIVATIONS, Config
 from qkv.models.files.names import Family, projections
 from qkv.models.network.design import Attention, Design
+from qkv.models.network.designs import Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
-from qkv.models.network.seq2seq_design import Seq2SeqDesign
 
 T5_SMALL = {"vocab_size": 32128, "num_layers": 6, "num_heads": 8, "d_ff": 2048}
 MT5_SMALL = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024}
@@ -23,8 +23,8 @@ FEEDS = {
 
 
 def design(config: Config) -> Design | Seq2SeqDesign:
-    """The sizes of a T5; keys that are left out have the values of t5-small."""
-    tied = config.flag("tie_word_embeddings", True)  # what T5 1.1 lacks, and the scaling with it
+    """Return the design of a T5; keys that are left out have the values of t5-small."""
+    tied = config.flag("tie_word_embeddings", True)  # T5 1.1 is neither tied nor scaled
     scaled = config.flag("scale_decoder_outputs", tied)
     return either(config, T5_SMALL, scaled=scaled)
 
@@ -32,14 +32,17 @@ def design(config: Config) -> Design | Seq2SeqDesign:
 def either(
     config: Config, sizes: Mapping[str, int], *, scaled: bool, feed: str = "relu"
 ) -> Design | Seq2SeqDesign:
-    """Both, or the encoder alone; `sizes` and `feed` hold where the config is silent."""
+    """Return the design of both sides or of the encoder alone.
+
+    `sizes` and `feed` are the values of keys that the config leaves out.
+    """
     gated, activation = config.choice("feed_forward_proj", FEEDS, feed)
     dim = config.size(config.spelling("d_model", "hidden_size"), 512)
     count = config.size(config.spelling("num_heads", "num_attention_heads"), sizes["num_heads"])
     size = config.size(config.spelling("d_kv", "head_dim"), 64)
     vocabulary = config.size("vocab_size", sizes["vocab_size"])
     buckets = config.size("relative_attention_num_buckets", 32, least=4)
-    # half of the buckets have a distance each; the others share those from there on
+    # half of the buckets have one distance each; the others share the longer ones
     furthest = config.size("relative_attention_max_distance", 128, least=buckets // 2 + 1)
     layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), sizes["num_layers"])
     same = config.size_or_none("num_decoder_layers") is None
@@ -78,7 +81,7 @@ def either(
 
 
 def alone(config: Config) -> bool:
-    """Whether there is only an encoder."""
+    """Return whether there is only an encoder."""
     both, named = config.flag("is_encoder_decoder", True), config.architecture()
     encoder = named.endswith("EncoderModel") or config.head() == "TokenClassification"
     if named and not encoder:
@@ -87,7 +90,7 @@ def alone(config: Config) -> bool:
 
 
 def names(config: Config, feed: str = "relu") -> dict[str, str]:
-    """What the files call the parts."""
+    """Return our names with those in files."""
     top = "classifier" if config.head() == "TokenClassification" else "lm_head"
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS, feed)[0])
     encoder = stack("encoder.", 1, gated)
@@ -109,7 +112,7 @@ def names(config: Config, feed: str = "relu") -> dict[str, str]:
 
 
 def stack(side: str, mlp: int, gated: bool) -> dict[str, str]:
-    """The names of encoder or decoder, the MLP of which is part number `mlp` of a layer."""
+    """Return the names of one side, whose MLP is sublayer number `mlp` of a layer."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}
@@ -144,3 +147,4 @@ MT5 = replace(
     design=lambda config: either(config, MT5_SMALL, scaled=False, feed="gated-gelu"),
     names=lambda config: names(config, "gated-gelu"),
 )
+FAMILIES = (T5, MT5)

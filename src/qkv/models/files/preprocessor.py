@@ -13,7 +13,7 @@ from qkv.arrays import Array, as_array
 from qkv.extras import install, need
 from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
-from qkv.models.network.vision_design import VisionDesign
+from qkv.models.network.designs import VisionDesign
 
 _MOST = 1e30  # of a mean or a deviation, which are float32
 _KINDS = ("ViT", "Bit", "CLIP")

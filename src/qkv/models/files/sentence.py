@@ -20,8 +20,7 @@ from qkv.models.files.read import (
     ModelError,
     is_number,
 )
-from qkv.models.network.finishing import LengthOne, Step, to_length_one
-from qkv.models.network.pooling import POOLING
+from qkv.models.network.pooling import POOLING, LengthOne, Step, to_length_one
 
 # Where a model's limit may stand: the first of them that is there.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

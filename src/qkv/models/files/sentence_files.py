@@ -30,8 +30,7 @@ from qkv.models.files.sentence import (
     tokenizer_limit,
 )
 from qkv.models.files.tensors import FLOATS, Tensors
-from qkv.models.network.finishing import Dense, LengthOne, Norm, Step
-from qkv.models.network.pooling import POOLING
+from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step
 from qkv.ops.packing import frozen
 
 _KEYS = {

@@ -12,8 +12,7 @@ from qkv.arrays import Array
 from qkv.layers.attention import Norm
 from qkv.layers.gradient import Gradient, for_parameters, need_single, part_back, project_back
 from qkv.layers.parameters import shapes_of
-from qkv.models.network.finishing import activated
-from qkv.models.network.pooling import POOLING
+from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear

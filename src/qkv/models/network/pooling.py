@@ -1,13 +1,17 @@
-"""From the vectors of a text's tokens to one vector."""
+"""What follows once a text is one vector: linear layers, norms, scaling to length 1."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from qkv.arrays import Array
-from qkv.ops.linear import multiply
+from qkv.arrays import Array, compute_type
+from qkv.layers import LayerNorm
+from qkv.ops.activation import activate_in_numpy
+from qkv.ops.linear import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:
@@ -33,3 +37,164 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
     "lasttoken": lambda rows, unread: rows[-1],
 }
+
+_SELU = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017: alpha and scale
+EPS = 1e-5  # of torch's LayerNorm
+
+
+def _exponential(x: Array, alpha: float = 1.0) -> Array:
+    """`x` above 0, and below what goes smoothly towards -alpha."""
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))).astype(x.dtype, copy=False)
+
+
+def _softplus(x: Array) -> Array:
+    """log(1 + exp(x))."""
+    found: Array = np.logaddexp(x, x.dtype.type(0))
+    return found
+
+
+# By the names of torch's classes in small letters, with the options that these have if none is
+# given; what `MLP` knows is none of them.
+_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "logsigmoid": lambda x: -_softplus(-x),
+    "leakyrelu": lambda x: np.where(x > 0, x, x * x.dtype.type(0.01)),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "hardtanh": lambda x: np.clip(x, -1, 1),
+    "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "elu": _exponential,
+    "celu": _exponential,
+    "selu": lambda x: x.dtype.type(_SELU[1]) * _exponential(x, _SELU[0]),
+    "softplus": _softplus,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "mish": lambda x: x * np.tanh(_softplus(x)),
+    "tanhshrink": lambda x: x - np.tanh(x),
+}
+ACTIVATIONS = (*_ACTIVATIONS, "relu", "gelu", "silu")
+
+
+def activated(x: Array, activation: str) -> Array:
+    """What one of `ACTIVATIONS` gives, in the type of `x`.
+
+    >>> activated(np.array([-2.0, 0.5]), "leakyrelu").tolist()
+    [-0.02, 0.5]
+    """
+    if activation in _ACTIVATIONS:
+        with np.errstate(over="ignore"):
+            return _ACTIVATIONS[activation](x).astype(x.dtype, copy=False)
+    active = activate_in_numpy(x.astype(compute_type(x.dtype), copy=False), activation)
+    return active.astype(x.dtype, copy=False)
+
+
+def to_length_one(vectors: Array) -> Array:
+    """Vectors (n, width), scaled; one of zeros stays so."""
+    scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return scaled
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every module behind the pooling has; of itself it changes nothing, as Dropout.
+
+    Attributes:
+        home: the folder of its files inside the model's folder.
+    """
+
+    home: str
+    size_key: ClassVar[str] = ""  # what its file calls the size of what it takes
+
+    def __call__(self, x: Array) -> Array:
+        """From (n, in) to (n, out), in the type of `x`."""
+        return x
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """How many numbers go in and come out; None for as many as there are."""
+        return None
+
+    def arrays(self) -> dict[str, Array]:
+        """Its numbers, by their names in its file."""
+        return {}
+
+
+class LengthOne(Step):
+    """A scaling to length 1."""
+
+    def __call__(self, x: Array) -> Array:
+        """The same vectors, scaled."""
+        return to_length_one(x)
+
+
+@dataclass(frozen=True)
+class Dense(Step):
+    """A linear layer over pooled vectors, and its activation.
+
+    Attributes:
+        weight: (in, out).
+        bias: (out,), where there is one.
+        activation: one of `ACTIVATIONS`; None for none.
+        residual: whether what went in is added to what comes out.
+        through: (in, out), what it goes through before, where that is of another size.
+    """
+
+    weight: Array
+    bias: Array | None
+    activation: str | None
+    residual: bool = False
+    through: Array | None = None
+    size_key = "in_features"
+
+    def __call__(self, x: Array) -> Array:
+        """From (n, in) to (n, out), in the type of `x`."""
+        y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
+        y = y if self.activation is None else activated(y, self.activation)
+        if not self.residual:
+            return y
+        beside = x
+        if self.through is not None:
+            beside = linear(x, self.through.astype(x.dtype, copy=False), None)
+        found: Array = y + beside
+        return found
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many numbers go in, and come out."""
+        inputs, outputs = self.weight.shape
+        return inputs, outputs
+
+    def arrays(self) -> dict[str, Array]:
+        """Its numbers, by their names in its file."""
+        found = {"linear.weight": self.weight.T, "linear.bias": self.bias}
+        found["residual.weight"] = None if self.through is None else self.through.T
+        return {name: array for name, array in found.items() if array is not None}
+
+
+@dataclass(frozen=True)
+class Norm(Step):
+    """A LayerNorm over pooled vectors.
+
+    Attributes:
+        weight: (D,).
+        bias: (D,).
+    """
+
+    weight: Array
+    bias: Array
+    size_key = "dimension"
+
+    def __call__(self, x: Array) -> Array:
+        """The same vectors, normalised, in the type of `x`."""
+        parameters = {"weight": self.weight, "bias": self.bias}
+        found, _ = LayerNorm.from_parameters(parameters, eps=EPS).run(x)
+        return found.astype(x.dtype, copy=False)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many numbers go in, and come out."""
+        return len(self.weight), len(self.weight)
+
+    def arrays(self) -> dict[str, Array]:
+        """Its numbers, by their names in its file."""
+        return {"norm.weight": self.weight, "norm.bias": self.bias}

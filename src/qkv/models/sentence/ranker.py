@@ -13,8 +13,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.files.sentence import Sentence
 from qkv.models.files.sentence_files import ACTIVATIONS
-from qkv.models.network.finishing import activated
 from qkv.models.network.head import BuiltHead
+from qkv.models.network.pooling import activated
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.sentence.encoder import LETTERS, TEXTS, TOKENS, by_length
 from qkv.text import Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
-from qkv.models.network.finishing import to_length_one
+from qkv.models.network.pooling import to_length_one
 from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.models.network.interpolation import for_grid, for_grid_back, resampling
+from qkv.models.network.embedding import for_grid, for_grid_back, resampling
 
 
 def test_a_row_by_hand() -> None:
