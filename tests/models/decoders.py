@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import qkv
 
-PLACES = 96
+POSITIONS = 96
 END = "<|end|>"
 
 
@@ -46,9 +46,9 @@ def gpt2(
     """A GPT-2 with random weights; or one that puts script[p] behind the token at place p."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
-    dim = 24 if script is None else PLACES
+    dim = 24 if script is None else POSITIONS
     layers = 2
-    shapes = {"wte.weight": (VOCABULARY, dim), "wpe.weight": (PLACES, dim)}
+    shapes = {"wte.weight": (VOCABULARY, dim), "wpe.weight": (POSITIONS, dim)}
     for layer in range(layers):
         for name, rows, columns in (
             ("attn.c_attn", dim, 3 * dim),
@@ -68,16 +68,16 @@ def gpt2(
         for name, shape in shapes.items()
     }
     if script is not None:
-        tensors["transformer.wpe.weight"] = np.eye(PLACES)
-        tensors["transformer.ln_f.weight"] = np.ones(PLACES)
-        head = np.zeros((VOCABULARY, PLACES))
+        tensors["transformer.wpe.weight"] = np.eye(POSITIONS)
+        tensors["transformer.ln_f.weight"] = np.ones(POSITIONS)
+        head = np.zeros((VOCABULARY, POSITIONS))
         head[script, range(len(script))] = 9
         tensors["lm_head.weight"] = head
     config = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
         "vocab_size": VOCABULARY,
-        "n_positions": PLACES,
+        "n_positions": POSITIONS,
         "n_embd": dim,
         "n_head": 3,
         "n_layer": layers,
@@ -101,4 +101,4 @@ def ids_of(text: str) -> list[int]:
 def writer(folder: Path, prompt: str, text: str, **options: Any) -> qkv.Model:
     """A model that writes `text` behind `prompt`, and then only ends."""
     script = [EOS] * (len(ids_of(prompt)) - 1) + ids_of(text)
-    return gpt2(folder, script=script + [EOS] * (PLACES - len(script)), **options)
+    return gpt2(folder, script=script + [EOS] * (POSITIONS - len(script)), **options)

@@ -20,7 +20,7 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
-from qkv.models.run.edit import EditedRun, Hidden
+from qkv.models.run.edit import EditedRun, Masked
 from qkv.models.run.layout import Layout
 from qkv.serve.app import create_app
 from qkv.serve.edits import changes_of
@@ -342,7 +342,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
 
 def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
     """Three queries behind two places that were run before see three, four and five keys."""
-    edits = EditedRun(hidden=[Hidden(0, None, None, None, None)], heads=[2])
+    edits = EditedRun(masked=[Masked(0, None, None, None, None)], heads=[2])
     [mask] = edits.masks(Layout([0]), 5, first=np.array([2]), queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
     np.testing.assert_array_equal(mask[0, 0], expected)

@@ -36,7 +36,7 @@ class Changes:
 
     def size(self, model: Model) -> int:
         """About how many bytes the masks take, and the arrays that functions change at once."""
-        tokens, hidden = len(self.text), self.run.hidden
+        tokens, hidden = len(self.text), self.run.masked
         heads = [layer.attn.num_heads for layer in model.layers]
         per_head = {one.layer for one in hidden if one.head is not None}
         layers = {one.layer for one in hidden if one.layer is not None}

@@ -441,7 +441,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     ids = [*decoders.ids_of("abc"), *found.ids]
     logits = model([ids], hide=hide, ablate=[(0, 1)]).logits[0]
     assert logits.argmax(-1)[length - 1 : -1].tolist() == found.ids
-    with pytest.raises(ValueError, match=rf"^generate: hide has place {length + 6} and no text"):
+    with pytest.raises(ValueError, match=rf"^generate: hide has position {length + 6} and no text"):
         model.generate("abc", max_new_tokens=6, hide=[length + 6])
 
 
@@ -565,15 +565,15 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"hide has \(1, 2, 0, 0, 0\): give words"),
         ({"hide": [(1, 2, 2)]}, ValueError, "hide has layer 2 and the model has 2, 0 to 1"),
         ({"hide": [(1, 2, 0, 3)]}, ValueError, "hide has head 3 and layer 0 has 3, 0 to 2"),
-        ({"hide": [(9, 2)]}, ValueError, "hide has place 9 and no text has more than 9 tokens"),
-        ({"hide": [(2, -10)]}, ValueError, "hide has place -10"),
+        ({"hide": [(9, 2)]}, ValueError, "hide has position 9 and no text has more than 9 tokens"),
+        ({"hide": [(2, -10)]}, ValueError, "hide has position -10"),
         ({"hide": {"cat": 1}}, TypeError, "hide has {'cat': 1}: give words"),
         (
             {"hide": [9]},
             ValueError,
-            "hide has place 9 and no text has more than 9 tokens: give -9 to 8, or a word$",
+            "hide has position 9 and no text has more than 9 tokens: give -9 to 8, or a word$",
         ),
-        ({"hide": -10}, ValueError, "hide has place -10"),
+        ({"hide": -10}, ValueError, "hide has position -10"),
         ({"ablate": {(0, 1): "men"}}, ValueError, r"ablate has 'men' for \(0, 1\): write \"zero\""),
         (
             {"ablate": {(0, 1): np.ones(12)}},
@@ -631,7 +631,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": ["the", "cat", "sat", "on", "mat", "."]},
             ValueError,
-            "hide leaves the text no word to look at: leave one in sight",
+            "hide masks every word of the text: leave one visible",
         ),
     ],
 )
@@ -730,7 +730,7 @@ def test_nothing_runs_before_names_and_arrays_fit_and_an_error_of_a_function_is_
 
 
 def test_a_text_of_several_that_is_hidden_whole_is_named(double):
-    with pytest.raises(ValueError, match="hide leaves text 2 no word to look at"):
+    with pytest.raises(ValueError, match="hide masks every word of text 2"):
         double.trace(TEXTS, hide=["the", "bank"])
 
 

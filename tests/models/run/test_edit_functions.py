@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load
-from qkv.models.run.streams import PLACES
+from qkv.models.run.streams import POSITIONS
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small
@@ -54,7 +54,7 @@ def seen_by(call, *args, edit, **options):
 def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
     """Each text gets the embeddings of another one, far away: then it is that other one."""
     model = model_of(tmp_path, kind)
-    count = 2 * PLACES // LENGTH if kind != "vit" else PLACES // 2  # as are not run at once
+    count = 2 * POSITIONS // LENGTH if kind != "vit" else POSITIONS // 2  # as are not run at once
     texts = texts_of(model, kind, count)
     last = ("resid_post", -1)
     found = model.trace(texts, names=[last], edit={"hook_full_embed": lambda x: x[::-1]})
@@ -69,7 +69,7 @@ def test_texts_that_are_swapped_in_trace_are_the_others(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS[:-2])
 def test_texts_that_are_swapped_in_a_call_are_the_others(tmp_path, kind):
     model = model_of(tmp_path, kind)
-    ids = texts_of(model, kind, PLACES // 6)
+    ids = texts_of(model, kind, POSITIONS // 6)
     written = np.tile([[2, 5]], (len(ids), 1))
     more = {"decoder_input_ids": written} if kind == "t5" else {}
     name = "encoder.hook_full_embed" if kind == "t5" else "hook_full_embed"
@@ -79,14 +79,14 @@ def test_texts_that_are_swapped_in_a_call_are_the_others(tmp_path, kind):
 
 def test_images_that_are_swapped_in_a_call_are_the_others(tmp_path):
     model = model_of(tmp_path, "vit")
-    pixels = texts_of(model, "vit", PLACES // 2)
+    pixels = texts_of(model, "vit", POSITIONS // 2)
     found = model(pixels, edit={"embed": lambda x: x[::-1]}).logits
     close(found, model(pixels[::-1]).logits)
 
 
 def test_pairs_that_are_swapped_are_the_others(tmp_path):
     model = model_of(tmp_path, "t5")
-    read, written = (texts_of(model, "t5", 2 * PLACES // LENGTH) for _ in range(2))
+    read, written = (texts_of(model, "t5", 2 * POSITIONS // LENGTH) for _ in range(2))
     written = written[::-1]
     swap = dict.fromkeys(["encoder.hook_full_embed", "decoder.hook_full_embed"], np.flipud)
     found = model.trace(read, target=written, names="decoder.hook_resid_post", edit=swap)
@@ -153,7 +153,7 @@ def test_a_stream_gives_a_batch_at_a_time_and_says_which(tmp_path):
     model = model_of(tmp_path, "gpt2")
     ids = texts_of(model, "gpt2", 150)
     size = 100  # more than are run at once where no function looks
-    assert size * LENGTH > PLACES
+    assert size * LENGTH > POSITIONS
     swap = {"hook_full_embed": lambda x: x[::-1]}
     last = ("resid_post", -1)
     found = model.trace_stream(ids, batch_size=size, names=[last], edit=swap)

@@ -88,7 +88,7 @@ def test_parts_are_made_unasked(encoder, monkeypatch):
     monkeypatch.setattr(
         encoder, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
     )
-    monkeypatch.setattr(streams, "PLACES", 20)
+    monkeypatch.setattr(streams, "POSITIONS", 20)
     same(encoder.trace(TEXTS), whole)
     assert len(runs) > 1
     assert sum(runs) == len(TEXTS)

@@ -15,7 +15,7 @@ import qkv
 from qkv.models.tasks.sampling import Sampling
 from qkv.models.tasks.spelling import TextStream
 
-from ..decoders import EOS, PLACES, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
+from ..decoders import EOS, POSITIONS, TOKENIZER, VOCABULARY, gpt2, ids_of, writer
 from ..small_models import CONFIGS, write_small
 
 
@@ -79,7 +79,7 @@ def test_half_a_character_at_the_end_is_what_the_tokenizer_makes_of_it(tmp_path:
 
 
 def test_rows_that_no_token_has_show_as_nothing(tmp_path: Path) -> None:
-    script = [ids_of("a")[0], VOCABULARY - 1, ids_of("b")[0]] + [EOS] * (PLACES - 3)
+    script = [ids_of("a")[0], VOCABULARY - 1, ids_of("b")[0]] + [EOS] * (POSITIONS - 3)
     result = gpt2(tmp_path, script=script).generate("x")
     assert result == "ab"
     assert result.ids[1] == VOCABULARY - 1
@@ -126,7 +126,7 @@ def test_what_a_stop_string_may_begin_with_is_held_back() -> None:
 
 def test_the_end_is_what_the_files_say(tmp_path: Path) -> None:
     a, b, c = (ids_of(letter)[0] for letter in "abc")
-    script = [a, b, c] * (PLACES // 3)
+    script = [a, b, c] * (POSITIONS // 3)
 
     def text(name: str, **options: Any) -> str:
         return gpt2(tmp_path / name, script=script, **options).generate("x", max_new_tokens=7)
@@ -173,8 +173,8 @@ def test_prompts_of_unlike_lengths_run_as_each_alone(random: qkv.Model) -> None:
 
 def test_a_row_that_has_ended_leaves_the_others_alone(tmp_path: Path) -> None:
     first, second = "x", "yy"
-    script = [ids_of("a")[0], ids_of("b")[0], EOS, *ids_of("cde"), EOS] + [EOS] * PLACES
-    model = gpt2(tmp_path, script=script[:PLACES])
+    script = [ids_of("a")[0], ids_of("b")[0], EOS, *ids_of("cde"), EOS] + [EOS] * POSITIONS
+    model = gpt2(tmp_path, script=script[:POSITIONS])
     alone = [model.generate(prompt) for prompt in (first, second, "zzzz")]
     assert alone == ["ab", "b", "cde"]
     assert model.generate([first, second, "zzzz"]) == alone
@@ -421,16 +421,20 @@ def test_several_traces(random: qkv.Model) -> None:
         (
             {"prompt": "a" * 33, "max_new_tokens": 64},
             ValueError,
-            f"33 tokens .* is 64: .* at most {PLACES}: give at most 63$",
+            f"33 tokens .* is 64: .* at most {POSITIONS}: give at most 63$",
         ),
         (
             {"prompt": ["a", "a" * 33], "max_new_tokens": 64},
             ValueError,
             "prompt 1 has 33 tokens",
         ),
-        ({"prompt": "a" * PLACES}, ValueError, f"has {PLACES} tokens .* no room for a new one"),
-        ({"prompt": "a" * PLACES, "max_new_tokens": 1}, ValueError, "no room for a new one"),
-        ({"prompt": "a" * (PLACES + 1)}, ValueError, "no room for a new one"),
+        (
+            {"prompt": "a" * POSITIONS},
+            ValueError,
+            f"has {POSITIONS} tokens .* no room for a new one",
+        ),
+        ({"prompt": "a" * POSITIONS, "max_new_tokens": 1}, ValueError, "no room for a new one"),
+        ({"prompt": "a" * (POSITIONS + 1)}, ValueError, "no room for a new one"),
     ],
     ids=str,
 )
@@ -447,8 +451,8 @@ def test_the_last_place_is_used(random: qkv.Model) -> None:
 
 
 def test_without_a_number_a_prompt_gets_what_fits(random: qkv.Model) -> None:
-    prompts = ["a" * n for n in (PLACES - 1, 5, PLACES - 64, PLACES - 63, 60)]
-    fits = [1, 64, 64, 63, PLACES - 60]
+    prompts = ["a" * n for n in (POSITIONS - 1, 5, POSITIONS - 64, POSITIONS - 63, 60)]
+    fits = [1, 64, 64, 63, POSITIONS - 60]
     found = random.generate(prompts)
     assert [len(one.ids) for one in found] == fits
     assert {one.finish_reason for one in found} == {"length"}
@@ -528,7 +532,7 @@ def test_nothing_is_added_where_nothing_is_to_be(random: qkv.Model) -> None:
     [row] = random.rows("the cat", usual=0)[1]
     assert list(random.steps([row], Sampling())) == []
     assert (row.ids, row.finish_reason, row.measured_prompt) == ([], "length", [])
-    full = [1] * PLACES
+    full = [1] * POSITIONS
     [row] = random.rows(full, usual=0)[1]
     assert len([*random.steps([row], Sampling(), measure_prompts=True)]) > 1
-    assert (row.ids, len(row.measured_prompt)) == ([], PLACES - 1)
+    assert (row.ids, len(row.measured_prompt)) == ([], POSITIONS - 1)

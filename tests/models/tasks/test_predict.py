@@ -246,7 +246,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
         ({"ablate": [(2, 0)]}, ValueError, "ablate has layer 2 and the model has 2"),
         ({"ablate": [(0, "1")]}, TypeError, r"ablate has \(0, '1'\)"),
         ({"hide": "dog"}, ValueError, "hide has 'dog', which is in no text: the words are the, c"),
-        ({"hide": 9}, ValueError, "hide has place 9 and no text has more than 9"),
+        ({"hide": 9}, ValueError, "hide has position 9 and no text has more than 9"),
     ],
 )
 def test_what_cannot_be_edited_is_said_of_the_model(
@@ -345,7 +345,7 @@ def test_a_long_text_of_an_encoder_is_cut_and_of_a_decoder_refused(
         (found,) = model.predict("the [MASK] " + "cat " * 30)
     assert len(found) == 5
     decoder = decoders.gpt2(tmp_path / "model", seed=3)
-    full = "a" * decoders.PLACES
+    full = "a" * decoders.POSITIONS
     assert len(decoder.predict(full)) == 1
     with pytest.raises(ValueError, match="has 97 tokens and model takes texts of at most 96"):
         decoder.predict(full + "a")

@@ -1,4 +1,4 @@
-"""What a run does otherwise than the model would: activations changed, heads and words left out."""
+"""Interventions on a run: edited activations, ablated heads, masked tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CANNOT = "its weights or its type cannot compute this text"
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Where in a run the array stands that a function of `edit` gets.
+    """Where in a run an array stands that a function of `edit` gets.
 
     Attributes:
-        name: the activation by its full name.
-        layer: its layer; None for what is in none, such as the embeddings.
-        texts: (B,), the numbers of the texts, of all texts of the call.
-        positions: (B, T), where the tokens of each text stand, as `hide` counts them; -1 in
-            padding. Of scores and weights they are those of the queries.
+        name: the full name of the activation.
+        layer: its layer; None outside layers, for example for the embeddings.
+        texts: (B,), the numbers of these texts among all texts of the call.
+        positions: (B, T), the position of each token, as `hide` counts them; -1 in padding. For
+            scores and weights, the positions of the queries.
         step: the step of `generate`, 0 for the prompt; None in every other call.
     """
 
@@ -42,7 +42,7 @@ Change = Callable[[Array, At], Array]
 
 
 class Step(NamedTuple):
-    """What a record does to an activation, and to its gradient on the way back."""
+    """What a record does to an activation, and to its gradient in the backward pass."""
 
     do: Change
     back: Change
@@ -50,27 +50,27 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class Spliced(Protocol):
-    """A layer that is put into a model in the place of an activation, such as an autoencoder.
+    """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of what it computes on the way. A trace has them behind the name of the
-            activation, and they can be edited there.
+        hooks: the names of its own activations. A trace has them after the name of the replaced
+            activation, where they can be edited too.
     """
 
     hooks: Sequence[str]
 
     @property
     def num_features(self) -> int:
-        """The size of the vectors that it computes on the way."""
+        """The size of its own activations."""
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
-        """What takes the place of `x`."""
+        """Return the replacement of `x`."""
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """The gradient for `x`, by the one for what took its place."""
+        """Return the gradient for `x`, from the gradient for its replacement."""
 
 
-class Hidden(NamedTuple):
+class Masked(NamedTuple):
     """A masked key of one text: for this query, in this layer and head, or for all of them.
 
     Without a key, each query masks the keys that follow it.
@@ -85,26 +85,26 @@ class Hidden(NamedTuple):
 
 @dataclass(frozen=True)
 class EditedRun:
-    """What a run does differently, once it is known to fit the model and its texts.
+    """The interventions of one run, checked against the model and its texts.
 
     Attributes:
-        call: who is named in an error.
-        changes: by full names, functions of an array and an `At`, and arrays (B or 1, ...).
-        recorded: by full names, what records do to an array, in turn, before `changes`.
-        ablated: by layer and head what takes the place of what it gives.
-        hidden: what is not looked at.
-        heads: how many each layer has.
-        is_pair: whether an encoder and a decoder are run, so that names begin with the side.
-        asked: "edit", names, "ablate", pairs of layer and head, and "hide", words, places and
-            edges, where there are any.
-        first: the number that the first text has for the caller.
+        call: the public call that errors name.
+        changes: by full name, functions of an array and an `At`, and arrays (B or 1, ...).
+        recorded: by full name, what records do to an array, in turn, before `changes`.
+        ablated: by layer and head, the replacement of the head's output.
+        masked: the masked keys.
+        heads: the number of heads in each layer.
+        is_pair: whether an encoder and a decoder run, so that names begin with the side.
+        asked: what the user asked for: names under "edit", pairs of layer and head under "ablate",
+            and words, positions and edges under "hide"; each only if there are any.
+        first: the number of the first text for the caller.
     """
 
     call: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     recorded: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     ablated: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
-    hidden: Sequence[Hidden] = ()
+    masked: Sequence[Masked] = ()
     heads: Sequence[int] = ()
     is_pair: bool = False
     asked: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -112,23 +112,23 @@ class EditedRun:
 
     @property
     def why(self) -> str:
-        """What an error gives as the reason for logits that are not finite."""
+        """The reason that an error gives for logits that are not finite."""
         return "look at what edit and ablate put in" if self.asked else CANNOT
 
     @property
     def changed(self) -> list[str]:
-        """The full names of the activations that are changed."""
+        """The full names of all changed activations."""
         return list(dict.fromkeys((*self.recorded, *self.changes)))
 
     @property
     def calls(self) -> bool:
-        """Whether a function is called, which then sees the texts that are run together."""
+        """Whether a function of the user is called."""
         return any(
             callable(change) and not isinstance(change, Spliced) for change in self.changes.values()
         )
 
     def below(self, stop: int | None) -> EditedRun:
-        """The same for a run that ends before a layer; None for one of all layers."""
+        """Return the interventions below a layer, or all of them for None."""
         if stop is None:
             return self
 
@@ -151,9 +151,9 @@ class EditedRun:
         *,
         inputs: dict[str, Array] | None = None,
     ) -> Recorder | None:
-        """What changes the activations of texts that are run together, and keeps those wanted.
+        """Return a recorder that changes activations of a batch, and keeps those wanted.
 
-        None where it would do nothing. `inputs` gets the inputs of spliced layers, for
+        Return None if it would do nothing. `inputs` receives the inputs of spliced layers, for
         `gradient_recorder`.
         """
         names = self._names
@@ -171,16 +171,16 @@ class EditedRun:
         added: Mapping[str, Array],
         inputs: Mapping[str, Array],
     ) -> GradientRecorder:
-        """What a backward pass is recorded by: it takes gradients back through the changes.
+        """Return a recorder for the backward pass, which takes gradients through the changes.
 
-        The gradient before an array or a function is 0: `check_functions` rejects what would need
-        that of a function.
+        The gradient before an array or a function is 0: `check_functions` rejects targets that need
+        the gradient of a function.
 
         Args:
-            layout: the texts that are run together.
+            layout: the texts of the batch.
             wanted: says of a name whether its gradient is kept.
-            added: as for `GradientRecorder`.
-            inputs: of spliced layers, as `recorder` got them in the forward pass.
+            added: as in `GradientRecorder`.
+            inputs: of spliced layers, from `recorder` in the forward pass.
         """
         changes: dict[str, Callable[[Array], Array]] = {}
         record = GradientRecorder(wanted, changes, added)
@@ -190,34 +190,34 @@ class EditedRun:
     def masks(
         self, layout: Layout, keys: int, *, first: Array | None = None, queries: int | None = None
     ) -> dict[int, Array]:
-        """Which keys each head sees, (B, Hq or 1, Q or 1, K), of the layers where that is not all.
+        """Return the visible keys of each head, (B, Hq or 1, Q or 1, K), by layer with masks.
 
         Args:
-            layout: the texts that are run together.
+            layout: the texts of the batch.
             keys: K.
-            first: (B,), the place of each text's first query; 0 unless given.
-            queries: Q; K unless given.
+            first: (B,), the position of each text's first query; 0 by default.
+            queries: Q; K by default.
         """
         first = np.zeros(len(layout.texts), np.int64) if first is None else first
         rows = {text: row for row, text in enumerate(layout.texts)}
         own = [
             one._replace(text=rows[one.text])
-            for one in self.hidden
+            for one in self.masked
             if one.text in rows and one.key is None
         ]
         own += [
             one._replace(text=rows[one.text], key=key, query=query)
-            for one in self.hidden
+            for one in self.masked
             if one.text in rows
             and one.key is not None
-            and (key := layout.place(rows[one.text], one.key)) is not None
+            and (key := layout.computed_position(rows[one.text], one.key)) is not None
             and key < keys
             and (
                 (query := one.query) is None
-                or (query := layout.place(rows[one.text], query)) is not None
+                or (query := layout.computed_position(rows[one.text], query)) is not None
             )
         ]
-        found: dict[int, Array] = {}
+        masks: dict[int, Array] = {}
         made: dict[Any, Array] = {}
         for layer, heads in enumerate(self.heads):
             cells = tuple(one for one in own if one.layer in (None, layer))
@@ -225,28 +225,26 @@ class EditedRun:
                 sizes = heads, keys if queries is None else queries, keys
                 made[cells, heads] = _mask(cells, first, *sizes)
             if cells:
-                found[layer] = made[cells, heads]
-        return found
+                masks[layer] = made[cells, heads]
+        return masks
 
     def visible(self, layout: Layout, keys: int) -> Array | None:
-        """Which keys everybody sees, (B, 1, 1, K); None for all."""
+        """Return the keys that every head and query may see, (B, 1, 1, K); None for all keys."""
         everywhere = [
             one
-            for one in self.hidden
+            for one in self.masked
             if one.key is not None and one.query is None and one.layer is None
         ]
-        return replace(self, hidden=everywhere, heads=[1]).masks(layout, keys).get(0)
+        return replace(self, masked=everywhere, heads=[1]).masks(layout, keys).get(0)
 
     def averaged(
         self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
     ) -> EditedRun:
-        """The same with the mean of what a head gives where that was asked for.
-
-        It is that of a run of the model as it is.
+        """Compute the mean outputs of heads that ablations ask for, in an unedited run.
 
         Args:
-            tokens: how many the texts have together.
-            run: runs all texts, with what the function that it is given makes of a layout.
+            tokens: the number of tokens in all texts.
+            run: runs all texts; it gets a function from a layout to a recorder.
         """
         wanted = {
             self._z(layer): layer
@@ -262,8 +260,8 @@ class EditedRun:
             return whole
 
         def recorder(layout: Layout) -> Recorder:
-            found = Recorder(_never, {name: partial(add, name, layout) for name in wanted})
-            return found.under("encoder.") if self.is_pair else found
+            record = Recorder(_never, {name: partial(add, name, layout) for name in wanted})
+            return record.under("encoder.") if self.is_pair else record
 
         run(recorder)
         ablated = dict(self.ablated)
@@ -275,9 +273,9 @@ class EditedRun:
         return replace(self, ablated=ablated)
 
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
-        """The options of `Transformer.step` for `count` places behind (B,) that were run before.
+        """Return the options of `Transformer.step` for `count` positions after (B,) earlier ones.
 
-        `lengths` (B,) says how many of them are real, `number` which step it is.
+        `lengths` (B,) is the number of real ones among them, `number` that of the step.
         """
         if not self.asked:
             return {}
@@ -290,7 +288,7 @@ class EditedRun:
         return {"record": record, "masks": masks}
 
     def packed(self, texts: Sequence[int], batch: Sequence[Sized]) -> dict[str, Any]:
-        """The options of a run of a batch end to end, whose texts have these numbers."""
+        """Return the options of a run of a batch end to end, whose texts have these numbers."""
         if not self.asked:
             return {}
         layout = layout_of(texts, batch)
@@ -298,24 +296,23 @@ class EditedRun:
         return {"record": self.recorder(layout), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """The options of `EncoderDecoder.begin` for these texts; none for another model."""
+        """Return the options of `EncoderDecoder.begin` for these texts; none for another model."""
         if not self.asked or not self.is_pair:
             return {}
         layout = layout_of(range(len(batch)), batch)._replace(step=0)
         record = self.recorder(layout._replace(other=layout))
-        masks, visible = (
-            found(layout, max(map(len, batch), default=0)) for found in (self.masks, self.visible)
-        )
+        longest = max(map(len, batch), default=0)
+        masks, visible = self.masks(layout, longest), self.visible(layout, longest)
         return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
-        """An error where weights are changed and `top_k` asks for summaries of what they were."""
+        """Raise a ValueError if weights are changed and `top_k` asks for summaries of them."""
         names = (name for name in self.changed if activation(name).is_weights)
         name = next(names, None)
         if top_k is not None and name is not None:
             raise ValueError(
-                f"{self.call}: top_k is {top_k} and edit changes {name}: summaries are of what "
-                "attention computes itself: leave top_k out"
+                f"{self.call}: top_k is {top_k} and edit changes {name}: summaries show only what "
+                "attention itself computes: leave top_k out"
             )
 
     def _z(self, layer: int) -> str:
@@ -323,16 +320,16 @@ class EditedRun:
 
     @property
     def _names(self) -> set[str]:
-        """The full names of all that is changed, ablated heads included."""
+        """The full names of all changed activations, those of ablated heads included."""
         return {*map(self._z, self.ablated), *self.recorded, *self.changes}
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
-        """By head what takes the place of what it gives, if this is where heads give it."""
+        """Return the replaced outputs by head, if this activation is a layer's outputs."""
         own = (values for layer, values in self.ablated.items() if name == self._z(layer))
         return next(own, {})
 
     def _at(self, name: str, layout: Layout, shown: Array) -> At:
-        """Where an array stands that is shown to what changes it."""
+        """Return where an array stands, for the function that changes it."""
         texts = self.first + np.asarray(layout.texts, np.int64)
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
@@ -344,19 +341,19 @@ class EditedRun:
         inputs: Mapping[str, Array],
         grad: Array,
     ) -> Array:
-        """The gradient before what changed an activation, by that behind it."""
+        """Return the gradient before a change of an activation, from the gradient after it."""
         change = self.changes.get(name)
-        found = layout.shown(grad, name)
+        before = layout.shown(grad, name)
         if isinstance(change, Spliced):
-            found = change.backward(inputs[name], found, record=record.under(f"{name}."))
+            before = change.backward(inputs[name], before, record=record.under(f"{name}."))
         elif change is not None:
             return np.zeros_like(grad)
-        at = self._at(name, layout, found)
+        at = self._at(name, layout, before)
         for step in reversed(self.recorded.get(name, ())):
-            found = step.back(found, at)
+            before = step.back(before, at)
         for head in self._outputs(name):
-            found[..., head, :] = 0
-        return found
+            before[..., head, :] = 0
+        return before
 
     def _changed(
         self,
@@ -366,7 +363,7 @@ class EditedRun:
         inputs: dict[str, Array] | None,
         whole: Array,
     ) -> Array:
-        """What takes the place of an array that was computed."""
+        """Return the replacement of a computed array."""
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
         for head, value in ablated.items():
@@ -377,31 +374,31 @@ class EditedRun:
             changes.append(change)
         if not changes:
             return whole
-        found = layout.shown(whole, name)
-        shape = found.shape
-        at = self._at(name, layout, found)
+        edited = layout.shown(whole, name)
+        shape = edited.shape
+        at = self._at(name, layout, edited)
         for change in changes:
             if isinstance(change, np.ndarray):
                 rows = change if len(change) == 1 else change[list(layout.texts)]
-                found = rows[(slice(None), *map(slice, shape[1:]))]
+                edited = rows[(slice(None), *map(slice, shape[1:]))]
             elif isinstance(change, Spliced):
                 inner = record.under(f"{name}.", partial(_without_padding, layout))
-                given = layout.computed(found, name)
+                x = layout.computed(edited, name)
                 if inputs is not None:
-                    inputs[name] = given
-                found = change.run(given, record=inner)
-                found = layout.shown(self._given(name, found, whole.shape), name)
+                    inputs[name] = x
+                edited = change.run(x, record=inner)
+                edited = layout.shown(self._returned(name, edited, whole.shape), name)
             else:
-                found = self._given(name, change(found, at), shape)
-        found = np.array(np.broadcast_to(found, shape), dtype=whole.dtype)
-        return layout.computed(found, name)
+                edited = self._returned(name, change(edited, at), shape)
+        edited = np.array(np.broadcast_to(edited, shape), dtype=whole.dtype)
+        return layout.computed(edited, name)
 
-    def _given(self, name: str, found: Any, shape: tuple[int, ...]) -> Array:
-        """What a function gave, as an array of this shape."""
+    def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        """Return what a function returned, if it is an array of this shape."""
         where = f"{self.call}: the function for {name}"
-        if found is None:
+        if value is None:
             raise TypeError(f"{where} gave None: give the array back, changed or not")
-        array = as_array(found, call=self.call, name=f"what the function for {name} gave")
+        array = as_array(value, call=self.call, name=f"what the function for {name} gave")
         if not is_number(array):
             raise TypeError(f"{where} gave {array.dtype}: give floats {shape}")
         if array.shape != shape:
@@ -415,20 +412,20 @@ def is_number(array: Array) -> bool:
 
 
 def _without_padding(layout: Layout, array: Array) -> Array:
-    """The array (B, T, ...) with 0 behind the end of each text."""
+    """Return the array (B, T, ...) with 0 after the end of each text."""
     if layout.lengths is None:
         return array
-    there = np.arange(array.shape[1]) < layout.lengths[:, None]
-    return np.where(there.reshape(*there.shape, *[1] * (array.ndim - 2)), array, 0)
+    real = np.arange(array.shape[1]) < layout.lengths[:, None]
+    return np.where(real.reshape(*real.shape, *[1] * (array.ndim - 2)), array, 0)
 
 
 def _never(name: str) -> bool:
-    """Nothing is kept."""
+    """Keep no activation."""
     return False
 
 
-def _mask(cells: Sequence[Hidden], first: Array, heads: int, queries: int, keys: int) -> Array:
-    """(B, heads or 1, queries or 1, keys), False where these are not looked at."""
+def _mask(cells: Sequence[Masked], first: Array, heads: int, queries: int, keys: int) -> Array:
+    """Return (B, heads or 1, queries or 1, keys), False at the masked keys."""
     per_head = any(one.head is not None for one in cells)
     per_query = any(one.query is not None or one.key is None for one in cells)
     shape = len(first), heads if per_head else 1, queries if per_query else 1, keys

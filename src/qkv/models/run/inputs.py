@@ -18,38 +18,38 @@ from qkv.text import Tokenized, Tokenizer
 Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
 
-def as_ids(given: Any) -> Any:
-    """Integers of another library, a tensor of torch, as an array; all else as it is.
+def as_ids(ids: Any) -> Any:
+    """Return integers of another library, such as a torch tensor, as an array; all else unchanged.
 
     >>> as_ids(np.array([3, 5])), as_ids("a text")
     (array([3, 5]), 'a text')
     """
-    if isinstance(given, np.ndarray | np.generic) or not hasattr(given, "__array__"):
-        return given
-    array = np.asarray(given)
-    return array if array.dtype.kind in "iu" else given
+    if isinstance(ids, np.ndarray | np.generic) or not hasattr(ids, "__array__"):
+        return ids
+    array = np.asarray(ids)
+    return array if array.dtype.kind in "iu" else ids
 
 
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Whether it is one text, and each text's tokens, where ids are given in the place of texts.
+    """Return whether there is a single text, and the tokens of each; None if no ids are given.
 
-    Errors count the texts from `first`.
+    Errors number the texts from `first`.
 
     Raises:
-        TypeError: a text is not of integers in one row.
-        ValueError: it has none, or more than `limit`, or one has no row of the token table.
+        TypeError: a text is not a row of integers.
+        ValueError: a text has no ids, or more than `limit`, or an id has no row in the token table.
     """
     texts = as_ids(texts)
     if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
         return None
-    one = as_ids(texts[0])
-    single = isinstance(one, int | np.integer)
-    if not single and not isinstance(one, np.ndarray | list | tuple):
+    item = as_ids(texts[0])
+    single = isinstance(item, int | np.integer)
+    if not single and not isinstance(item, np.ndarray | list | tuple):
         return None
-    found = [np.asarray(as_ids(row)) for row in ([texts] if single else texts)]
-    for number, row in enumerate(found, first):
+    rows_of_ids = [np.asarray(as_ids(row)) for row in ([texts] if single else texts)]
+    for number, row in enumerate(rows_of_ids, first):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise TypeError(
                 f"{call}: text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
@@ -66,17 +66,17 @@ def ids_given(
             offsets=[(0, 0)] * len(row),
             special=[False] * len(row),
         )
-        for row in found
+        for row in rows_of_ids
     ]
 
 
 def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
-    """One text's ids (T,) as tokens by their names; what the mask (T,) hides has none."""
+    """Return one text's ids (T,) as tokens with names; those outside the mask (T,) have none."""
     tokens, special = [], []
-    for one, there in zip(ids.tolist(), mask.tolist(), strict=True):
-        known = tokenizer.token(one) if there and tokenizer is not None else None
-        tokens.append((known or str(one)) if there else "")
-        special.append(not there or bool(tokenizer and tokenizer.is_special(one)))
+    for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
+        name = tokenizer.token(token) if is_real and tokenizer is not None else None
+        tokens.append((name or str(token)) if is_real else "")
+        special.append(not is_real or bool(tokenizer and tokenizer.is_special(token)))
     return Tokenized(ids, tokens, [(0, 0)] * len(tokens), special)
 
 
@@ -88,9 +88,9 @@ def checked_ids(
     *,
     counts: bool = True,
 ) -> tuple[Array, Array]:
-    """Ids (B, T), of one text (T,) too, and which are tokens; errors put `side` before names.
+    """Return ids (B, T) and which are tokens; errors put `side` before the arguments' names.
 
-    `counts` says whether columns are positions, of which the model has a number.
+    `counts` says whether columns are positions, whose number the model limits.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
@@ -109,16 +109,15 @@ def checked_ids(
     return ids, mask
 
 
-def _checked_mask(given: Any, shape: tuple[int, ...], side: str) -> Array:
-    """Which ids are tokens, (B, T) bool; all of them unless given."""
-    if given is None:
+def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Array:
+    """Return which ids are tokens, (B, T) bool; all of them by default."""
+    if attention_mask is None:
         return np.ones(shape, bool)
     name = f"{side}attention_mask"
-    mask = as_array(given, call="model", name=name)
+    mask = as_array(attention_mask, call="model", name=name)
     if mask.shape != shape:
         raise ValueError(
-            f"model: {name} has shape {mask.shape} and {side}input_ids {shape}: "
-            "they must be the same"
+            f"model: {name} has shape {mask.shape} and {side}input_ids {shape}: give the same shape"
         )
     if mask.dtype.kind not in "biu" and mask.size:
         raise TypeError(
@@ -126,25 +125,27 @@ def _checked_mask(given: Any, shape: tuple[int, ...], side: str) -> Array:
             "False or 0 where there is padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"model: {name} holds other numbers than 0 and 1")
+        raise ValueError(f"model: {name} holds other numbers than 0 and 1: give these")
     return mask.astype(bool)
 
 
-def checked_positions(body: Transformer, given: ArrayLike | None, mask: Array, name: str) -> Any:
-    """Where tokens stand, (B, T), counted from 0; None if it is not given.
+def checked_positions(
+    body: Transformer, position_ids: ArrayLike | None, mask: Array, name: str
+) -> Any:
+    """Return the positions of tokens, (B, T), counted from 0; None if none are given.
 
     Args:
-        body: the model.
-        given: (B, T), or (1, T) for all texts, as transformers counts them.
+        body: the network.
+        position_ids: (B, T), or (1, T) for all texts, as transformers counts them.
         mask: (B, T), which are tokens; the positions of others are not read.
         name: of the model.
 
     Raises:
         TypeError: they are no integers.
-        ValueError: they have another shape, or one is outside of what the model has, or the model
+        ValueError: they have another shape, or the model does not have one of them, or the model
             has neither learned nor rotary positions.
     """
-    if given is None:
+    if position_ids is None:
         return None
     embedding = body.embedding
     if embedding.positions is None and not any(layer.attn.rotary for layer in body.layers):
@@ -152,29 +153,29 @@ def checked_positions(body: Transformer, given: ArrayLike | None, mask: Array, n
             f"model: position_ids are given and {name} has neither learned nor rotary positions, "
             "which they are for: leave them out"
         )
-    found = as_array(given, call="model", name="position_ids")
-    if found.dtype.kind not in "iu" and found.size:
-        raise TypeError(f"model: position_ids are {found.dtype}: give integers")
-    shape, both = found.shape, mask.shape
-    if np.atleast_2d(found).shape not in (both, (1, both[1])):
+    positions = as_array(position_ids, call="model", name="position_ids")
+    if positions.dtype.kind not in "iu" and positions.size:
+        raise TypeError(f"model: position_ids are {positions.dtype}: give integers")
+    shape, both = positions.shape, mask.shape
+    if np.atleast_2d(positions).shape not in (both, (1, both[1])):
         raise ValueError(
             f"model: position_ids have shape {shape} and input_ids {both}: give {both}, or "
             f"{(1, both[1])} for the same in every text"
         )
-    found = np.broadcast_to(found, both)
+    positions = np.broadcast_to(positions, both)
     rows = embedding.max_positions
     most = 2**31 if rows is None else rows + embedding.first_id
-    outside = found[mask & ((found < 0) | (found >= most))]
+    outside = positions[mask & ((positions < 0) | (positions >= most))]
     if outside.size:
         raise ValueError(
             f"model: position_ids have {outside[0]} at a token and {name} has positions 0 to "
             f"{most - 1}: give these"
         )
-    return np.where(mask, found, 0).astype(np.int64) - embedding.first_id
+    return np.where(mask, positions, 0).astype(np.int64) - embedding.first_id
 
 
 def check_ids(ids: Array, rows: int, call: str) -> None:
-    """An error unless each id has a row of the token table."""
+    """Raise a ValueError unless each id has a row in the token table."""
     outside = ids[(ids < 0) | (ids >= rows)]
     if outside.size:
         raise ValueError(
@@ -183,7 +184,7 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """An error unless all ids have a row, and a text has room beside what is added to it."""
+    """Raise a ModelError unless all ids have a row, and special tokens leave room for a text."""
     if len(tokenizer) > rows:
         raise ModelError(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
@@ -209,7 +210,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
 
 
 def check_device(device: Any, call: str) -> None:
-    """An error where somebody asks for another device than the processor.
+    """Raise a ValueError for another device than the CPU.
 
     >>> check_device("cuda", "encode")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Where the places that a run computes together stand among those that its caller sees."""
+"""How the positions that a batch computes map to the positions that the caller sees."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from qkv.trace.activations import activation, parse
 
 
 class Layout(NamedTuple):
-    """The texts that are run together, and which of their places a caller sees.
+    """The texts of a batch, and the positions of them that a caller sees.
 
     Attributes:
-        texts: which they are, of all texts of the call in their order.
-        lengths: (B,), how many tokens of each are run; None where all places are tokens.
-        first: (B,), how many tokens of each were run before; None for none.
-        spans: (B, T), the columns that are computed, where the caller has others beside them.
-        seen: (B, T), which of the columns are tokens.
-        step: the step of `generate` that runs them; None elsewhere.
-        other: of the text that a decoder looks at.
+        texts: their numbers among all texts of the call.
+        lengths: (B,), the number of tokens of each that are run; None if all positions are tokens.
+        first: (B,), the number of tokens of each that were run before; None for none.
+        spans: (B, T), the columns that are computed, if the caller has others beside them.
+        seen: (B, T), the columns that are tokens.
+        step: the step of `generate` that runs them; None in other calls.
+        other: the layout of the text that a decoder reads.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
-    >>> layout.shown(np.array([[5, 7]]), "hook_embed"), layout.place(0, 2), layout.place(0, 0)
-    (array([[0, 5, 7]]), 1, None)
+    >>> layout.shown(np.array([[5, 7]]), "hook_embed")
+    array([[0, 5, 7]])
+    >>> layout.computed_position(0, 2), layout.computed_position(0, 0)
+    (1, None)
     """
 
     texts: Sequence[int]
@@ -38,11 +40,11 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether these places follow others that were run before."""
+        """Whether these positions follow others that were run before."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """A copy of what was computed as the caller sees it, 0 (scores: -inf) in padding."""
+        """Return a copy of a computed array as the caller sees it, 0 (scores: -inf) in padding."""
         out = whole.copy()
         for axis, layout in self._axes(name):
             if layout.lengths is not None and axis == 1:
@@ -54,7 +56,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """The other way round."""
+        """Return the array that is computed from the one that the caller sees."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -66,35 +68,35 @@ class Layout(NamedTuple):
         return out
 
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
-        """What is no token along an axis as 0, scores -inf."""
+        """Return an array with 0 (scores: -inf) at columns that are no tokens."""
         assert self.seen is not None
         fill = activation(name).fill
-        found: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
-        return found.astype(shown.dtype, copy=False)
+        filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
+        return filled.astype(shown.dtype, copy=False)
 
-    def place(self, row: int, column: int) -> int | None:
-        """The place at which a column is computed, if it is."""
+    def computed_position(self, row: int, column: int) -> int | None:
+        """Return the position at which a column of a text is computed, if it is."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
 
     def positions(self, shown: Array, name: str) -> Array:
-        """(B, T), where the tokens of an array that a caller sees stand; -1 for padding.
+        """Return the position of each token of an array that a caller sees, (B, T); -1 in padding.
 
-        Of weights and scores they are those of the queries.
+        For weights and scores they are the positions of the queries.
         """
         axis, layout = self._axes(name)[0]
         columns = np.arange(shown.shape[axis])
         if layout.seen is not None:
             return np.where(layout.seen, columns, -1)
         first = np.zeros(len(shown), np.int64) if layout.first is None else layout.first
-        found = first[:, None] + columns
+        positions = first[:, None] + columns
         if layout.lengths is None:
-            return found
-        return np.where(columns < layout.lengths[:, None], found, -1)
+            return positions
+        return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> list[tuple[int, Layout]]:
-        """The axes of an array that count places, and whose those are."""
+        """Return the axes of an array that count positions, each with its layout."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}
@@ -103,12 +105,12 @@ class Layout(NamedTuple):
 
 
 def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
-    """Of a batch that is run end to end, whose texts have these numbers."""
+    """Return the layout of a batch that is run end to end, whose texts have these numbers."""
     return Layout(texts, np.array([len(text) for text in batch], np.int64))
 
 
 def columns(seen: Array, spans: Array) -> Layout:
-    """Of texts with padding on any side, (B, T): their tokens, and what of it is computed."""
+    """Return the layout of texts with padding on any side, (B, T): tokens, and computed columns."""
     texts, lengths = range(len(seen)), spans.sum(1)
     from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
     if from_left and (seen == spans).all() and spans.any(0).all():
@@ -117,7 +119,7 @@ def columns(seen: Array, spans: Array) -> Layout:
 
 
 def _along(index: Array, axis: int, ndim: int) -> Array:
-    """(B, n) so that it goes along the first and this axis of an array."""
+    """Return (B, n) shaped to index the first and this axis of an array."""
     shape = [1] * ndim
     shape[0], shape[axis] = index.shape
     return index.reshape(shape)

@@ -1,4 +1,4 @@
-"""Many texts a few at a time: which are run together, and their arrays put where they belong."""
+"""Run many texts a few at a time: choose batches, and join their arrays."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes
 
-PLACES = 1024  # that are run at once where nobody says how many texts, padding included
+POSITIONS = 1024  # the most in a batch, padding included, if no batch size is given
 
 
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
-    """Which texts are run together, in their order: so many, or as many as have `PLACES`.
+    """Return which texts run together, in order: `batch_size` texts, or up to `POSITIONS`.
 
     >>> texts = [Tokenized(np.zeros(n, int), [""] * n, [], []) for n in (500, 500, 500, 10)]
     >>> parts(texts, None), parts(texts, 3)
     ([range(0, 2), range(2, 4)], [range(0, 3), range(3, 4)])
     """
-    most = PLACES if batch_size is None else np.inf
-    found, first, longest = [], 0, 0
+    most = POSITIONS if batch_size is None else np.inf
+    ranges, first, longest = [], 0, 0
     for number, text in enumerate(batch):
         longest = max(longest, len(text))
         count = number + 1 - first
         if count > 1 and (longest * count > most or count > (batch_size or count)):
-            found.append(range(first, number))
+            ranges.append(range(first, number))
             first, longest = number, len(text)
-    return [*found, range(first, len(batch))]
+    return [*ranges, range(first, len(batch))]
 
 
 class Joined:
-    """The arrays of texts that are run in parts, each put where it belongs as it comes.
+    """The joined arrays of texts that run in batches.
 
     Args:
-        texts: B, how many there are.
-        longest: T, how many tokens the longest has.
+        texts: B, the number of texts.
+        longest: T, the number of tokens of the longest.
 
     Attributes:
         arrays: by name, (B, T, ...), 0 in the padding, scores -inf.
@@ -55,10 +55,10 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # of names that are of one array the first
+        self._same: dict[str, str] = {}  # from a name to the first name of the same array
 
     def add(self, first: int, arrays: Mapping[str, Array]) -> None:
-        """Those of the texts from number `first` on, (n, their longest, ...)."""
+        """Add the arrays of the texts from number `first` on, (n, their longest, ...)."""
         if not self.arrays:
             self._begin(arrays)
         for name, array in arrays.items():
@@ -85,7 +85,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """The arrays of texts, those of some being what `run` gives."""
+    """Return the arrays of all texts; `run` returns those of some."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])
@@ -96,10 +96,10 @@ def joined(
 
 
 def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
-    """Texts in their order, so many at a time; an array is cut into parts of its own kind.
+    """Return texts in their order, `batch_size` at a time; an array is split into arrays.
 
     Raises:
-        TypeError: they are one text, or cannot be gone through.
+        TypeError: they are one text, or not iterable.
         ValueError: `batch_size` is below 1.
     """
     call = "trace_stream"
@@ -118,7 +118,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """A text that is not an id: a batch of one would be read as the ids of one text."""
+    """Return a text unless it is a number: numbers would be read as the ids of one text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -1,4 +1,4 @@
-"""Reading texts up to a model's limit, and saying once what was cut."""
+"""Cut texts at a model's limit, and warn once about what was cut."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import numpy as np
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
-MOST = 2**20  # characters of a text that are read
-ROOM = 8  # characters for each token of the limit, of what is looked at first
+MOST = 2**20  # the characters of a text that are read
+ROOM = 8  # the characters read at first, for each token of the limit
 
 
 @dataclass
 class Cut:
-    """How many texts were cut; those of two parts of a corpus add up: `one + other`.
+    """Counts of texts that were cut; those of two parts of a corpus can be added.
 
     Attributes:
         limit: the most tokens of a text; None for no limit.
-        total: how many texts were read.
-        count: how many had more tokens than the limit.
-        torn: how many were cut to a million characters first.
-        longest: the most tokens that a text had.
-        unread: the most characters of a text whose tokens were not all counted.
-        gaps: how many had a mask token behind the limit.
+        total: the number of texts.
+        count: the number of texts with more tokens than the limit.
+        torn: the number of texts that were cut to a million characters first.
+        longest: the most tokens in a text.
+        unread: the most characters in a text whose tokens were not all counted.
+        gaps: the number of texts with a mask token after the limit.
     """
 
     limit: int | None
@@ -54,7 +54,7 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """A warning that counts what was cut, if anything was and nobody is `counting`."""
+        """Warn about the texts that were cut, if any, unless a caller is `counting`."""
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -65,13 +65,13 @@ class Cut:
         texts, whose = ("texts were", "the longest") if self.total > 1 else ("text was", "it")
         cut = {f"{self.limit} tokens ({whose} has {length})": self.count}
         cut[f"{MOST:,} characters"] = self.torn
-        said = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
+        parts = [f"{n} of {self.total} {texts} cut to {what}" for what, n in cut.items() if n]
         if self.gaps:
             first = f"{MOST:,} characters" if self.limit is None else f"{self.limit} tokens"
             whose = "the gap" if self.total == 1 else f"in {self.gaps} of them a gap"
-            said[-1] += f"; {whose} is beyond the first {first} and is not read"
-        if said:
-            warnings.warn(" and ".join(said), UserWarning, stacklevel=callers())
+            parts[-1] += f"; {whose} is beyond the first {first} and is not read"
+        if parts:
+            warnings.warn(" and ".join(parts), UserWarning, stacklevel=callers())
 
 
 _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
@@ -79,7 +79,7 @@ _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """Add to `cut` what is cut in here, and do not warn of it."""
+    """Add to `cut` what is cut in this context, without a warning."""
     token = _counted.set(cut)
     try:
         yield
@@ -88,15 +88,15 @@ def counting(cut: Cut) -> Iterator[None]:
 
 
 class Truncator:
-    """Cuts texts into tokens, as many as a limit takes, and counts how many were too long.
+    """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Of a long text only the beginning is cut into tokens, so long that those that are kept are the
-    same as of the whole; and never more than the first million characters.
+    Only the beginning of a long text is split: enough that the tokens kept are those of the whole
+    text, and never more than its first million characters.
 
     Args:
         tokenizer: the model's.
         limit: the most tokens of a text; None for no limit.
-        mask: what a gap of a text is read as (`qkv.text.gaps`); None for what is written there.
+        mask: the token that a gap is read as (`qkv.text.gaps`); None reads texts as written.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -108,7 +108,7 @@ class Truncator:
         self._tokenizer, self.cut, self._mask = tokenizer, Cut(limit), mask
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
-        """The tokens of each text, none of them more than the limit."""
+        """Return the tokens of each text, cut at the limit."""
         read, cuts = [masked(text, self._mask) for text in texts], self._cuts
         batch = self._cut([one.text for one in read])
         if self._cuts > cuts:
@@ -122,11 +122,11 @@ class Truncator:
 
     @property
     def _cuts(self) -> int:
-        """How many texts were cut so far."""
+        """The number of texts cut so far."""
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """The same of texts whose gaps are written as the mask token."""
+        """Return the tokens of texts whose gaps are written as the mask token."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
@@ -140,11 +140,11 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """The tokens of a long text, so many that those up to the limit are certain.
+        """Return the first tokens of a long text, enough that those up to the limit are certain.
 
-        Two beginnings that end where a word does are cut into tokens: what the shorter one gives is
-        certain where the longer one begins with the same. That holds for all that may follow, since
-        no token reaches from one word into the next (`keeps_words_apart`).
+        Two beginnings of the text that end with a word are split. The tokens of the shorter one are
+        certain if the longer one begins with the same tokens: no token reaches from one word into
+        the next (`keeps_words_apart`), so the rest of the text cannot change them.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
@@ -169,7 +169,7 @@ class Truncator:
 
 
 def callers() -> int:
-    """For a warning: how many calls up the first one is that is not ours."""
+    """Return the `stacklevel` of a warning: the number of calls up to the first outside qkv."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qkv."):
         frame, level = frame.f_back, level + 1
@@ -177,27 +177,27 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """The last place up to `most` that has a blank behind it and none before, 0 for none."""
-    place = text.rfind(" ", 0, most + 1)
-    while place > 0 and text[place - 1].isspace():
-        place = text.rfind(" ", 0, place)
-    return max(place, 0)
+    """Return the last index up to `most` where a word ends before a blank, 0 for none."""
+    end = text.rfind(" ", 0, most + 1)
+    while end > 0 and text[end - 1].isspace():
+        end = text.rfind(" ", 0, end)
+    return max(end, 0)
 
 
 def _tail(text: Tokenized) -> int:
-    """How many special tokens the end has."""
+    """Return the number of special tokens at the end."""
     return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 
 def _shortened(text: Tokenized, limit: float) -> Tokenized:
-    """The first tokens, with the special ones at the end kept as the last."""
+    """Return the first tokens of a text, with its special tokens at the end."""
     if len(text) <= limit:
         return text
     tail = _tail(text)
     keep = [*range(int(limit) - tail), *range(len(text) - tail, len(text))]
     return Tokenized(
         ids=text.ids[keep],
-        tokens=[text.tokens[place] for place in keep],
-        offsets=[text.offsets[place] for place in keep],
-        special=[text.special[place] for place in keep],
+        tokens=[text.tokens[i] for i in keep],
+        offsets=[text.offsets[i] for i in keep],
+        special=[text.special[i] for i in keep],
     )
