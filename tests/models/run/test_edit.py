@@ -450,7 +450,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     [
         (
             {"ablate": {(0, 1): "mean"}},
-            r"generate: ablate has \"mean\" for \(0, 1\), and what is st",
+            r"generate: ablate has \"mean\" for \(0, 1\), and texts st",
         ),
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (
@@ -591,7 +591,7 @@ def test_nothing_is_left_behind_in_the_model(double):
             ValueError,
             "edit names blocks.0.attn.hook_z twice: give it one change",
         ),
-        ({"edit": {"logits": abs}}, ValueError, "edit has 'logits', which is what comes out"),
+        ({"edit": {"logits": abs}}, ValueError, "edit has 'logits', the output of the run"),
         (
             {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
             ValueError,
@@ -617,7 +617,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("pattern", 1): abs}, "top_k": 2},
             ValueError,
-            "top_k is 2 and edit changes blocks.1.attn.hook_pattern: summaries are",
+            "top_k is 2 and edit changes blocks.1.attn.hook_pattern: summaries show",
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"ablate has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate has layer 2"),

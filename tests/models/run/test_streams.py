@@ -164,7 +164,7 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         (TEXTS, {"edit": {("z", 0): "zero"}}, TypeError, "trace_stream: edit has 'zero'"),
         (TEXTS, {"ablate": [(9, 0)]}, ValueError, "trace_stream: ablate has layer 9"),
         (TEXTS, {"hide": [(0, 1, 9)]}, ValueError, "trace_stream: hide has layer 9"),
-        (TEXTS, {"ablate": {(0, 1): "mean"}}, ValueError, r"\"mean\" for \(0, 1\), and what is"),
+        (TEXTS, {"ablate": {(0, 1): "mean"}}, ValueError, r"\"mean\" for \(0, 1\), and texts"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_read(encoder, texts, options, error, words):
@@ -190,7 +190,7 @@ def test_errors_count_all_texts(encoder, wrong, error):
         ([[2, 4], [2.0]], {}, TypeError, "text 1 is float64"),
         (["a cat", "the dog"], {"hide": "mat"}, ValueError, "hide has 'mat', which is in none of"),
         (["a cat", "a"], {"hide": [9, 3]}, ValueError, "hide has 9, which is in none of the texts"),
-        (["a", "the cat"], {"hide": ["cat", "the"]}, ValueError, "hide leaves text 1 no word"),
+        (["a", "the cat"], {"hide": ["cat", "the"]}, ValueError, "hide masks every word of text 1"),
         (["a cat"], {"edit": {("z", 0): np.ones((1, 9, 3, 4))}}, ValueError, "edit has shape"),
         (["a cat"], {"edit": {("z", 0): lambda z: None}}, TypeError, "the function for .* None"),
         (["a cat"], {"edit": {("pattern", 0): abs}, "top_k": 2}, ValueError, "top_k is 2 and"),
