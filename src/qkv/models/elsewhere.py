@@ -1,4 +1,4 @@
-"""What is done otherwise here than in other libraries, by the name that it has there."""
+"""Advice for names of other libraries that qkv does not have: attributes and arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 _DEVICE = "everything is computed on the CPU, and qkv.load(..., dtype=) says in which type"
 _PROCESSES = "make `with qkv.models.Pool(model, 4) as pool:`, and call encode(texts, pool=pool)"
-_NOTHING = "there is nothing to switch: no dropout, and nothing depends on more than its inputs"
+_NOTHING = "there is nothing to switch: no dropout, and outputs depend on the inputs alone"
 
 # Attributes and methods of sentence-transformers' models.
 ELSEWHERE = {
@@ -114,10 +114,10 @@ GENERATING = {
 def advising(
     call: str, advice: Mapping[str, str]
 ) -> Callable[[Callable[Given, Found]], Callable[Given, Found]]:
-    """Make a function say what to do in place of an argument that it does not have.
+    """Make a function give advice about arguments that it does not have.
 
     Raises:
-        TypeError: there is no such argument; the message has the advice, or the nearest names.
+        TypeError: an argument does not exist; the message has the advice, or the nearest names.
 
     >>> @advising("load", {"device": "qkv computes on the CPU"})
     ... def load(name): ...
@@ -127,15 +127,15 @@ def advising(
     """
 
     def wrap(function: Callable[Given, Found]) -> Callable[Given, Found]:
-        known = [name for name in inspect.signature(function).parameters if name != "self"]
+        known = [name for name in inspect.signature(function).parameters if name != "model"]
 
         @functools.wraps(function)
         def checked(*args: Given.args, **options: Given.kwargs) -> Found:
             for name in options:
                 if name not in known:
                     near = difflib.get_close_matches(name, known, n=2) or known
-                    said = advice.get(name, f"the nearest are {', '.join(near)}")
-                    raise TypeError(f"{call}: there is no argument {plain(name, 60)}: {said}")
+                    hint = advice.get(name, f"the nearest are {', '.join(near)}")
+                    raise TypeError(f"{call}: there is no argument {plain(name, 60)}: {hint}")
             return function(*args, **options)
 
         return checked

@@ -1,4 +1,4 @@
-"""A model's arrays by name, as the user sees them: read-only, and each can be replaced."""
+"""A model's arrays by name: read-only, and each can be replaced."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qkv.ops.packing import frozen
 class Parameters(MutableMapping[str, Array]):
     """A model's arrays by name.
 
-    They are read-only, so that the model may lay them out for its products once. To change one,
-    put another in its place: `model.parameters[name] = array`.
+    They are read-only, so that the model lays them out for its products only once. To change one,
+    assign another array: `model.parameters[name] = array`.
 
     Args:
-        arrays: by name; frozen where they stand.
-        changed: is called after each change.
+        arrays: by name; frozen.
+        changed: called after each change.
 
     >>> import numpy as np, qkv
     >>> model = qkv.load("random")
@@ -36,10 +36,10 @@ class Parameters(MutableMapping[str, Array]):
         return self._arrays[name]
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
-        """Put a copy of `value` in the place of an array, in that array's type.
+        """Replace an array by a copy of `value`, in that array's type.
 
         Raises:
-            KeyError: there is no such parameter; names the nearest.
+            KeyError: the parameter does not exist; the message has the nearest names.
             TypeError: `value` is not of floats.
             ValueError: it has another shape.
         """
@@ -54,13 +54,13 @@ class Parameters(MutableMapping[str, Array]):
         if array.shape != old.shape:
             raise ValueError(
                 f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
-                "that of the array whose place it takes"
+                "that of the array it replaces"
             )
         self._arrays[name] = frozen(array.astype(old.dtype))
         self._changed()
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: a model cannot be without {name}: put another in its place")
+        raise TypeError(f"parameters: a model needs {name}: assign another array instead")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

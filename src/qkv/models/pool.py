@@ -1,4 +1,4 @@
-"""Texts encoded by several processes, each of which reads the same model for itself."""
+"""Encode texts in several processes, each of which loads the same model."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from qkv.models.sentence.encoder import EmptyText
 from qkv.ops.threads import get_num_threads, set_num_threads
 from qkv.progress import progress
 
-MOST = 5000  # texts of a chunk where nobody says how many, as in sentence-transformers
-CHUNKS = 10  # of each process, so that the last to end is not long behind the others
+MOST = 5000  # the default limit of texts in a chunk, as in sentence-transformers
+CHUNKS = 10  # for each process, so that all of them end at about the same time
 
 
 class Pool:
-    """Processes for `model.encode(texts, pool=...)`; `close` ends them, and so does a `with`.
+    """Processes for `model.encode(texts, pool=...)`; `close` or leaving a `with` ends them.
 
-    One process computes with all its threads as it is: several are for texts so short that what
-    Python does between them counts, or for machines of many processors. The threads of this process
-    are shared out among them. As with every pool of Python's, a script that makes one does so
-    behind `if __name__ == "__main__":`.
+    One process already computes with all threads. Several help if texts are so short that Python's
+    own work between them matters, or on machines with many processors. The processes share the
+    threads of this process. As with every pool in Python, a script creates it under
+    `if __name__ == "__main__":`.
 
     Args:
-        model: whose copies encode, as it is now.
-        processes: how many; None for as many as this process has threads.
+        model: copies of it, as it is now, encode.
+        processes: their number; None for the number of threads of this process.
 
     Raises:
-        TypeError: that is not a whole number.
+        TypeError: `processes` is not a whole number.
         ValueError: it is below 1.
 
     >>> import qkv
@@ -42,7 +42,7 @@ class Pool:
     """
 
     def __init__(self, model: Model, processes: int | None = None) -> None:
-        # where it is used: `import qkv` is to stay light
+        # imported here to keep `import qkv` light
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
         from tempfile import TemporaryDirectory
@@ -58,11 +58,12 @@ class Pool:
             self._folder.cleanup()
             raise
         threads = max(1, get_num_threads() // self.processes)
+        limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # a fork would have no threads
+            mp_context=multiprocessing.get_context("spawn"),  # forks lose the kernel's threads
             initializer=_begin,
-            initargs=(self._folder.name, model.name, _limits(model), threads),
+            initargs=(self._folder.name, model.name, limits, threads),
         )
 
     def __enter__(self) -> Self:
@@ -72,7 +73,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the processes, and remove what they read."""
+        """End the processes, and remove the files that they read."""
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
@@ -84,17 +85,17 @@ class Pool:
         limit: int | None,
         **options: Any,
     ) -> list[Any]:
-        """What `Model.encode` gives for each chunk of these texts, in order.
+        """Return what `Model.encode` returns for each chunk of these texts, in order.
 
         Args:
             texts: strings.
-            chunk_size: as for `Model.encode`.
+            chunk_size: as in `Model.encode`.
             show: whether there is a progress bar.
             limit: the most tokens of a text.
             options: the others of `Model.encode`.
 
         Raises:
-            ValueError: as for `Model.encode`.
+            ValueError: as in `Model.encode`.
             RuntimeError: the pool was closed, or a process ended.
         """
         from concurrent.futures.process import BrokenProcessPool
@@ -102,53 +103,48 @@ class Pool:
         if chunk_size is None:
             chunk_size = min(MOST, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
         size = whole_number(chunk_size, call="encode", name="chunk_size", least=1)
-        places = range(0, len(texts), size)
+        starts = range(0, len(texts), size)
         try:
             waiting = [
                 self._executor.submit(_encode, texts[first : first + size], first, options)
-                for first in places
+                for first in starts
             ]
         except RuntimeError as error:
             raise RuntimeError("encode: the pool was closed: start another") from error
-        cut, found = Cut(limit), []
+        cut, chunks = Cut(limit), []
         try:
             with progress("encode", len(texts), show) as advance:
-                for first, future in zip(places, waiting, strict=True):
+                for first, future in zip(starts, waiting, strict=True):
                     vectors, own = future.result()
-                    found.append(vectors)
+                    chunks.append(vectors)
                     cut += own
                     advance(len(texts[first : first + size]))
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "encode: a process of the pool ended: is it made behind "
-                'if __name__ == "__main__", and is there memory for it?'
+                "encode: a process of the pool ended: create the pool under "
+                'if __name__ == "__main__", and check that there is enough memory'
             ) from error
         finally:
             for future in waiting:
                 future.cancel()
         cut.warn()
-        return found
+        return chunks
 
 
-_model: Any = None  # of a process of a pool
-
-
-def _limits(model: Model) -> list[int | None]:
-    """The most tokens of a text, by each of the models that it is made of."""
-    return [one.max_seq_length for one in model._all_routes()]
+_model: Any = None  # the model of this process, if a pool started it
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
-    """What a process does first."""
+    """Load the model in a new process; `limits` are those of its routes."""
     global _model
     set_num_threads(threads)
     _model = load(folder)
-    for one, limit in zip(_model._all_routes(), limits, strict=True):
-        one.reader = replace(one.reader, name=name, limit=limit)
+    for model, limit in zip(_model._all_routes(), limits, strict=True):
+        model.reader = replace(model.reader, name=name, limit=limit)
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:
-    """What a process makes of texts, which errors count from `first`, and what it cut."""
+    """Return what a process makes of texts, which errors number from `first`, and what it cut."""
     cut = Cut(_model.max_seq_length)
     with counting(cut):
         try:

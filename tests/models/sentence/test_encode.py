@@ -137,9 +137,7 @@ def test_a_limit_counts_the_prompt(folder):
         warnings.simplefilter("error")
         rows = tokens_of(model, ["a cat the cat"])[0]
         close(found, rows[3:].mean(0))
-    with pytest.raises(
-        ValueError, match="text 0 is empty: there is no token behind the prompt's 6"
-    ):
+    with pytest.raises(ValueError, match="text 0 is empty: there is no token after the prompt's 6"):
         model.encode("the cat", prompt="the cat sat on the ")
 
 

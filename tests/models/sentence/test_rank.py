@@ -182,7 +182,7 @@ def test_what_does_not_fit(ranks):
         with pytest.raises(error, match=words):
             model.rank(query, documents, top_k)
     ranks.json("config_sentence_transformers.json", {"activation_fn": "torch.nn.Softmin"})
-    with pytest.raises(ValueError, match=r"what follows the logits .* is torch.nn.Softmin"):
+    with pytest.raises(ValueError, match=r"the activation after the logits .* is torch.nn.Softmin"):
         load(ranks.path).rank(QUERY, ["a"])
     ranks.json("tokenizer_config.json", {"model_max_length": "long"})
     with pytest.raises(ModelError, match="model_max_length is 'long'"):

@@ -1,4 +1,4 @@
-"""Texts to vectors, however many: in windows, sorted and packed in each, in their order outside."""
+"""Encode any number of texts: in windows, sorted by length inside each, returned in their order."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # of a text as `batch_size` counts it
-TEXTS = 2048  # that are cut into tokens and sorted at once, or fewer
-LETTERS = 2**19  # that have so many characters
+TOKENS = 128  # the tokens of a text as `batch_size` counts them
+TEXTS = 2048  # the most texts that are split into tokens and sorted at once,
+LETTERS = 2**19  # and the most characters
 
 
 class EmptyText(ValueError):
     """A text has no token to make a vector of.
 
     Attributes:
-        number: which text it is, counted from 0.
+        number: the number of the text, from 0.
         reason: what is missing.
     """
 
     def __init__(self, number: int, unread: int, call: str = "encode") -> None:
-        where = f"behind the prompt's {unread}" if unread else "in it"
+        where = f"after the prompt's {unread}" if unread else "in it"
         self.number, self.reason = number, f"there is no token {where}"
         super().__init__(f"{call}: text {number} is empty: {self.reason}")
 
 
 @dataclass
 class Encoder:
-    """What `Model.encode` does, with its options checked; it says what they are.
+    """The computation of `Model.encode`, with checked options.
 
     Attributes:
-        name: the model's, for errors.
+        name: the model's name, for errors.
         tokenizer: the model's.
         sentence: what its files say about texts and their vectors.
         limit: the most tokens of a text.
-        rows: how many ids the model knows.
-        dim: D, of a token's vector.
-        dtype: that of its vectors.
+        rows: the number of ids that the model knows.
+        dim: D, the size of a token's vector.
+        dtype: the type of the vectors.
         run: from the ids of texts to the vectors of their tokens, end to end, and where each text
             begins; `Transformer.packed`.
-        head: what makes a text's vector of these in the place of pooling, None for pooling.
-        batch_size: and so on, the options of `Model.encode`.
-        call: who is named in an error.
+        head: makes a text's vector of these; None for pooling.
+        batch_size: an option of `Model.encode`, like the next six.
+        call: the public call that errors name.
     """
 
     name: str
@@ -105,21 +105,21 @@ class Encoder:
         self._before = chosen_prompt(
             self.sentence, self.prompt, self.prompt_name, name=self.name, call=self.call
         )
-        self._unread = 0  # tokens of the prompt that are left out when a text's are pooled
+        self._unread = 0  # the tokens of the prompt that pooling leaves out
         if self._before and not self.sentence.include_prompt:
             [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
             ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None) -> Any:
-        """All vectors at once, (n, D), or what else is wanted of each text."""
+        """Return all vectors at once, (n, D), or the other outputs of each text."""
         parts = self.windows(sentences, show)
         if not self._one_each:
             return [rows for part in parts for rows in part]
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
             return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # of known number: joined at the end, they would need their memory twice
+        # the number is known: joining parts at the end would need twice the memory
         vectors, done = np.empty((len(sentences), width), self.dtype), 0
         for part in parts:
             vectors[done : done + len(part)] = part
@@ -127,7 +127,7 @@ class Encoder:
         return vectors
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
-        """The same, some thousand texts at a time."""
+        """Yield the outputs of some thousand texts at a time."""
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
@@ -145,9 +145,9 @@ class Encoder:
         fit: Callable[[Sequence[Tokenized]], tuple[list[Tokenized], EditedRun]],
         show: bool | None = None,
     ) -> Any:
-        """What `all` gives where something is done differently, which all texts are needed for.
+        """Return what `all` returns for a run with edits, which need all texts at once.
 
-        `fit` gives the texts, of which some tokens may be swapped, and what is done.
+        `fit` returns the texts, with swapped tokens, and the checked edits.
         """
         truncator = Truncator(self.tokenizer, self.limit)
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
@@ -171,46 +171,46 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """How many numbers a text's vector has, before it is cut."""
+        """The size of a text's vector, before it is cut."""
         return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
 
     @property
     def kind(self) -> Hashable:
-        """Equal for encoders whose texts may be run and pooled together."""
+        """A key that is equal for encoders whose texts may run and be pooled together."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
-        """The ids of texts as they are computed, (T,) each: behind the prompt, cut at the limit.
+        """Return the ids of texts that are run, (T,) each: after the prompt, cut at the limit.
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: it cannot be cut into tokens, or is to stay `whole` and has too many.
+            ValueError: it cannot be split into tokens, or must stay `whole` and has too many.
         """
         truncator = Truncator(self.tokenizer, self.limit)
-        found = self._ids(texts, truncator)
+        batch = self._ids(texts, truncator)
         if whole and (truncator.cut.count or truncator.cut.torn):
             raise ValueError(f"{self.call}: it {self._too_long()}")
-        return found
+        return batch
 
     def _too_long(self) -> str:
         limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
         return f"has more than the {limit} that {self.name} reads: shorten it"
 
     def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
-        """Ids (T,) that somebody gives in the place of a text, as they are computed.
+        """Return ids (T,) that a user gives instead of a text, as they are run.
 
-        They are taken as they are, special tokens and all, and cut at the limit as a text's are:
-        special tokens at the end stay there.
+        They are taken with their special tokens, and cut at the limit as a text is: special tokens
+        at the end stay.
 
         Args:
             ids: integers in one row.
-            name: what errors call them.
-            whole: whether more than the limit are an error.
+            name: the name that errors use.
+            whole: whether more ids than the limit are an error.
 
         Raises:
             TypeError: they are anything else.
             ValueError: there is none, one has no row in the model's table, there are too many, or a
-                prompt that was asked for would go before them.
+                prompt was asked for, which goes before texts only.
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
@@ -232,20 +232,20 @@ class Encoder:
         return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
 
     def check(self, ids: Array, number: int) -> None:
-        """An error if the ids of a text leave nothing to make a vector of; `number` names it."""
+        """Raise an `EmptyText` if the ids of text `number` leave nothing to make a vector of."""
         if len(ids) <= self._unread and not self.sentence.static:
             raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Of texts given by their ids, run together, what `Sentence.finish` takes: (n, width).
+        """Run texts together, given by their ids, and return the input of `Sentence.finish`.
 
-        The options are those of `Transformer.run`.
+        It is (n, width). The options are those of `Transformer.run`.
         """
         rows, cu_lengths = self.run(batch, **options)
         return self._pooled(batch, rows, cu_lengths)
 
     def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
-        """A vector of each text, of those of its tokens, (total, D), laid end to end."""
+        """Return a vector of each text from the vectors of its tokens, (total, D), end to end."""
         if self.head is not None:
             return self.head(rows, cu_lengths, np.concatenate(batch))
         pool, unread = self.sentence.pool, self._unread
@@ -255,7 +255,7 @@ class Encoder:
         return [text.ids for text in truncator(self._whole(texts))]
 
     def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
-        """The numbers of texts that are run together."""
+        """Yield the numbers of texts that run together."""
         return by_length(batch, self.batch_size * TOKENS)
 
     def _vectors(
@@ -264,23 +264,23 @@ class Encoder:
         advance: Callable[[int], None],
         edits: EditedRun | None = None,
     ) -> Any:
-        """What is wanted of texts, in their order; `advance` is told how many are done."""
-        found: list[Any] = [None] * len(batch)
+        """Return the outputs of texts, in their order; `advance` gets the number of texts done."""
+        outputs: list[Any] = [None] * len(batch)
         for numbers in self._parts(batch):
             part = [batch[index] for index in numbers]
             options = {} if edits is None else edits.packed(numbers, part)
             vectors = self._wanted(part, **options)
             for number, vector in zip(numbers, vectors, strict=True):
-                found[number] = vector
+                outputs[number] = vector
             advance(len(part))
         if not self._one_each:
-            return found
+            return outputs
         return self.sentence.finish(
-            np.array(found), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
+            np.array(outputs), normalize=self.normalize_embeddings, truncate_dim=self.truncate_dim
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """What is wanted of each text given by its ids; vectors of texts as they are pooled."""
+        """Return the outputs of texts given by their ids; vectors of texts only pooled."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -300,25 +300,25 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Texts behind the prompt; blanks around one are no part of it."""
+        """Return texts after the prompt, without the blanks around them."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
-    """The numbers of texts of like length, which have so many tokens together, or of one text.
+    """Yield the numbers of texts of similar length, with up to `most` tokens, or of one text.
 
     >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
     [[2], [0, 3, 1]]
     """
     order = sorted(range(len(batch)), key=lambda index: -len(batch[index]))
-    places = iter(order)
+    rest = iter(order)
     for part in parts_of([batch[index] for index in order], most):
-        yield list(islice(places, len(part)))
+        yield list(islice(rest, len(part)))
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Texts that are strings; those of a list are looked at before any work is done."""
+    """Return texts that are strings; those of a list are checked before any work is done."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)
@@ -330,7 +330,7 @@ def checked_texts(sentences: Any, call: str) -> Iterable[str]:
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in their order, some thousand at a time."""
+    """Yield texts in their order, some thousand at a time."""
     window: list[str] = []
     letters = 0
     for text in texts:
@@ -346,19 +346,19 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
 def chosen_prompt(
     sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str, call: str
 ) -> str:
-    """A prompt that is given, or the one of this name, or the default of the model's files.
+    """Return the given prompt, or the one of this name, or the default of the model's files.
 
     Raises:
         TypeError: the prompt is not a string.
-        ValueError: there is no prompt of this name.
+        ValueError: no prompt has this name.
 
     >>> chosen_prompt(Sentence(prompts={"query": "find: "}), None, "query", name="x", call="encode")
     'find: '
     """
     if prompt is not None:
         if prompt_name is not None:
-            said = f"{call}: prompt and prompt_name are both given: prompt_name is not used"
-            warnings.warn(said, UserWarning, stacklevel=callers())
+            message = f"{call}: prompt and prompt_name are both given: prompt_name is not used"
+            warnings.warn(message, UserWarning, stacklevel=callers())
         return check_text(prompt, call=call, name="prompt")
     wanted = sentence.default_prompt if prompt_name is None else prompt_name
     if wanted is None:

@@ -1,4 +1,4 @@
-"""What is done with vectors once they are computed: fewer bits for each number, and how alike."""
+"""Vectors after encoding: quantize them, compare them, convert them to torch tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # vectors whose least and largest say little of others
+FEW = 100  # vectors whose range is no good estimate for other vectors
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
-    """An error where there is no such precision, or where it is not for what is asked for."""
+    """Raise a ValueError if the precision is unknown, or does not apply to the output."""
     if precision not in PRECISIONS:
         raise ValueError(f"{call}: precision is {precision!r}: choose {' or '.join(PRECISIONS)}")
     if precision != "float32" and output_value != "sentence_embedding":
@@ -30,15 +30,14 @@ def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
 
 
 def quantized(vectors: Array, precision: str, *, call: str) -> Array:
-    """Vectors (n, D) of floats in fewer bits, as sentence-transformers writes them.
+    """Return vectors (n, D) of floats in fewer bits, as sentence-transformers writes them.
 
-    "int8" and "uint8" have a step in place of each number, of the 256 from the least to the largest
-    that it has among these vectors: (n, D). "binary" and "ubinary" have a bit, 1 above 0, eight in
-    a byte, the first the highest: (n, ceil(D / 8)), of int8 (128 less) and uint8. "float32" leaves
-    them as they are.
+    "int8" and "uint8" replace each number by its step, one of 256 over its range among these
+    vectors: (n, D). "binary" and "ubinary" replace it by a bit, 1 above 0, eight in a byte, the
+    first the highest: (n, ceil(D / 8)), of int8 (128 less) and uint8. "float32" changes nothing.
 
     Raises:
-        ValueError: there is one vector, and its numbers have no least and largest.
+        ValueError: a single vector has no range to divide.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
     >>> quantized(vectors, "ubinary", call="encode").tolist()
@@ -56,8 +55,8 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
-            f"{call}: the steps of {precision} are divided by {len(vectors)} vectors: give "
-            f"{FEW} or more, as those of other calls have other steps",
+            f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors: give "
+            f"{FEW} or more, as vectors of other calls have other steps",
             UserWarning,
             stacklevel=callers(),
         )
@@ -65,52 +64,49 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors):
         least, largest = vectors.min(0), vectors.max(0)
         step = (largest - least) / vectors.dtype.type(255)
-        step[step == 0] = 1  # one that is the same in all vectors is at step 0
+        step[step == 0] = 1  # a number that is equal in all vectors gets step 0
         steps[...] = np.clip(np.floor((vectors - least) / step), 0, 255)
     return steps if precision == "uint8" else (steps ^ 0x80).view(np.int8)
 
 
-def as_tensors(found: Any, torch: Any, *, joined: bool) -> Any:
-    """What `encode` gives as tensors of torch: vectors (n, D) as one, or as a list of them."""
-    if isinstance(found, list):
-        return [as_tensors(one, torch, joined=True) for one in found]
-    if isinstance(found, dict):
-        return {name: torch.from_numpy(array) for name, array in found.items()}
-    tensor = torch.from_numpy(found)
+def as_tensors(output: Any, torch: Any, *, joined: bool) -> Any:
+    """Return the output of `encode` as torch tensors: vectors (n, D) as one, or as a list."""
+    if isinstance(output, list):
+        return [as_tensors(item, torch, joined=True) for item in output]
+    if isinstance(output, dict):
+        return {name: torch.from_numpy(array) for name, array in output.items()}
+    tensor = torch.from_numpy(output)
     return tensor if joined else list(tensor)
 
 
-def as_given(found: Array, *given: Any) -> Any:
-    """An array as a tensor of torch where one of what is given is one, or a list of such.
+def as_given(array: Array, *inputs: Any) -> Any:
+    """Return an array as a torch tensor if one of the inputs is a tensor, or a list of them.
 
     >>> as_given(np.zeros(2), [[0.5]])
     array([0., 0.])
     """
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
-    first = [one[0] if isinstance(one, list) and one else one for one in given]
-    if torch is None or not any(isinstance(one, torch.Tensor) for one in first):
-        return found
-    return torch.from_numpy(found)
+    torch = sys.modules.get("torch")  # a caller with a tensor has imported it
+    first = [value[0] if isinstance(value, list) and value else value for value in inputs]
+    if torch is None or not any(isinstance(value, torch.Tensor) for value in first):
+        return array
+    return torch.from_numpy(array)
 
 
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
-    """From each row of `a` to each of `b`, (n, m), by the distance of their differences (m, D)."""
-    found = np.empty((len(a), len(b)), a.dtype)
-    for number, row in enumerate(a):  # one at a time: all the differences would be (n, m, D)
-        found[number] = distance(b - row)
-    return found
+    """Return the distances of each row of `a` to each of `b`, (n, m)."""
+    rows = [distance(b - row) for row in a]  # one at a time: all differences would be (n, m, D)
+    return np.array(rows, a.dtype).reshape(len(a), len(b))
 
 
 def _manhattan(rows: Array) -> Array:
-    found: Array = np.abs(rows).sum(1)
-    return found
+    return np.asarray(np.abs(rows).sum(1))
 
 
 def _euclidean(rows: Array) -> Array:
     return np.asarray(np.sqrt(np.square(rows).sum(1)))
 
 
-# For vectors (n, D) and (m, D), (n, m): the larger, the more alike.
+# For vectors (n, D) and (m, D), (n, m): the larger, the more similar.
 _EACH: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: multiply(to_length_one(a), to_length_one(b).T),
     "dot": lambda a, b: multiply(a, b.T),
@@ -127,7 +123,7 @@ _PAIRWISE: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def similarity(a: Any, b: Any, how: str) -> Array:
-    """How alike each vector of `a` (n, D) is to each of `b` (m, D): (n, m).
+    """Return the similarity of each vector of `a` (n, D) to each of `b` (m, D): (n, m).
 
     >>> similarity([[3.0, 4.0]], [[3.0, 4.0], [-3.0, -4.0]], "cosine").round(6).tolist()
     [[1.0, -1.0]]
@@ -137,7 +133,7 @@ def similarity(a: Any, b: Any, how: str) -> Array:
 
 
 def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
-    """How alike each vector of `a` (n, D) is to that of `b` (n, D) in its place: (n,).
+    """Return the similarity of each vector of `a` (n, D) to that of `b` (n, D) at its index: (n,).
 
     >>> similarity_pairwise([[3.0, 4.0]], [[0.0, 0.0]], "euclidean").tolist()
     [-5.0]
@@ -145,14 +141,14 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
     first, second = _read(a, b, "similarity_pairwise")
     if len(first) != len(second):
         raise ValueError(
-            f"similarity_pairwise: there are {len(first)} vectors and {len(second)}: give as many "
-            "of one as of the other, or call similarity for each with each"
+            f"similarity_pairwise: there are {len(first)} vectors and {len(second)}: give the same "
+            "number of each, or call similarity for every pair"
         )
     return _PAIRWISE[how](first, second)
 
 
 def _read(a: Any, b: Any, call: str) -> tuple[Array, Array]:
-    """Both as (n, D) and (m, D) of one float type, float32 where they are of integers."""
+    """Return both as (n, D) and (m, D) of one float type, float32 for integers."""
     both = [as_array(x, call=call, name=name) for x, name in ((a, "a"), (b, "b"))]
     both = [x[None] if x.ndim == 1 else x for x in both]
     for x, name in zip(both, "ab", strict=True):

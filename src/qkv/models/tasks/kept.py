@@ -1,4 +1,4 @@
-"""Which of all intermediates a trace keeps: by layer, by name, or summaries alone."""
+"""Choose the activations that a trace keeps: by layer, by name, or only summaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.trace.activations import activation, is_tuple_name, meant, parse, spell
 # An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # where a name is near no other
+_USUAL = ("pattern", "q", "resid_post")  # suggested if no name is near
 
 
 def names_to_keep(
@@ -24,20 +24,19 @@ def names_to_keep(
     *,
     call: str = "trace",
 ) -> Callable[[str], bool]:
-    """Says of each name that is known whether it is kept.
+    """Return a function that says of each known name whether a trace keeps it.
 
     Args:
         known: every name that a trace of the model may hold.
-        layers: the numbers of those to keep, from the end with -1; all if None.
-        names: what to keep, in full or short, or by tuples as a trace is indexed; all that
-            is kept unasked if None.
-        top_k: keep the summaries of this many weights, and what `names` asks for.
-        call: who is named in an error.
+        layers: the numbers of the layers to keep, from the end with -1; all if None.
+        names: the names to keep, in full, short, or as tuples; the default names if None.
+        top_k: keep the summaries of this many weights, and the names in `names`.
+        call: the public call that errors name.
 
     Raises:
         TypeError: a layer or `top_k` is not a whole number, or a name neither string nor tuple.
-        ValueError: there is no such layer, or `top_k` is below 1.
-        KeyError: there is no such name.
+        ValueError: a layer does not exist, or `top_k` is below 1.
+        KeyError: a name does not exist.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"]
     >>> keep = names_to_keep(known, -1, "q", None)
@@ -62,12 +61,12 @@ def names_to_keep(
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """How many layers are run for what a trace keeps; None for all and what follows them.
+    """Return the number of layers to run for the names that are kept; None for the whole network.
 
     Args:
         known: every name that a trace of the model may hold.
-        keep: says of each whether it is kept.
-        side: whose names count, "encoder" or "decoder"; those of all unless given.
+        keep: says of each name whether it is kept.
+        side: count only names of this side, "encoder" or "decoder"; all names by default.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
@@ -80,41 +79,40 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
 
 def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
-    """The full names that are asked for, and those of them that are in no layer by their name."""
-    given: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
-    if not isinstance(given, Iterable):
+    """Return the full names that are asked for, and those among them that are outside layers."""
+    wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
+    if not isinstance(wanted, Iterable):
         raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
-    called = {full: spellings(full) for full in known}
-    ways = set().union(*called.values())
+    spelled = {full: spellings(full) for full in known}
     kept: set[str] = set()
-    alone: set[str] = set()
-    for name in given:
+    outside: set[str] = set()
+    for name in wanted:
         if not isinstance(name, str | tuple):
             raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
         if isinstance(name, str):
-            found = {full for full, own in called.items() if name in own}
+            matches = {full for full, own in spelled.items() if name in own}
         else:
-            found = _meant(known, name)
-        if not found:
-            raise KeyError(f"{call}: {_unknown(known, name, ways)}")
-        kept |= found
-        if all(parse(full).layer is None for full in found):
-            alone |= found
-    return kept, alone
+            matches = _meant(known, name)
+        if not matches:
+            raise KeyError(f"{call}: {_unknown(known, name, set().union(*spelled.values()))}")
+        kept |= matches
+        if all(parse(full).layer is None for full in matches):
+            outside |= matches
+    return kept, outside
 
 
 def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """What a tuple stands for, on each side that has it."""
-    found = set()
+    """Return the names that a tuple stands for, on each side that has one."""
+    matches = set()
     for side, count in _counts(known).items():
         before = f"{side}." if side else ""
         names = (before + full for full in meant(name, count))
-        found |= set(islice((full for full in names if full in known), 1))
-    return found
+        matches |= set(islice((full for full in names if full in known), 1))
+    return matches
 
 
 def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """What an error says of a name that is none."""
+    """Return the message about an unknown name; `ways` are all spellings of known ones."""
     most = max(_counts(known).values())
     layer: Any = name[1] if is_tuple_name(name) else None
     if layer is not None and not -most <= layer < most:
@@ -125,7 +123,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
-    """How many layers each side has."""
+    """Return the number of layers of each side."""
     counts: dict[str, int] = {}
     for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
@@ -133,7 +131,7 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """The names that belong to one of these layers, or to none; the final norm is of the last."""
+    """Return the names in one of these layers, or outside layers; the final norm is in the last."""
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
@@ -144,10 +142,10 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             raise ValueError(
                 f"{call}: there is no layer {number}: the model has {most}, 0 to {most - 1}"
             )
-    wanted, found = {int(number) for number in numbers}, set()
+    wanted, names = {int(number) for number in numbers}, set()
     for full in known:
         at = parse(full)
         layer = counts[at.side] - 1 if at.is_last else at.layer
         if layer is None or {layer, layer - counts[at.side]} & wanted:
-            found.add(full)
-    return found
+            names.add(full)
+    return names
