@@ -10,22 +10,11 @@ import pytest
 
 from qkv.attend import attention
 from qkv.marking import check
-from qkv.marking.tasks.attention.answer import answer
 from qkv.marking.tasks.attention.inputs import Case, cases
-from qkv.marking.tasks.attention.mistakes import (
-    BATCHES,
-    BOTH,
-    CAUSAL,
-    EMPTY,
-    HEADS,
-    HIDING,
-    LARGE,
-    MASK,
-    OFFSET,
-    SHAPES,
-    core,
-)
-from qkv.marking.tasks.attention.steps import RIGHT, compute
+from qkv.marking.tasks.attention.steps import RIGHT, answer, compute
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
+from qkv.marking.tasks.mistakes.heads import HEADS
+from qkv.marking.tasks.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET
 
 X = "x,w_q,w_k,w_v"
 
@@ -1214,7 +1203,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     result = check(mine)
     assert result.message == (
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so each query has only a part of that.\n"
+        "It shows: all the weights together sum to 1, so each row has only a part of that.\n"
         "What mends it: e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
         " weights = e / e.sum(axis=-1, keepdims=True)"
     )
@@ -1222,7 +1211,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert repr(result) == text
     assert text.startswith(
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so each query has only a part of\nthat.\n"
+        "It shows: all the weights together sum to 1, so each row has only a part of\nthat.\n"
         "\nThe smallest input that shows it:\n"
     )
     assert "query = [[1. 1.]\n           [2. 1.]]" in text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks.attention.mistakes import HEADS as SHARED
-from qkv.marking.tasks.heads.mistakes import HEADS, PROJECTED
+from qkv.marking.tasks.heads import JOINING, PROJECTED
+from qkv.marking.tasks.mistakes.heads import HEADS as SHARED
 
 
 def softmax(x, axis=-1):
@@ -271,8 +271,8 @@ def test_a_function_without_a_number_of_heads_is_no_answer():
 
 
 def test_every_known_mistake_is_made_above():
-    known = (*SHARED, *HEADS, *PROJECTED)
+    known = (*SHARED, *JOINING, *PROJECTED)
     assert {one.key for one in known if not one.alone} <= {key for key, _ in WRONG}
-    for one in (*HEADS, *PROJECTED):
+    for one in (*JOINING, *PROJECTED):
         assert one.nudge
         assert len({*one.hint}) == 3

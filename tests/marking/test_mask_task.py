@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks.mask.causal import KNOWN
-from qkv.marking.tasks.mask.mistakes import LARGE, TEXTS, WEAK
+from qkv.marking.tasks.mask import KNOWN
+from qkv.marking.tasks.mistakes.masks import LARGE, TEXTS, WEAK
 
 
 def softmax(x):

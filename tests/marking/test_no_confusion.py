@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks import positions
+from qkv.marking.tasks import heads as heads_task
+from qkv.marking.tasks import positions, softmax
 from qkv.marking.tasks.attention import inputs
-from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.block import marker as blocks
 from qkv.marking.tasks.block import steps as wiring
@@ -25,12 +25,9 @@ from qkv.marking.tasks.cross import writing_mistakes as written
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
 from qkv.marking.tasks.decoder import steps as decoder
-from qkv.marking.tasks.heads import mistakes as heads
 from qkv.marking.tasks.kv_cache import mistakes as caching
 from qkv.marking.tasks.kv_cache import steps as stepping
-from qkv.marking.tasks.mask import mistakes as masks
-from qkv.marking.tasks.softmax import mistakes as softmax
-from qkv.marking.tasks.softmax import steps as scores
+from qkv.marking.tasks.mistakes import formula, heads, masks, slips
 from qkv.marking.tasks.stepping import Run
 
 pytestmark = pytest.mark.attack
@@ -39,7 +36,7 @@ X = "x,w_q,w_k,w_v"
 
 
 def of_softmax(made):
-    return lambda x, axis=-1: scores.compute(scores.Scores(x, axis), {**scores.RIGHT, **made})
+    return lambda x, axis=-1: softmax.compute(softmax.Scores(x, axis), {**softmax.RIGHT, **made})
 
 
 def of_positions(made):
@@ -167,28 +164,28 @@ KNOWN = {
     ),
     ("positions", of_positions, "qkv"): positions.MISTAKES,
     ("attention", of_attention, "qkv"): (
-        *attention.core("qkv"),
-        *attention.SHAPES,
-        *attention.LARGE,
-        *attention.BATCHES,
-        *attention.MASK,
-        *attention.HIDING,
-        *attention.EMPTY,
-        *attention.CAUSAL,
-        *attention.BOTH,
-        *attention.OFFSET,
+        *formula.core("qkv"),
+        *formula.SHAPES,
+        *formula.LARGE,
+        *formula.BATCHES,
+        *masks.MASK,
+        *masks.HIDING,
+        *masks.EMPTY,
+        *masks.CAUSAL,
+        *masks.BOTH,
+        *masks.OFFSET,
     ),
-    ("attention", of_words, X): (*attention.core(X), *attention.HEADS, attention.IN_TURN),
+    ("attention", of_words, X): (*formula.core(X), *heads.HEADS, heads.IN_TURN),
     ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
-    ("heads", of_heads, "qkv"): (*attention.HEADS, *heads.HEADS, *heads.PROJECTED),
-    ("block", of_blocks, "qkv"): (*blocks.KNOWN, *attention.HEADS),
+    ("heads", of_heads, "qkv"): (*heads.HEADS, *heads_task.JOINING, *heads_task.PROJECTED),
+    ("block", of_blocks, "qkv"): (*blocks.KNOWN, *heads.HEADS),
     ("kv-cache", of_steps, "qkv"): (
         *caching.CACHING,
         *caching.MASKING,
         *caching.PLACING,
         caching.RECOMPUTED,
-        *attention.core(X),
-        *attention.OF_CAUSAL,
+        *formula.core(X),
+        *slips.OF_CAUSAL,
         caching.EXCHANGED,
     ),
     ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, *decoding.LAST),

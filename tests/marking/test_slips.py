@@ -5,13 +5,14 @@ import re
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.block import marker as blocks
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.kv_cache import marker as caching
-from qkv.marking.tasks.mask import causal
+from qkv.marking.tasks.mask import KNOWN as CAUSAL
+from qkv.marking.tasks.mistakes.formula import core
+from qkv.marking.tasks.mistakes.heads import HEADS
 from qkv.marking.tasks.positions import MISTAKES as POSITIONS
-from qkv.marking.tasks.softmax.mistakes import CORE as SOFTMAX
+from qkv.marking.tasks.softmax import CORE as SOFTMAX
 
 from .written import TASK_OF, WRITTEN, planted
 
@@ -420,7 +421,7 @@ def test_what_they_are_planted_in_is_right(written):
 def test_every_slip_is_planted():
     known = {
         one.key
-        for table in (attention.core("x,w_q,w_k,w_v"), attention.HEADS, SOFTMAX, causal.KNOWN,
+        for table in (core("x,w_q,w_k,w_v"), HEADS, SOFTMAX, CAUSAL,
                       POSITIONS, caching.KNOWN, blocks.KNOWN, decoders.KNOWN)
         for one in table
         if one.alone
@@ -438,7 +439,7 @@ def test_every_slip_is_planted():
         ("attention/lists", "range(len(q))", "range(1, len(q))", "the first query is forgotten"),
         ("attention/matmul", "query @ key.swapaxes(-1, -2)", "query * key", "number by number"),
         ("attention/matmul", "np.sqrt(d)", "(d ** 1/2)", r"d \*\* 1/2 is \(d \*\* 1\) / 2"),
-        ("attention/matmul", "weights @ value", "value @ weights", "the values stand before"),
+        ("attention/matmul", "weights @ value", "value @ weights", "the factors stand in the wrong"),
         ("positions/loops", "angle = ", "angle = math.pi / 180 * ", "taken for degrees"),
         ("positions/loops", "(2 * pair / d)", "(2 * pair) / d", "lacks its brackets"),
         ("heads/loop", "range(num_heads)", "range(num_heads - 1)", "the last head is forgotten"),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks.softmax.mistakes import AXIS, BATCHES, CORE, LARGE
-from qkv.marking.tasks.softmax.steps import RIGHT, Scores, compute
+from qkv.marking.tasks.softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
 
 # -- right ones -----------------------------------------------------------------------------------
 

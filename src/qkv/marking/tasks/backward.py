@@ -8,8 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.draws import generator
+from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import exercise, slip
-from qkv.marking.tasks.softmax.steps import softmax
 
 _BACK = "return weights * (d_weights - (weights * d_weights).sum(axis=-1, keepdims=True))"
 

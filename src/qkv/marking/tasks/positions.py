@@ -20,7 +20,7 @@ from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes.slips import cut, without
+from qkv.marking.tasks.mistakes.build import cut, without
 from qkv.marking.tasks.task import Task
 
 BASE = 10000.0

@@ -12,10 +12,11 @@ from qkv.marking import findings
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
-from qkv.marking.tasks.attention.answer import answer
 from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.learner import Learner
-from qkv.marking.tasks.attention.mistakes import EMPTY, LARGE, SCALE
+from qkv.marking.tasks.attention.steps import SCALE, answer
+from qkv.marking.tasks.mistakes.formula import LARGE
+from qkv.marking.tasks.mistakes.masks import EMPTY
 
 RETURN = "return weights @ v"
 

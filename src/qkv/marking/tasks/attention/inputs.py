@@ -12,7 +12,6 @@ from qkv.marking.draws import by_seed, generator
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
-MOST = 131  # queries, or keys: more than one block, if a function works in blocks
 CORE = "scores, scaling, softmax, values"  # as many queries as keys, d == dv: most mistakes show
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.parameters import is_number
-from qkv.marking.tasks.attention.answer import answer
 from qkv.marking.tasks.attention.inputs import NAMES, Case
+from qkv.marking.tasks.attention.steps import answer
 
 # what the marker calls an option: what learners call it
 OPTIONS = {

@@ -1,4 +1,4 @@
-"""Run a learner's attention function and say in words which mistake it made."""
+"""The tasks of attention: run a learner's function and say in words which mistake it made."""
 
 from __future__ import annotations
 
@@ -14,28 +14,44 @@ from qkv.marking.findings import Finding, changed_inputs, of_mistake
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention import findings, mistakes
-from qkv.marking.tasks.attention.inputs import (
-    CORE,
-    MOST,
-    NAMES,
-    SIZES,
-    cases,
-    large_ones,
-    long_ones,
-)
+from qkv.marking.tasks.attention import findings
+from qkv.marking.tasks.attention.inputs import CORE, NAMES, SIZES, cases, large_ones, long_ones
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
-from qkv.marking.tasks.attention.steps import RIGHT, compute
+from qkv.marking.tasks.attention.steps import FLOATS, RIGHT, compute
+from qkv.marking.tasks.mistakes import heads, masks
+from qkv.marking.tasks.mistakes.build import pick
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Task
+
+MOST = 131  # queries, or keys: more than one block, if a function works in blocks
+WEIGHTS_FIRST = Mistake(
+    "tuple-order",
+    "the weights come first and the output second",
+    "the second of the two arrays returned is the output",
+    "return weights @ v, weights",
+    kind="convention",
+    nudge="Print the shapes of the two: which of them has a column for each of the values'?",
+    where="the return statement",
+)
+PER_KEY = Mistake(
+    "mask-per-key",
+    "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
+    "a causal mask cannot be given in it",
+    "scores = np.where(mask, scores, -np.inf)  # takes both",
+    kind="convention",
+    nudge="How would each query get a mask of its own?",
+    where="the place where the mask is read",
+)
 
 
 class AttentionMarking(Marking):
     """An attention function on its way through the tests."""
 
+    call: Learner
+
     def __init__(self, task: str, call: Learner, signature: str, *, batches: bool = False) -> None:
         super().__init__(task, call.name, call, compute, RIGHT, returns=findings.RETURN)
         self.needs_batches = batches
-        self.call: Learner = call
         self.signature, self.cases = signature, cases(signature)
         self.of_weight_one = self.cases["one key"]
 
@@ -128,31 +144,26 @@ def _mark(m: AttentionMarking) -> CheckResult:
     first_calls(m)
     if m.wrong:
         return m.result()
-    one_head = mistakes.ONE_HEAD if "heads" in options else ()
-    m.ask(CORE, (*mistakes.core(m.signature), *one_head))
+    one_head = heads.ONE_HEAD if "heads" in options else ()
+    m.ask(CORE, (*core(m.signature), *one_head))
     if not m.wrong:
-        m.ask(SIZES[m.signature], mistakes.SHAPES)
-    m.ask("scores of 1000", mistakes.LARGE, findings.large_scores)
+        m.ask(SIZES[m.signature], SHAPES)
+    m.ask("scores of 1000", LARGE, findings.large_scores)
     if not m.wrong:
         m.find(changed_inputs(m.runs))
     if not m.wrong:
         (whole,) = m.cases["whole numbers"]
-        m.whole_numbers(whole, mistakes.FLOATS)
+        m.whole_numbers(whole, FLOATS)
     if not m.wrong and m.signature == "qkv":
         _try_long_ones(m)
     batches = not m.wrong and takes_batches(m)
 
     each_pair = "mask" in options and try_masks(m, batches)
-    if "causal" in options:
-        m.ask("a causal mask", (*mistakes.CAUSAL, *mistakes.HIDING, *mistakes.EMPTY))
-        if batches:
-            m.ask("a causal mask on a batch", may_refuse=True)
-        if each_pair:
-            m.ask("both masks together", mistakes.BOTH, may_refuse=True)
-        if "q_offset" in options and "q_offset" in m.cases:
-            m.ask("q_offset", mistakes.OFFSET)
+    try_causal(m, each_pair, batches)
+    if "causal" in options and "q_offset" in options and "q_offset" in m.cases:
+        m.ask("q_offset", masks.OFFSET)
     if "heads" in options and "two heads" in m.cases:
-        m.ask("two heads", (*mistakes.HEADS, mistakes.IN_TURN))
+        m.ask("two heads", (*heads.HEADS, heads.IN_TURN))
     asked = {"mask", "causal", "q_offset" if m.signature == "qkv" else "heads"}
     m.untried += [OPTIONS[option][0] for option in OPTIONS if option in asked - {*options}]
     return m.result()
@@ -168,10 +179,10 @@ def first_calls(m: AttentionMarking) -> None:
     if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
-    runs, known = m.on(CORE), mistakes.core(m.signature)
+    runs, known = m.on(CORE), core(m.signature)
     swapped = replace(m.call, weights_first=True)
     if runs[0].second is not None and m.explains_more(m.on(CORE, swapped), runs, known):
-        m.find(of_mistake(mistakes.WEIGHTS_FIRST, runs[0]))
+        m.find(of_mistake(WEIGHTS_FIRST, runs[0]))
         m.call = swapped
     m.first_call(m.cases[CORE][0])
 
@@ -201,12 +212,12 @@ def try_masks(
     m: AttentionMarking,
     batches: bool,
     more: Sequence[Mistake] = (),
-    per_key: Mistake = mistakes.PER_KEY,
+    per_key: Mistake = PER_KEY,
 ) -> bool:
     """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
     if m.steps is None:
         return False
-    known = (*mistakes.MASK, *mistakes.HIDING, *more)
+    known = (*masks.MASK, *masks.HIDING, *more)
     adding = replace(m.call, adds_mask=True, unmasked=0.0)
     as_bool = m.on("a mask")
     (nothing,) = m.on("a row masked out", adding)
@@ -220,10 +231,21 @@ def try_masks(
             m.tried.append("a mask of keys")
             return False
     m.ask("a mask", known)
-    m.ask("a row masked out", mistakes.EMPTY, findings.empty_row)
+    m.ask("a row masked out", masks.EMPTY, findings.empty_row)
     if batches:
         m.ask("a mask on a batch", may_refuse=not m.needs_batches)
     return True
+
+
+def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
+    """Try a causal mask, where the function takes one, also on batches and beside another mask."""
+    if "causal" not in m.call.options:
+        return
+    m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
+    if batches:
+        m.ask("a causal mask on a batch", may_refuse=True)
+    if each_pair:
+        m.ask("both masks together", masks.BOTH, may_refuse=True)
 
 
 def adds_its_mask(
@@ -239,14 +261,14 @@ def adds_its_mask(
     numbers; else that is a mistake, which nothing tells whoever calls it.
     """
     # where(mask, -inf, scores) is inverted, and hides what is -inf too
-    inverted = m.explain(as_bool, [one for one in known if one.key == "mask-inverted"])
+    inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
     # nor does one take numbers to add that hides where they are 0: where(mask, scores, -inf) does
     explained = m.explain(added, known)
     if explained and any(one.key == "mask-inverted" for one in explained[1]):
         return False
-    adds_bools = m.explain(as_bool, [one for one in known if one.key == "mask-added"])
+    adds_bools = m.explain(as_bool, pick(known, "mask-added"))
     if adds_bools and adds_bools[1] and not for_numbers:
         return False
     m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
@@ -263,11 +285,11 @@ def takes_batches(m: AttentionMarking) -> bool:
     refused = refused_batch(m)
     if refused is not None:
         if m.needs_batches:
-            m.find(of_mistake(mistakes.ONE_TEXT, refused))
+            m.find(of_mistake(ONE_TEXT, refused))
         else:
             m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
         return False
-    m.ask("batches", mistakes.BATCHES, findings.wrong_batch)
+    m.ask("batches", BATCHES, findings.wrong_batch)
     return not m.wrong
 
 
@@ -275,4 +297,4 @@ def refused_batch(m: AttentionMarking) -> Outcome | None:
     """A call with two texts that fails, or comes out misshapen, by no mistake that is known."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
-    return refused[0] if refused and m.explain(runs, mistakes.BATCHES) is None else None
+    return refused[0] if refused and m.explain(runs, BATCHES) is None else None

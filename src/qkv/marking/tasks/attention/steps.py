@@ -1,6 +1,6 @@
-"""Attention done step by step, so that a mistake can take the place of one step.
+"""Attention step by step, so that a mistake can replace one step, and the right answer.
 
-`RIGHT` is the computation, each step by its name.
+`RIGHT` holds the steps by name; the lines of code say them as a learner writes them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,21 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.formula import Steps as Formula
+from qkv.attend.formula import formula
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.inputs import Case
+
+SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
+SCALE = f"{SCORES} / np.sqrt(q.shape[-1])"
+WEIGHTS = (
+    "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
+    " weights = e / e.sum(axis=-1, keepdims=True)"
+)
+CONTEXT = "out = weights @ v"
+HIDE = "scores = np.where(mask, scores, -np.inf)"
+PROJECT = "q, k, v = x @ w_q, x @ w_k, x @ w_v"
+FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class Sizes:
 
 
 def compute(case: Case, steps: Steps) -> Array:
-    """The output of attention done by these steps."""
+    """Return the output of attention by these steps."""
     arrays, parts = case.arrays, list(case.arrays.values())
     width = parts[0].shape[-1]
     if "x" in arrays:
@@ -55,12 +68,9 @@ def compute(case: Case, steps: Steps) -> Array:
 
 
 def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    """Where a query sees a key, (L, S), by the mask and the causal mask of a case."""
+    """Return where a query sees a key, (L, S), by the mask and the causal mask of a case."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
-    if case.causal:
-        allowed = steps["causal"](i, j, case.q_offset or 0, keys - queries)
-    else:
-        allowed = steps["not_causal"](i, j)
+    allowed = steps["sees"](i, j, case.q_offset or 0) if case.causal else steps["not_causal"](i, j)
     if case.visible is None:
         return np.broadcast_to(allowed, (queries, keys))
     rule = steps["both"] if case.causal else np.logical_and
@@ -68,13 +78,26 @@ def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
     return visible
 
 
+def answer(case: Case) -> Formula:
+    """Return the right output, its weights, the log-sum-exp of each row, and the scores."""
+    arrays = [a.astype(np.float64) for a in case.arrays.values()]
+    parts = RIGHT["project"](*arrays) if "x" in case.arrays else arrays
+    if case.heads > 1:
+        parts = [RIGHT["split"](a, case.heads) for a in parts]
+    q, k, v = parts
+    visible = _visible(case, RIGHT, q.shape[-2], k.shape[-2])
+    steps = formula(q, k, v, scale=q.shape[-1] ** -0.5, visible=visible)
+    out = RIGHT["join"](steps.out) if case.heads > 1 else steps.out
+    return steps._replace(out=out if case.output is None else out @ case.output)
+
+
 def same(a: Array, *_: Any) -> Array:
-    """The step left out."""
+    """Return the first argument: the step is left out."""
     return a
 
 
 def flip(a: Array) -> Array:
-    """The last two axes in each other's place."""
+    """Swap the last two axes."""
     return np.swapaxes(a, -1, -2)
 
 
@@ -85,12 +108,12 @@ def softmax(s: Array) -> Array:
     return weights
 
 
-def _split(a: Array, heads: int) -> Array:
+def split(a: Array, heads: int) -> Array:
     """(..., T, H * d) -> (..., H, T, d)."""
     return np.swapaxes(a.reshape(*a.shape[:-1], heads, -1), -3, -2)
 
 
-def _join(a: Array) -> Array:
+def join(a: Array) -> Array:
     """(..., H, T, d) -> (..., T, H * d)."""
     a = np.swapaxes(a, -3, -2)
     return a.reshape(*a.shape[:-2], -1)
@@ -101,12 +124,12 @@ RIGHT: Steps = MappingProxyType(
         "project": lambda x, w_q, w_k, w_v: (x @ w_q, x @ w_k, x @ w_v),
         "choose": lambda q, k, v: (q, k, v),
         "sized": same,
-        "split": _split,
+        "split": split,
         "arranged": lambda q, k, v: (q, k, v),
         "score": lambda q, k: q @ flip(k),
         "scale": lambda s, n: s / np.sqrt(n.d),
         "mask": same,
-        "causal": lambda i, j, offset, ahead: j <= i + offset,
+        "sees": lambda i, j, first: j <= first + i,
         "not_causal": lambda i, j: (i >= 0) & (j >= 0),
         "both": np.logical_and,
         "hide": lambda s, visible: np.where(visible, s, -np.inf),
@@ -115,10 +138,7 @@ RIGHT: Steps = MappingProxyType(
         "normalise": lambda e: e / e.sum(axis=-1, keepdims=True),
         "blank": lambda w, visible: np.where(visible.any(axis=-1, keepdims=True), w, 0.0),
         "weigh": lambda w, v, n: w @ v,
-        "join": _join,
+        "join": join,
         "output": lambda out, w_o: out @ w_o,
     }
 )
-
-# scores in place of weights
-RAW: Steps = {"shift": same, "exp": same, "normalise": same}

@@ -14,10 +14,11 @@ from qkv.marking.findings import Finding
 from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes import HEADS, LARGE, ONE_HEAD, core
 from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
 from qkv.marking.tasks.block.steps import RIGHT, Call, compute
 from qkv.marking.tasks.block.styles import style_of
+from qkv.marking.tasks.mistakes.formula import LARGE, core
+from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
 from qkv.marking.tasks.task import Task
 
 

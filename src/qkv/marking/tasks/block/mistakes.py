@@ -6,7 +6,6 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
-from qkv.marking.tasks.attention.mistakes import of_output
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.block.steps import (
     EPS,
@@ -17,6 +16,7 @@ from qkv.marking.tasks.block.steps import (
     rms_norm,
     sigmoid,
 )
+from qkv.marking.tasks.mistakes.slips import of_output
 from qkv.marking.tasks.wiring import (
     NO_NORM,
     NO_RESIDUAL,
@@ -279,7 +279,7 @@ MLPS = (
         "block-no-output-projection",
         "what the heads give is not multiplied by w_o",
         "w_o makes no difference",
-        {"project_out": lambda out, w_o: out},
+        {"output": lambda out, w_o: out},
         remedy="out = weights @ v @ w_o",
         nudge="Change each parameter in turn: does every one of them make a difference?",
         where="the end of attention",
@@ -409,6 +409,6 @@ SLIPS = mended(
         ),
         where="the line of the MLP",
     ),
-    *of_output("project_out", "x = x + out @ w_o"),
+    *of_output("x = x + out @ w_o"),
     alone=True,
 )

@@ -47,8 +47,7 @@ def compute(case: Call, steps: Steps) -> Array:
 
     def attend(x: Array) -> Array:
         arrays = {"x": x, **{name: p[name] for name in ("w_q", "w_k", "w_v")}}
-        out: Array = steps["project_out"](attention(Case(arrays, heads=heads), steps), p["w_o"])
-        return out
+        return attention(Case(arrays, heads=heads, output=p["w_o"]), steps)
 
     def norm1(x: Array) -> Array:
         return _norm(x, p["norm1_scale"], p["norm1_shift"], steps)
@@ -115,7 +114,6 @@ def mlp_of(x: Array, p: Mapping[str, Array], activation: Part) -> Array:
 RIGHT: Steps = MappingProxyType(
     {
         **ATTENTION,
-        "project_out": lambda out, w_o: out @ w_o,
         "wire": pre_norm,
         "normalize": layer_norm,
         "affine": lambda x, scale, shift: x * scale + shift,

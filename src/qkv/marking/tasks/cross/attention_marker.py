@@ -14,9 +14,9 @@ from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.outcome import Outcome, name_of
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes import LARGE, ONE_TEXT
 from qkv.marking.tasks.cross.mistakes import BATCHES, KNOWN
 from qkv.marking.tasks.cross.steps import RIGHT, Call, compute
+from qkv.marking.tasks.mistakes.formula import LARGE, ONE_TEXT
 from qkv.marking.tasks.task import Task
 
 _NAMES = ("x", "context", "w_q", "w_k", "w_v", "mask")

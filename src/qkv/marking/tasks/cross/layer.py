@@ -51,9 +51,7 @@ def compute(case: Call, steps: Steps) -> Array:
     def attention(name: str, texts: tuple[Array, ...], mask: Any, causal: bool) -> Array:
         weights = {f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}
         x, keys, values = texts
-        out = attend((x, keys, values), weights, steps, mask, causal)
-        projected: Array = steps["project_out"](out, p[f"{name}_o"])
-        return projected
+        return attend((x, keys, values), weights, steps, mask, causal, p[f"{name}_o"])
 
     def self_attention(x: Array) -> Array:
         texts = steps["own"](x, case.context)

@@ -7,11 +7,11 @@ from itertools import combinations, permutations
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention.mistakes import HIDING
 from qkv.marking.tasks.block.mistakes import MLPS, NORMS
 from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
 from qkv.marking.tasks.cross.layer import Rule, pre_norm
 from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, INVERTED, projections_exchanged
+from qkv.marking.tasks.mistakes.masks import HIDING
 from qkv.marking.tasks.wiring import Part
 
 _WIRES = (
@@ -295,7 +295,7 @@ OUTPUTS = (
         "decoder-block-no-output-projection",
         "what attention gives is not multiplied by self_o, or not by cross_o",
         "self_o or cross_o makes no difference",
-        {"project_out": lambda out, w_o: out},
+        {"output": lambda out, w_o: out},
         remedy='x = x + out @ parameters["self_o"]  # and cross_o',
         nudge="Change each parameter in turn: does every one of them make a difference?",
         where="the end of each attention",

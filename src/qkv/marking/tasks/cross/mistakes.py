@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention.mistakes import BATCHES as ATTENTION_BATCHES
-from qkv.marking.tasks.attention.mistakes import HIDING, MASK, core
-from qkv.marking.tasks.mask.mistakes import TEXTS as TEXTS_OF_A_BATCH
+from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES
+from qkv.marking.tasks.mistakes.formula import core
+from qkv.marking.tasks.mistakes.masks import HIDING, MASK
+from qkv.marking.tasks.mistakes.masks import TEXTS as TEXTS_OF_A_BATCH
 
 PROJECT = "q = x @ w_q; k = context @ w_k; v = context @ w_v"
 HIDE = "scores = np.where(mask[..., None, :], scores, -np.inf)  # (..., L, S)"

@@ -38,6 +38,7 @@ def attend(
     steps: Steps,
     visible: Array | None = None,
     causal: bool = False,
+    output: Array | None = None,
 ) -> Array:
     """Attention with the queries, the keys and the values of a text each, (..., L, dv).
 
@@ -47,13 +48,14 @@ def attend(
         steps: how it is computed.
         visible: where a query sees a key, (..., L, S).
         causal: whether each word sees those before it alone.
+        output: w_o, where there is one.
     """
 
     def project(_: Array, *matrices: Array) -> list[Array]:
         each = (steps["project"](text, *matrices) for text in texts)
         return [projected[n] for n, projected in enumerate(each)]
 
-    case = Case({"x": texts[0], **weights}, mask=visible, causal=causal)
+    case = Case({"x": texts[0], **weights}, mask=visible, causal=causal, output=output)
     return attention(case, {**steps, "project": project})
 
 

@@ -19,7 +19,6 @@ from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.decoder.mistakes import (
     ENDS,
     HEADS,
@@ -39,23 +38,27 @@ from qkv.marking.tasks.decoder.steps import (
     greedy,
     small_model,
 )
+from qkv.marking.tasks.mistakes.formula import SCALING, SCORES, SOFTMAX
+from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
+from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
+from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
 from qkv.marking.tasks.task import Task
 
 # of attention, what is no other thing where key heads are shared
-_SPLITTING = tuple(one for one in attention.HEADS if one.key not in ("heads-size", "heads-ignored"))
+_SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
     *HEADS,
     *LAYER,
     *ENDS,
     *TRANSPOSED,
-    *attention.SOFTMAX,
-    *attention.SCORES,
-    *attention.SCALING,
+    *SOFTMAX,
+    *SCORES,
+    *SCALING,
     *_SPLITTING,
     *SLIPS,
-    *attention.SLIPS,
-    *attention.OF_CAUSAL,
+    *OF_ATTENTION,
+    *OF_CAUSAL,
 )
 # one word has nobody else to attend to; of two the second knows a distance
 _TEXTS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])

@@ -206,7 +206,7 @@ def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: 
     sizes = Sizes(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
     i, j = np.arange(len(x))[:, None], np.arange(len(x))
-    scores = np.where(steps["sees"](i, j), scores, -np.inf)
+    scores = np.where(steps["sees"](i, j, 0), scores, -np.inf)
     weights = steps["normalise"](steps["exp"](steps["shift"](scores)))
     joined = steps["join"](steps["weigh"](weights, v, sizes))
     out: Array = steps["linear"](joined, p["self_attn.o_proj"], "o_proj")
@@ -277,7 +277,6 @@ RIGHT: Steps = MappingProxyType(
         "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
         "unpair": joined_halves,
         "repeat": lambda a, times: np.repeat(a, times, axis=0),
-        "sees": lambda i, j: j <= i,
         "gate": lambda gate, up: silu(gate) * up,
         "final_norm": lambda x, norm: norm(x),
         "head": lambda x, table: x @ table.T,

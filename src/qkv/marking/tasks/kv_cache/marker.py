@@ -13,7 +13,6 @@ from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.mistakes import LARGE, OF_CAUSAL, core
 from qkv.marking.tasks.kv_cache.mistakes import (
     CACHING,
     EXCHANGED,
@@ -23,6 +22,8 @@ from qkv.marking.tasks.kv_cache.mistakes import (
     RECOMPUTED,
 )
 from qkv.marking.tasks.kv_cache.steps import RIGHT, compute
+from qkv.marking.tasks.mistakes.formula import LARGE, core
+from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.stepping import Run, StepMarking
 from qkv.marking.tasks.task import Task
 

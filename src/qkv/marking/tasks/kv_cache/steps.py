@@ -81,6 +81,5 @@ RIGHT: Steps = MappingProxyType(
         "reads": after,
         "keeps": after,
         "first": lambda kept, keys, new: keys - new,
-        "sees": lambda i, j, first: j <= first + i,
     }
 )

@@ -18,7 +18,7 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Outcome, differ, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import second_output
-from qkv.marking.tasks.attention.mistakes import BATCHES, LARGE
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv.marking.tasks.self_attention_class import mistakes
 from qkv.marking.tasks.self_attention_class.layers import Layers
 from qkv.marking.tasks.self_attention_class.masks import try_masks

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.marking.engine import Group, Marking
 from qkv.marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
-from qkv.marking.tasks.attention.mistakes import CAUSAL, EMPTY, HIDING, MASK
+from qkv.marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
 from qkv.marking.tasks.self_attention_class.layers import Layers
 from qkv.marking.tasks.self_attention_class.steps import Call
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, mended, mistake
-from qkv.marking.tasks.attention import mistakes as attention
+from qkv.marking.tasks.mistakes.formula import core
+from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
+from qkv.marking.tasks.mistakes.slips import of_output
 
 _OUT = "out = np.swapaxes(out, 0, 1).reshape(T, embed_dim) @ self.w_o"
 _REFUSE = 'if embed_dim % num_heads: raise ValueError("embed_dim must divide by num_heads")'
@@ -35,7 +37,7 @@ LAYER = (
         "class-no-output-projection",
         "what the heads give is not multiplied by W_O",
         "each head writes to columns of its own, and none sees what the others found",
-        {"project_out": lambda out, w_o: out},
+        {"output": lambda out, w_o: out},
         remedy=_OUT,
         nudge="Double w_o: does the output double?",
         where="the end of the call, after the heads are joined",
@@ -74,10 +76,10 @@ LAYER = (
 )
 KNOWN = (
     *LAYER,
-    *attention.HEADS,
-    *attention.ONE_HEAD,
-    *attention.core("x,w_q,w_k,w_v"),
-    *attention.of_output("project_out", _OUT),
+    *HEADS,
+    *ONE_HEAD,
+    *core("x,w_q,w_k,w_v"),
+    *of_output(_OUT),
 )
 
 # what is found in the weights themselves, or in how the layer is built

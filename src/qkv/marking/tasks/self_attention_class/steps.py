@@ -64,14 +64,14 @@ def as_attention(case: Call) -> Case:
         for role in "qkv":
             w = matrices[role]
             arrays[f"w_{role}"] = np.vstack([w, biases.get(role, np.zeros(w.shape[1]))])
-    return Case({"x": x, **arrays}, case.mask, case.causal, heads=case.heads)
+    return Case({"x": x, **arrays}, case.mask, case.causal, None, case.heads, matrices["o"])
 
 
 def compute(case: Call, steps: Steps) -> Array:
     """The output of the layer by its own weights, (..., T, D); its input where none were read."""
     if case.matrices is None:
         return case.x
-    out = steps["project_out"](attention(as_attention(case), steps), case.matrices["o"])
+    out = attention(as_attention(case), steps)
     out = out if case.biases is None else out + case.biases.get("o", 0)
     done: Array = steps["around"](out, case.x)
     return done
@@ -80,7 +80,6 @@ def compute(case: Call, steps: Steps) -> Array:
 RIGHT: Steps = MappingProxyType(
     {
         **ATTENTION,
-        "project_out": lambda out, w_o: out @ w_o,
         "around": lambda out, x: out,
     }
 )

@@ -13,7 +13,7 @@ from qkv.marking.draws import by_seed, generator
 from qkv.marking.errors import type_name
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import RAISED
-from qkv.marking.tasks.softmax.steps import softmax
+from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.stories.grammar import LONGEST, begins, story
 from qkv.marking.tasks.stories.score import induction_score
 

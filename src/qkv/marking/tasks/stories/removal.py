@@ -12,8 +12,8 @@ from qkv.marking.engine import mark_values
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.result import CheckResult
 from qkv.marking.stub import is_stub
+from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import exercise, slip
-from qkv.marking.tasks.softmax.steps import softmax
 from qkv.marking.tasks.stories.grammar import begins, others, returning
 from qkv.marking.tasks.stories.measured import EMPTY, Decoder, Unmeasured, decoder_of
 from qkv.marking.tasks.task import Task

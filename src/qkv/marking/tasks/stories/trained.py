@@ -13,7 +13,7 @@ from qkv.marking.errors import type_name
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.softmax.steps import softmax
+from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.stories.grammar import losses_of_counts, next_words, returning, story
 from qkv.marking.tasks.stories.measured import EMPTY, NO_MODEL, NO_WORDS, Unmeasured, decoder_of
 from qkv.marking.tasks.task import Task

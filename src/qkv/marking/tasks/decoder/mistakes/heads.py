@@ -8,8 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention import mistakes as attention
 from qkv.marking.tasks.attention.steps import flip
+from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
 
 _REPEAT = "k, v = (np.repeat(a, heads // groups, axis=0) for a in (k, v))"
 _MASK = "scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)"
@@ -76,19 +76,19 @@ HEADS = (
             "decoder-no-mask",
             "words see what comes after them: the causal mask is missing",
             "right for one word; the logits of a place change when a word is added behind it",
-            {"sees": lambda i, j: (i >= 0) & (j >= 0)},
+            {"sees": lambda i, j, first: (i >= 0) & (j >= 0)},
         ),
         mistake(
             "decoder-mask-ahead",
             "the causal mask is off by one: a word may not see the one after it",
             "the model sees the word that it is to guess",
-            {"sees": lambda i, j: j <= i + 1},
+            {"sees": lambda i, j, first: j <= i + 1},
         ),
         mistake(
             "decoder-mask-diagonal",
             "the causal mask is off by one: a word may see itself too",
             "the first word sees nothing at all",
-            {"sees": lambda i, j: j < i},
+            {"sees": lambda i, j, first: j < i},
         ),
         nudge="Add a word at the end: which rows of the logits may change?",
         where="the mask",
@@ -107,9 +107,7 @@ def _with_one_row(one: Mistake) -> Mistake:
 
 
 IN_ONE_ROW = tuple(
-    _with_one_row(one)
-    for one in attention.HEADS
-    if one.key in ("heads-reshape", "heads-swap-forgotten")
+    _with_one_row(one) for one in SPLITTING if one.key in ("heads-reshape", "heads-swap-forgotten")
 )
 
 SLIPS = mended(

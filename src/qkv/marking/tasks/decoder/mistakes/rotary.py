@@ -8,8 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import mended, mistake
-from qkv.marking.tasks.attention.mistakes.slips import without
 from qkv.marking.tasks.decoder.steps import joined_halves, joined_neighbours, neighbours
+from qkv.marking.tasks.mistakes.build import without
 
 _ROTATE = (
     "a, b = x[..., : d // 2], x[..., d // 2 :];"

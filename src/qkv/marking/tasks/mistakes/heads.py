@@ -1,19 +1,18 @@
-"""The ways to get several heads wrong."""
+"""Mistakes in several heads: how they are split, arranged, scaled, joined and projected."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.mistake import Mistake, Steps, mended, mistake
-from qkv.marking.tasks.attention.mistakes.lines import SCORES
-from qkv.marking.tasks.attention.mistakes.slips import cut, without
-from qkv.marking.tasks.attention.steps import RIGHT, flip, same
+from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.tasks.attention.steps import SCORES, flip, join, same
+from qkv.marking.tasks.mistakes.build import cut, forgotten, without
 
-_SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
-_JOINED = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
+SPLIT = "q = np.swapaxes(q.reshape(T, num_heads, d), 0, 1)  # (T, H * d) -> (H, T, d)"
+JOIN = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
 
 
 def _reshape(a: Array, heads: int) -> Array:
@@ -24,6 +23,11 @@ def _reshape(a: Array, heads: int) -> Array:
 def _rejoin(a: Array) -> Array:
     """(..., H, T, d) -> (..., T, H * d) without the transpose."""
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
+
+
+def _flat(a: Array) -> Array:
+    """(..., T, H, d) -> (..., T, H * d), which needs no transpose."""
+    return a.reshape(*a.shape[:-2], -1)
 
 
 def _unswapped(a: Array, heads: int) -> Array:
@@ -37,7 +41,7 @@ def _rejoin_by_row(a: Array) -> Array:
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Of queries, keys and values some are split without the transpose."""
+    """Split some of queries, keys and values without the transpose."""
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)
@@ -45,48 +49,35 @@ def _swapped_back(*roles: int) -> Steps:
     }
 
 
-def _forgotten(at: int) -> Iterator[Mistake]:
-    """What a loop leaves out that ends one too early (-1), or begins one too late (0)."""
-    one, join = "last" if at else "first", RIGHT["join"]
-    yield mistake(
-        "head-forgotten",
-        f"the {one} head is forgotten: its columns stay 0, or are missing",
-        "there should be columns of every head",
-        {"join": lambda a: join(without(a, at, -3))},
-        {"join": lambda a: join(cut(a, at, -3))},
-        remedy="for h in range(num_heads): ...  # from 0 to num_heads - 1",
-        nudge="Print the joined heads: which columns are it that differ?",
-        where="the loop over the heads: where does it begin and end?",
-        alone=True,
-    )
-
-
 def _in_turn(a: Array, heads: int) -> Array:
     """(..., T, d * H) -> (..., H, T, d), every H-th column to one head."""
     return np.moveaxis(a.reshape(*a.shape[:-1], -1, heads), -1, -3)
 
 
-def rejoin_in_turn(a: Array) -> Array:
+def _rejoin_in_turn(a: Array) -> Array:
     """(..., H, T, d) -> (..., T, d * H), the heads' columns in turn."""
-    a = np.moveaxis(a, -3, -1)
-    return a.reshape(*a.shape[:-2], -1)
+    return _flat(np.moveaxis(a, -3, -1))
 
 
-def _of_size(a: Array, heads: int, size: int) -> Array:
-    """(..., T, H * d) as it is; a ValueError where d is not this size."""
-    return a.reshape(*a.shape[:-1], heads, size).reshape(a.shape)
+def _sized(size: Callable[[int, int, int], int]) -> Steps:
+    """Split into heads of another size: a ValueError where it does not fit."""
+
+    def sized(a: Array, heads: int, width: int) -> Array:
+        return a.reshape(*a.shape[:-1], heads, size(a.shape[-1], heads, width)).reshape(a.shape)
+
+    return {"sized": sized}
 
 
 HEADS = mended(
-    _SPLIT,
+    SPLIT,
     mistake(
         "heads-size",
         "the size of a head is another than that of the projections: d = w_q.shape[-1] //"
         " num_heads",
         "it fails where x is not as wide as the queries, or as soon as there are two heads",
-        {"sized": lambda a, heads, width: _of_size(a, heads, a.shape[-1])},
-        {"sized": lambda a, heads, width: _of_size(a, heads, width // heads)},
-        {"sized": lambda a, heads, width: _of_size(a, heads, width)},
+        _sized(lambda columns, heads, width: columns),
+        _sized(lambda columns, heads, width: width // heads),
+        _sized(lambda columns, heads, width: width),
         nudge="Which numbers does the reshape get, and what is their product?",
         where="the reshape that splits the heads: what is d?",
     ),
@@ -96,8 +87,8 @@ HEADS = mended(
         "the heads are joined by a reshape without the transpose",
         "a row of the output holds numbers of different tokens",
         {"join": _rejoin},
-        {"join": lambda a: a.reshape(*a.shape[:-2], -1)},
-        remedy=_JOINED,
+        {"join": _flat},
+        remedy=JOIN,
         nudge="Fill each row with its number, split and join: is it as before?",
     ),
     mistake(
@@ -106,10 +97,7 @@ HEADS = mended(
         "numbers of different tokens land in one head's vector",
         {"split": _reshape},
         {"split": _reshape, "join": _rejoin},
-        {
-            "split": _unswapped,
-            "join": lambda a: a.reshape(*a.shape[:-2], -1),
-        },
+        {"split": _unswapped, "join": _flat},
         {"split": _unswapped},
         {"split": _unswapped, "join": _rejoin_by_row},
         nudge="Fill each row with its number and split: does a row of a head hold one number?",
@@ -119,7 +107,7 @@ HEADS = mended(
         "the heads are not joined: their outputs stand side by side in one row per token",
         "the output has one dimension too many",
         {"join": same},
-        remedy=_JOINED,
+        remedy=JOIN,
         nudge="Print the shape of the output: how many axes should it have?",
     ),
     mistake(
@@ -146,8 +134,20 @@ HEADS = mended(
         nudge="Print the shapes of q, k and v after the split: where are their heads?",
         alone=True,
     ),
-    *_forgotten(-1),
-    *_forgotten(0),
+    *mended(
+        "",
+        *forgotten(
+            "head-forgotten",
+            "the {} head is forgotten: its columns stay 0, or are missing",
+            "there should be columns of every head",
+            lambda at: {"join": lambda a: join(without(a, at, -3))},
+            lambda at: {"join": lambda a: join(cut(a, at, -3))},
+            loop="h in range(num_heads)",
+            nudge="Print the joined heads: which columns are it that differ?",
+            where="the loop over the heads",
+        ),
+        alone=True,
+    ),
     where="the reshape and the transpose, before and after the heads",
 )
 
@@ -155,16 +155,16 @@ IN_TURN = mistake(
     "heads-interleaved",
     "the heads take columns in turn, not blocks of columns that stand together",
     "head 0 gets columns 0, H, 2 H ..., and so the weights of another head",
-    {"split": _in_turn, "join": rejoin_in_turn},
+    {"split": _in_turn, "join": _rejoin_in_turn},
     {"split": _in_turn},
-    remedy=_SPLIT,
+    remedy=SPLIT,
     nudge="Put the number of its column into every cell: which columns does head 0 get?",
     where="the reshape that splits: (T, H, d), not (T, d, H)",
 )
 
-# of a function that takes a number of heads, and shows it with one already
+# in a function that takes a number of heads: one head shows these already
 ONE_HEAD = mended(
-    _SPLIT,
+    SPLIT,
     mistake(
         "heads-beside-words",
         "the heads stand where the words should: the split leaves out the transpose, so that the"
@@ -189,4 +189,32 @@ ONE_HEAD = mended(
         nudge="With one head, print the queries before the split and after it: are they the same?",
     ),
     where="the reshape and the transpose, before the product of queries and keys",
+)
+
+_ORDER = "Put the number of its head into every cell: in which order does a row hold them?"
+JOINED = (
+    mistake(
+        "heads-join-interleaved",
+        "the heads are joined column by column in turn, not one head's columns after another's",
+        "the numbers are right and stand in other columns, where w_o does not look for them",
+        {"join": _rejoin_in_turn},
+        nudge=_ORDER,
+        where="the transpose before the last reshape",
+    ),
+    mistake(
+        "heads-reversed",
+        "the heads are joined in the reverse order",
+        "the numbers are right and stand in other columns",
+        {"join": lambda a: join(a[..., ::-1, :, :])},
+        nudge=_ORDER,
+        where="the loop over heads, or the order in np.concatenate",
+    ),
+)
+OUTPUT_MISSING = mistake(
+    "output-missing",
+    "the output projection w_o is not used",
+    "the heads stand side by side, and never meet: w_o makes no difference",
+    {"output": lambda out, w_o: out},
+    nudge="Change a number of w_o: does the output change?",
+    where="the end, after the heads are joined",
 )

@@ -1,0 +1,269 @@
+"""The task `heads`: attention in several heads, split, joined and projected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qkv.marking.draws import generator
+from qkv.marking.engine import Group
+from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.mistake import Mistake, mended, mistake
+from qkv.marking.outcome import kind_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention import findings
+from qkv.marking.tasks.attention.inputs import CORE, Case, drawn
+from qkv.marking.tasks.attention.learner import learner
+from qkv.marking.tasks.attention.marker import (
+    AttentionMarking,
+    adds_its_mask,
+    first_calls,
+    is_made_for_numbers,
+    refused_batch,
+)
+from qkv.marking.tasks.attention.steps import flip, join, softmax
+from qkv.marking.tasks.mistakes import heads
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
+from qkv.marking.tasks.mistakes.masks import HIDING, MASK
+from qkv.marking.tasks.mistakes.slips import of_output
+from qkv.marking.tasks.task import Task
+
+_NAMES = "x,w_q,w_k,w_v"
+_OUTPUT = "return joined @ w_o"
+_SHAPE = "Print the shape of the output: how many numbers should a word have?"
+_SAME = "Print the weights of each head: are they the same?"
+
+JOINING = mended(
+    heads.JOIN,
+    heads.IN_TURN,
+    *heads.JOINED,
+    mistake(
+        "heads-summed",
+        "the outputs of the heads are added up or averaged, not joined",
+        "a row of the output has as many numbers as the output of one head",
+        {"join": lambda a: a.sum(axis=-3)},
+        {"join": lambda a: a.mean(axis=-3)},
+        nudge=_SHAPE,
+        where="what is done with the heads' outputs",
+    ),
+    mistake(
+        "heads-one-returned",
+        "the output of one head is returned, not of all",
+        "a row of the output has as many numbers as the output of one head",
+        {"join": lambda a: a[..., 0, :, :]},
+        {"join": lambda a: a[..., -1, :, :]},
+        nudge=_SHAPE,
+        where="the return statement, or an assignment in the loop that forgets the heads before",
+    ),
+    mistake(
+        "heads-one-repeated",
+        "the output of one head stands in the columns of all heads",
+        "the columns of the heads are equal",
+        {"join": lambda a: join(np.broadcast_to(a[..., :1, :, :], a.shape))},
+        {"join": lambda a: join(np.broadcast_to(a[..., -1:, :, :], a.shape))},
+        nudge="Print the output: do its columns repeat?",
+        where="the index of the head inside the loop",
+    ),
+    mistake(
+        "heads-share-weights",
+        "all the heads use the weights of the first",
+        "all heads look at the same words",
+        {"weigh": lambda w, v, n: (w[..., :1, :, :] if w.ndim > 2 else w) @ v},
+        remedy="weights = softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(d))  # (H, T, T)",
+        nudge=_SAME,
+        where="the weights: does the index of a head lack?",
+    ),
+    mistake(
+        "heads-weights-averaged",
+        "the weights are averaged over the heads before they meet the values",
+        "all heads look at the same words",
+        {"weigh": lambda w, v, n: (w.mean(axis=-3, keepdims=True) if w.ndim > 2 else w) @ v},
+        remedy="out = weights @ v  # (H, T, T) @ (H, T, d)",
+        nudge=_SAME,
+        where="what is done with the weights before the product with the values",
+    ),
+    mistake(
+        "heads-softmax-over-heads",
+        "softmax runs over the heads, not over the keys",
+        "the weights that the heads give one key sum to 1, and those of a row do not",
+        {
+            "shift": lambda s: s - s.max(axis=-3, keepdims=True) if s.ndim > 2 else s,
+            "normalise": lambda e: e / e.sum(axis=-3 if e.ndim > 2 else -1, keepdims=True),
+        },
+        remedy="weights = softmax(scores)  # axis=-1",
+        nudge="Add up the weights of one row of one head.",
+        where="the axis of softmax: 0 is the heads, -1 is the keys",
+    ),
+    mistake(
+        "heads-softmax-twice",
+        "softmax is taken of the heads' outputs too",
+        "the outputs are between 0 and 1",
+        {"join": lambda a: softmax(join(a))},
+        nudge="May an output be below zero?",
+        where="what is done after the heads are joined",
+    ),
+)
+PROJECTED = mended(
+    _OUTPUT,
+    heads.OUTPUT_MISSING,
+    mistake(
+        "output-transposed",
+        "w_o is used transposed: it is (in, out), so joined @ w_o projects",
+        "it fails where w_o is not square and is silently wrong where it is",
+        {"output": lambda out, w_o: out @ flip(w_o)},
+        nudge="Give it a w_o of 4 rows and 3 columns.",
+    ),
+    mistake(
+        "output-from-the-left",
+        "w_o is multiplied from the left: it mixes words, not columns",
+        "it fails where there are not as many words as columns",
+        {"output": lambda out, w_o: w_o @ out},
+        nudge="Print the shapes: which of the two sizes of the joined heads meets w_o?",
+    ),
+    mistake(
+        "output-added",
+        "the result of w_o is added to the heads, not put in their place",
+        "the output contains the joined heads, as with a residual connection",
+        {"output": lambda out, w_o: out + out @ w_o},
+        nudge="Let w_o be all zeros: what should come out?",
+    ),
+    of_output(_OUTPUT)[0],
+    where="the product with w_o, and the return statement",
+)
+_ONE_TEXT = Mistake(
+    "heads-one-text",
+    "it takes one text (T, D) at a time, and no batch (B, T, D)",
+    "a batch fails, or comes out misshapen",
+    "q = np.swapaxes(q.reshape(*q.shape[:-1], num_heads, d), -3, -2)  # (..., H, T, d);"
+    " out = np.swapaxes(out, -3, -2); out = out.reshape(*out.shape[:-2], -1)  # (..., T, H * d)",
+    "fragile",
+    nudge="Give it two texts at once, x (2, T, D).",
+    where="the split and the join: count axes from the end, not from the front",
+)
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Run all the tests in their order."""
+    call = learner(function, _NAMES)
+    if "heads" not in call.options:
+        raise TypeError(
+            f"check: {call.name} has no parameter for the number of heads: call it num_heads"
+        )
+    m = AttentionMarking("heads", call, _NAMES)
+    (three,) = drawn(_NAMES, 300, (4, 6, 6, 9))
+    # a head is 2 wide, as many as there are words; 2; and 5
+    even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
+    some = [
+        *m.cases["two heads"],
+        *(replace(case, heads=n) for case, n in ((even, 2), (square, 3), (wide, 2))),
+    ]
+    others = [replace(three, heads=3)]
+    known = (*heads.HEADS, *JOINING)
+    if "output" in call.needed:  # a projection that changes nothing, until it is tried by itself
+        some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
+        known = (*known, *PROJECTED)
+    m.cases[CORE] = some
+    m.of_weight_one = drawn(_NAMES, 320, (1, 4, 4, 4))
+    first_calls(m)
+    if m.wrong:
+        return m.result()
+    known = (*known, *core(_NAMES))
+    m.test(Group("two heads and three", some, known))
+    m.test(Group("values of another size", others, (*known, *SHAPES)))
+    if "output" in call.options:
+        _try_output(m)
+    else:
+        m.untried.append("w_o")
+    m.ask("scores of 1000", LARGE, findings.large_scores)
+    if not m.wrong:
+        _try_batches(m)
+    if "mask" in call.options and not m.wrong:
+        _try_mask(m)
+    if not m.wrong:
+        _try_uneven_heads(m, replace(three, heads=4))
+    if "mask" not in call.options:
+        m.untried.append("mask")
+    return m.result()
+
+
+def _unprojected(case: Case) -> Case:
+    """Return a case with a projection that changes nothing."""
+    return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
+
+
+def _try_output(m: AttentionMarking) -> None:
+    """Try output projections, square and not."""
+    two, four = m.cases["two heads"]
+    rng = generator(400)
+
+    def projected(case: Case, width: int) -> Case:
+        joined = case.arrays["w_v"].shape[-1]
+        return replace(case, output=rng.integers(-4, 5, (joined, width)) / 2)
+
+    cases = [projected(two, 2), projected(four, 4), projected(four, 3)]
+    m.test(Group("the output projection", cases, PROJECTED))
+
+
+def _try_batches(m: AttentionMarking) -> None:
+    """Try two texts at once, with one head and with two."""
+    refused = refused_batch(m)
+    if refused is None:
+        m.ask("batches", BATCHES, findings.wrong_batch)
+        batch = replace(m.cases["batches"][-1], heads=2)
+        run = m.call(batch)
+        misshapen = run.out is None or run.out.shape != run.right.shape
+        refused = run if misshapen and not m.wrong else None
+        if refused is None:
+            m.test(Group("two heads on a batch", [batch], (), findings.wrong_batch))
+    if refused is not None:
+        m.tried.append("a batch")
+        m.find(of_mistake(_ONE_TEXT, refused))
+
+
+def _try_mask(m: AttentionMarking) -> None:
+    """Try one mask for every head."""
+    (_, case) = m.cases["two heads"]
+    visible = np.array([[True, False, True], [True, True, False], [True, False, False]])
+    empty_row = np.array([[True] * 3, [False] * 3, [True] * 3])
+    masked, known = replace(case, mask=visible), (*MASK, *HIDING)
+    as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
+    (nothing,) = m.run([replace(case, mask=empty_row)], adding)
+    for_numbers = m.call.number_as_mask or is_made_for_numbers(nothing)
+    if adds_its_mask(m, as_bool, m.run([masked], adding), known, for_numbers):
+        m.call = adding
+    m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
+
+
+def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
+    """Try four heads of six columns: an error is right, and an output is not."""
+    run = m.call.refused(case)
+    if run.error is not None:
+        m.tried.append("heads that do not divide the columns")
+        return
+    returned = kind_of(run.returned) if run.out is None else f"an output of shape {run.out.shape}"
+    m.find(
+        Finding(
+            "heads-not-divided",
+            "columns that cannot be shared out evenly are dropped without a word",
+            f"6 columns in 4 heads give {returned}, not an error",
+            'if w_q.shape[-1] % num_heads: raise ValueError("...")',
+            "fragile",
+            nudge="Ask for 4 heads of 6 columns.",
+            where="the size of a head: is there a remainder?",
+            run=None,
+        )
+    )
+
+
+HEADS = Task(
+    name="heads",
+    looks_for=("multi_head_attention", "multihead_attention", "many_heads"),
+    signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
+    asks="x (T, D), or a batch (B, T, D), through w_q, w_k, w_v (D, heads * size), split into"
+    " heads, each attended on its own, joined, and through w_o (heads * size, D)",
+    mark=_mark,
+    also=("attention", "self_attention"),
+)

@@ -1,0 +1,299 @@
+"""The tasks `mask` and `batched-mask`: masked attention, or the causal mask on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.draws import by_seed, generator
+from qkv.marking.engine import Group, Marking
+from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.mistake import Mistake, Steps, mended, mistake
+from qkv.marking.outcome import Outcome, close, name_of, numbers, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.findings import large_scores
+from qkv.marking.tasks.attention.inputs import CORE, Case
+from qkv.marking.tasks.attention.learner import learner
+from qkv.marking.tasks.attention.marker import (
+    PER_KEY,
+    AttentionMarking,
+    first_calls,
+    takes_batches,
+    try_causal,
+    try_masks,
+)
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.mistakes import formula, masks
+from qkv.marking.tasks.mistakes.build import forgotten, pick
+from qkv.marking.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Length:
+    """One call: how many words."""
+
+    length: int
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make this call by hand."""
+        return {"length": self.length}
+
+
+def compute(case: Length, steps: Steps) -> Array:
+    """Return where query i sees key j, (L, S), as 1 and 0."""
+    i, j = np.arange(case.length)[:, None], np.arange(case.length)
+    visible: Array = np.broadcast_to(steps["sees"](i, j, 0), (case.length, case.length))
+    return visible.astype(np.float64)
+
+
+RIGHT: Steps = MappingProxyType({"sees": ATTENTION["sees"]})
+LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
+_LAST_SEES = "What does the last word see?"
+KNOWN = mended(
+    LINE,
+    *masks.causal(masks.OFF, LINE),
+    mistake(
+        "causal-itself",
+        "each word sees itself alone",
+        "there is nothing but the diagonal",
+        {"sees": lambda i, j, first: j == i},
+        nudge=_LAST_SEES,
+    ),
+    *mended(
+        LINE,
+        *forgotten(
+            "row-forgotten",
+            "the {0} row is forgotten: the {0} word sees nothing, not even itself",
+            "a row that masks everything makes softmax divide 0 by 0",
+            lambda at: {"sees": lambda i, j, first: (j <= i) & (i != i[at])},
+            loop="i in range(length)",
+            nudge="Print the mask: which row is it that differs?",
+            where="the loop over the rows",
+        ),
+        *forgotten(
+            "key-forgotten",
+            "the {0} column is forgotten: no word sees the {0} one",
+            "a word that nobody sees changes nothing",
+            lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
+            loop="j in range(length)",
+            nudge="Which words see the first word, and which see the last?",
+            where="the loop inside",
+        ),
+        alone=True,
+    ),
+    where="the comparison of positions, or np.tril and its k",
+)
+
+_EVERYTHING, _NOTHING = mended(
+    LINE,
+    mistake(
+        "causal-everything",
+        "the mask masks nothing",
+        "each word sees the future too",
+        nudge="What does the first word see?",
+    ),
+    mistake(
+        "causal-nothing", "the mask masks everything", "no word sees anything", nudge=_LAST_SEES
+    ),
+    where="the comparison of positions, or np.tril and its k",
+)
+_TRUE_HIDES = Mistake(
+    "mask-true-hides",
+    "True stands for masked; the task asks for True = may attend",
+    "torch's MultiheadAttention has it so; its scaled_dot_product_attention has it the other way",
+    LINE,
+    nudge="What does your attention do where the mask is True?",
+    where="what True means",
+)
+_NUMBERS = Mistake(
+    "mask-of-numbers",
+    "the mask is of 1 and 0; the task asks for True and False, or 0 and -inf to add",
+    "added to the scores it masks nothing, and ~mask is -1 and -2",
+    LINE,
+    nudge="Print ~mask.",
+    where="the dtype of the mask",
+)
+_FINITE = Mistake(
+    "mask-finite",
+    "a large negative number stands for masked, not -inf",
+    "it masks a key only beside one that is visible, and float16 has no -1e9",
+    "mask = np.where(np.tril(np.ones((length, length), dtype=bool)), 0.0, -np.inf)",
+    "fragile",
+    nudge="Add it to a row of scores that is masked as a whole: what are the weights?",
+    where="the number that stands for masked",
+)
+
+
+def _read(out: Array) -> tuple[Array, Mistake | None]:
+    """Return where a mask lets through as 1 and 0, and the mistake in how it is written."""
+    values = {*np.unique(out).tolist()}
+    if out.dtype == bool:
+        return out.astype(np.float64), None
+    if values <= {0.0, -np.inf} and out.dtype.kind == "f":
+        return (out == 0).astype(np.float64), None
+    if values <= {0.0, 1.0}:
+        return out.astype(np.float64), _NUMBERS
+    if values <= {0.0, min(values)} and min(values) <= -1e3:
+        return (out == 0).astype(np.float64), _FINITE
+    return out, None
+
+
+def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
+    """Find a mask that is the same everywhere, as where a function was only begun."""
+    outs = [run.out for run in runs]
+    for number, wrong in ((1, _EVERYTHING), (0, _NOTHING)):
+        if all(out is not None and out.size and (out == number).all() for out in outs):
+            return of_mistake(wrong, runs[0])
+    return None
+
+
+def _mark_causal(function: Callable[..., Any]) -> CheckResult:
+    """Mark a function that makes a causal mask.
+
+    Raises:
+        TypeError: it cannot be called with a length.
+    """
+    options_of(function, ("length",), {})
+    ways: list[Mistake] = []
+
+    def call(case: Length) -> Outcome:
+        run = outcome(case, lambda copied: function(copied.length), compute(case, RIGHT))
+        if run.out is None:
+            return run
+        visible, way = _read(run.out)
+        inverted = run.out.dtype == bool and np.array_equal(1 - visible, run.right)
+        if inverted and (case.length > 1 or _TRUE_HIDES in ways):
+            visible, way = run.right, _TRUE_HIDES
+        if way is not None:
+            ways.append(way)
+        return replace(run, out=visible)
+
+    m = Marking("mask", name_of(function), call, compute, RIGHT, returns="return mask")
+    m.nothing_done = _all_or_nothing
+    m.first_call(Length(2))
+    if m.wrong:
+        return m.result()
+    longest = int(generator(5).integers(6, 12)) if by_seed() else 5
+    lengths = [Length(2), Length(3), Length(longest)]
+    m.test(Group(f"masks of 2, 3 and {longest} words", lengths, KNOWN))
+    if ways and not m.wrong:
+        run, visible = m.runs[0], m.runs[0].right.astype(bool)
+        right = np.where(visible, 0.0, -np.inf) if ways[0] is _FINITE else visible
+        m.find(of_mistake(ways[0], run, {"yours": numbers(run.returned), "right": right}))
+    m.test(Group("a mask of one word", [Length(1)], may_refuse=True, if_right=True))
+    return m.result()
+
+
+def _masked(query: Any, key: Any, mask: Any) -> Case:
+    """Return a call with the values 1 and 2."""
+    arrays = (np.array(rows, dtype=np.float64) for rows in (query, key, [[1], [2]]))
+    return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
+
+
+# scores [[1000, 0], [-1000, 0]], of which the larger one of each row is masked; then scores
+# [[636, 0], [-636, -636], [25, 0]], of which 636, one of the equal ones and 25 are masked: they
+# tell a number that stands for masked from a maximum that is taken of masked scores
+_LARGE = (
+    _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
+    _masked(
+        [[900, 0], [0, -900], [36, 0]],
+        [[1, 1], [0, 1]],
+        [[False, True], [True, False], [False, True]],
+    ),
+)
+
+
+def _nothing_but_nan(wrong: Outcome) -> Finding | None:
+    """Find a mask that masks nothing, and makes nan of everything."""
+    if wrong.out is None or wrong.out.shape != wrong.right.shape:
+        return None
+    if wrong.case.mask is not None or not np.isnan(wrong.out).all():
+        return None
+    (times_inf,) = pick(masks.WEAK, "mask-times-inf")
+    return of_mistake(times_inf, wrong)
+
+
+def _no_row_left(m: AttentionMarking) -> Finding | None:
+    """Find a mask that removes the scores of visible keys, and then the weights of the others."""
+    values = (run.case.arrays["value"] for run in m.runs)
+    means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # as many queries as keys
+    pairs = zip(m.runs, means, strict=True)
+    if not all(run.out is not None and close(run.out, mean) for run, mean in pairs):
+        return None
+    masked = m.on("a mask")
+    if any(run.out is None or run.out.any() for run in masked):
+        return None
+    (inverted,) = pick(masks.MASK, "mask-inverted")
+    shows = "all scores are as low where everything is visible, and no weight is left where not"
+    return of_mistake(replace(inverted, shows=shows), masked[0])
+
+
+def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> CheckResult:
+    """Mark attention that must take a mask, and batches if the task asks for them.
+
+    Raises:
+        TypeError: it takes no mask.
+    """
+    call = learner(function, "qkv")
+    if "mask" not in call.options:
+        raise TypeError(
+            f"check: {call.name} has no parameter for a mask: call it mask, attn_mask or"
+            " attention_mask"
+        )
+    m = AttentionMarking(task, call, "qkv", batches=batches)
+    first_calls(m)
+    if m.wrong:
+        return m.result()
+    m.ask(CORE, formula.core("qkv"), lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m))
+    m.explained = m.explained or any(one.key.startswith("mask-") for one in m.found)
+    some = np.array([[True, True, True], [True, False, True], [False, True, True]])
+    m.cases["a mask"].append(replace(m.cases["a mask"][1], mask=some))  # a row that sees everything
+    batches = not m.wrong and takes_batches(m)
+    each_pair = try_masks(m, batches, masks.WEAK, replace(PER_KEY, kind="wrong"))
+    if each_pair and not m.wrong:
+        known = (*formula.LARGE, *masks.LARGE)
+        m.test(Group("a mask on scores of 1000", _LARGE, known, large_scores))
+    if each_pair and batches:
+        padding = np.array([[[True, True, False]], [[True, False, True]]])  # (B, 1, S)
+        padded = [replace(m.cases["batches"][-1], mask=padding)]
+        may_refuse = not m.needs_batches
+        m.test(Group("padding of two texts", padded, masks.TEXTS, may_refuse=may_refuse))
+    try_causal(m, each_pair)
+    return m.result()
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark masked attention, or if it cannot be called so, a causal mask."""
+    try:
+        return _mark_masked(function, "mask", batches=False)
+    except TypeError as error:
+        try:
+            return _mark_causal(function)
+        except TypeError:
+            raise error from None
+
+
+MASK = Task(
+    name="mask",
+    looks_for=("masked_attention", "causal_mask"),
+    signature="masked_attention(query, key, value, mask) -> out, or causal_mask(length) -> mask",
+    asks="a mask (L, S) hides keys from queries: True = may attend, or 0 and -inf to add; the"
+    " causal one hides from each word those after it",
+    mark=_mark,
+    also=("attention", "scaled_dot_product_attention"),
+)
+BATCHED_MASK = Task(
+    name="batched-mask",
+    looks_for=("masked_attention",),
+    signature="masked_attention(query, key, value, mask) -> out, also of batches (B, L, d)",
+    asks="masked attention as in the task mask, of one text (L, d) and of several at once"
+    " (B, L, d)",
+    mark=lambda function, way: _mark_masked(function, "batched-mask", batches=True),
+    by_name=True,
+)

@@ -1,0 +1,322 @@
+"""The task `softmax`: scores to weights that sum to 1 along the last axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.draws import by_seed, generator
+from qkv.marking.engine import Group, Marking, nothing_known
+from qkv.marking.errors import in_words
+from qkv.marking.findings import Finding
+from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.parameters import options_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.findings import large_scores
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import same, softmax
+from qkv.marking.tasks.mistakes import slips
+from qkv.marking.tasks.mistakes.build import cut, early_return, forgotten, without, written_as
+from qkv.marking.tasks.mistakes.formula import (
+    LARGE_ROWS,
+    OF_WEIGHTS,
+    SOFTMAX_ROWS,
+    SUM_OF_A_ROW,
+)
+from qkv.marking.tasks.task import Task
+
+LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
+RETURN = "return e / e.sum(axis=-1, keepdims=True)"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One call: the scores, and the axis where it is not the last."""
+
+    x: Array
+    axis: int | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make this call by hand."""
+        return {"x": self.x} if self.axis is None else {"x": self.x, "axis": self.axis}
+
+
+def compute(case: Scores, steps: Steps) -> Array:
+    """Return the weights by these steps, of which those of attention run along the last axis."""
+    axis = steps["axis"](-1 if case.axis is None else case.axis)
+    x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
+    weights = steps["normalise"](steps["exp"](steps["shift"](x)))
+    out: Array = steps["give"](np.moveaxis(weights, -1, axis))
+    return out
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **{name: ATTENTION[name] for name in ("shift", "exp", "normalise")},
+        "read": same,
+        "axis": same,
+        "give": same,
+    }
+)
+
+
+def _sigmoid(x: Array) -> Array:
+    out: Array = 1 / (1 + np.exp(-x))
+    return out
+
+
+_OFTEN = {one.key: one for one in SOFTMAX_ROWS}
+_TWICE = _OFTEN.pop("softmax-twice")
+CORE = mended(
+    LINES,
+    *_OFTEN.values(),
+    written_as(_TWICE, {"give": softmax}, remedy=f"{LINES}  # once"),
+    mistake(
+        "softmax-divided-by-mean",
+        "the exponentials are divided by their mean, not by their sum",
+        "the weights of a row sum to the number of scores",
+        {"normalise": lambda e: e / e.mean(axis=-1, keepdims=True)},
+        nudge=SUM_OF_A_ROW,
+    ),
+    mistake(
+        "softmax-divided-by-norm",
+        "the exponentials are divided by the root of the sum of their squares, not by their sum",
+        "the squares of the weights sum to 1, not the weights",
+        {"normalise": lambda e: e / np.sqrt((e * e).sum(axis=-1, keepdims=True))},
+        nudge=SUM_OF_A_ROW,
+    ),
+    mistake(
+        "softmax-logarithm",
+        "the logarithm of the weights is returned",
+        "all the numbers are below zero; their exponentials sum to 1",
+        {"give": np.log},
+        remedy=RETURN,
+        nudge="Can a weight be below zero?",
+        where="the return statement, and the last thing done before it",
+    ),
+    mistake(
+        "softmax-sign",
+        "the sign is reversed: the lowest score takes the largest weight",
+        "a row of rising scores gives falling weights",
+        {"read": np.negative},
+        nudge="Give it the scores 0 and 1: which should have the larger weight?",
+        where="what is given to exp: is there a minus too many?",
+    ),
+    mistake(
+        "softmax-base-two",
+        "powers of 2 are taken, not of e",
+        "the weights are too even: a score higher by 1 gives twice the weight, not 2.718 times",
+        {"exp": np.exp2},
+        nudge="Give it the scores 0 and 1: the second weight should be 2.718 times the first.",
+        where="the step that makes the scores positive",
+    ),
+    mistake(
+        "softmax-sigmoid",
+        "each score goes through the sigmoid alone: its weight does not depend on other scores",
+        "the weights of a row do not sum to 1",
+        {"shift": same, "exp": _sigmoid, "normalise": same},
+        {"shift": same, "exp": _sigmoid},
+        nudge="Change one score of a row: do the other weights change too?",
+        where="what is done to each score: 1 / (1 + exp(-x)) is another function",
+    ),
+    slips.HARD,
+    mistake(
+        "softmax-rounded",
+        "the weights are rounded",
+        "they no longer sum to 1, and small ones are gone",
+        *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6)),
+        remedy=f"{RETURN}  # round what you print, not what you compute",
+        nudge="Print 1 - weights.sum(axis=-1): is it 0?",
+        where="the return statement: is something rounded there?",
+    ),
+    *mended(
+        LINES,
+        written_as(slips.WHOLE_WEIGHTS, {"give": np.floor}, remedy=f"{LINES}  # of floats"),
+        slips.WHOLE_EXPONENTIALS,
+        *slips.SUMS,
+        early_return("give", same, "row"),
+        *forgotten(
+            "score-forgotten",
+            "the {} score of a row is forgotten, in the sum or where the weights are filled in",
+            "the weights of a row do not sum to 1, or one is 0",
+            lambda at: {"normalise": lambda e: e / cut(e, at, -1).sum(axis=-1, keepdims=True)},
+            lambda at: {"exp": lambda x: without(np.exp(x), at, -1)},
+            lambda at: {"give": lambda w: without(w, at, -1)},
+            lambda at: {"read": lambda x: cut(x, at, -1)},
+            loop="j in range(len(row))",
+            nudge=SUM_OF_A_ROW,
+            where="the loops over the scores of a row",
+        ),
+        *forgotten(
+            "row-forgotten",
+            "the {} row is forgotten: its weights stay 0, or are missing",
+            "there should be a row of weights for each row of scores",
+            lambda at: {"give": lambda w: without(w, at, 0)},
+            lambda at: {"give": lambda w: cut(w, at, 0)},
+            loop="i in range(len(x))",
+            nudge="Print the output: which row is it that differs?",
+            where="the loop over the rows",
+        ),
+        alone=True,
+    ),
+    where=OF_WEIGHTS,
+)
+
+BATCHES = mended(
+    LINES,
+    mistake(
+        "softmax-second-axis",
+        "right for a matrix (L, S), wrong for a batch (B, L, S): axis 1 is the last one of a"
+        " matrix only",
+        "the rows of the weights do not sum to 1",
+        {"axis": lambda axis: 1},
+        nudge="Give it an array of three axes, and add up the weights along the last.",
+    ),
+    mistake(
+        "softmax-first-axis",
+        "right for one row (S,), wrong for more: axis 0 is the last one of one row only",
+        "the rows of the weights do not sum to 1",
+        {"axis": lambda axis: 0},
+        nudge="Give it two rows, and add up the weights of each.",
+    ),
+    where="the axis: it counts from the first, -1 is always the last",
+)
+
+_ABOVE_ZERO = "Give it the scores 2000 and 0: how large is the number that goes into exp?"
+LARGE = mended(
+    LINES,
+    *LARGE_ROWS,
+    mistake(
+        "softmax-mean-subtracted",
+        "the mean of the row is subtracted before exp, not the maximum",
+        "a score far above the mean still overflows",
+        {"shift": lambda x: x - x.mean(axis=-1, keepdims=True)},
+        {"shift": lambda x: x - x.mean()},
+        nudge=_ABOVE_ZERO,
+    ),
+    mistake(
+        "softmax-min-subtracted",
+        "the minimum of the row is subtracted before exp, not the maximum",
+        "a score far above the minimum overflows",
+        {"shift": lambda x: x - x.min(axis=-1, keepdims=True)},
+        {"shift": lambda x: x - x.min()},
+        nudge=_ABOVE_ZERO,
+    ),
+    kind="fragile",
+    where="what is subtracted before exp: it must leave nothing above 0",
+)
+
+AXIS = (
+    mistake(
+        "axis-ignored",
+        "the parameter axis makes no difference",
+        "the weights always sum to 1 along the last axis",
+        {"axis": lambda axis: -1},
+        remedy=LINES.replace("-1", "axis"),
+        nudge="Call it with axis=0, and add up the columns.",
+        where="the parameter axis: where is it used?",
+    ),
+)
+
+_ROWS: list[Any] = [
+    [[1, 0], [3, 1]],
+    [[1, 0, 2], [-1, 3, 1], [0.5, 1, -2]],
+    [[2, -1, 0.5], [0, 1, 4]],
+]
+_HIDDEN = [[[0, -np.inf], [1, 2]], [[-np.inf, 1, 0], [3, -np.inf, -np.inf]]]
+_LARGE = [[[1000, 0], [0, 1]], [[2000, 1999], [0, 0]], [[-1000, -1001], [1000, -1000]]]
+_BATCH = [[[1, 0, 2], [0, 3, 1]], [[2, 2, -1], [0.5, 0, 1]]]
+_FLOATS = "out = np.zeros(x.shape)  # not zeros_like(x); or x = x.astype(float) first"
+_NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
+
+
+def _drawn(number: int, rows: Any) -> Any:
+    """Return these scores, or by a seed others of their shape, all different: multiples of 1/2."""
+    shape = np.shape(rows)
+    if not by_seed():
+        return rows
+    return generator(number).permutation(np.arange(-6, 10))[: np.prod(shape)].reshape(shape) / 2
+
+
+def _scores(rows: Any, axis: int | None = None) -> Scores:
+    return Scores(np.array(rows, dtype=np.float64), axis)
+
+
+def _minus_inf(wrong: Outcome) -> Finding:
+    """Describe a score of -inf that goes wrong, as a mask leaves it."""
+    return Finding(
+        "softmax-minus-inf",
+        "a score of -inf goes wrong; its weight should be 0, as exp(-inf) is",
+        in_words(wrong.error) if wrong.error else "a mask gives this score to what it masks",
+        LINES,
+        run=wrong,
+        kind="fragile",
+        nudge="Give it a row with -inf in it, as a mask makes them.",
+        where="what is done to the scores before exp",
+    )
+
+
+def _one_row(wrong: Outcome) -> Finding | None:
+    """Describe a function that fails for several rows."""
+    if wrong.error is None:
+        return None
+    return Finding(
+        "one-row-only",
+        "it takes one row, not a matrix of them",
+        in_words(wrong.error),
+        LINES,
+        run=wrong,
+        nudge="Give it two rows, and see.",
+        where="the maximum and the sum: they should be taken of each row of the matrix",
+    )
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Run all the tests in their order."""
+    options, needed = options_of(function, ("x",), {"axis": ("axis", "dim")})
+
+    def call(case: Scores) -> Any:
+        axis = -1 if case.axis is None and needed else case.axis
+        return function(case.x, **({} if axis is None else {options["axis"]: axis}))
+
+    def run(case: Scores) -> Outcome:
+        return outcome(case, call, compute(case, RIGHT))
+
+    m = Marking("softmax", name_of(function), run, compute, RIGHT, returns=RETURN)
+    rows = [_scores(_drawn(number, rows)) for number, rows in enumerate(_ROWS)]
+    m.of_weight_one = [_scores([[2]])]
+    m.first_call(rows[0])
+    if m.wrong:
+        return m.result()
+    batch, one = _drawn(3, _BATCH), _scores(rows[1].x[0])
+    takes_one = run(one).is_right
+    m.test(Group("rows of scores", rows, CORE, _one_row if takes_one else nothing_known))
+    m.test(Group("one row", [one], may_refuse=True, if_right=True))
+    m.test(Group("a batch", [_scores(batch)], BATCHES, may_refuse=True, if_right=True))
+    m.test(Group("scores of 1000", [*map(_scores, _LARGE)], LARGE, large_scores))
+    if not m.wrong:
+        m.test(Group("scores of -inf", [*map(_scores, _HIDDEN)], (), _minus_inf))
+        nothing = run(Scores(_NOTHING))
+        if nothing.error is not None or nothing.out is None or np.isnan(nothing.out).any():
+            m.limits.append("A row of -inf alone gives nan: attention has to set its output to 0.")
+        m.whole_numbers(Scores(np.array(_ROWS[0], dtype=np.int64)), _FLOATS)
+    if "axis" in options:
+        m.test(Group("another axis", [_scores(rows[2].x, 0), _scores(batch, 1)], AXIS))
+    else:
+        m.untried.append("axis")
+    return m.result()
+
+
+SOFTMAX = Task(
+    name="softmax",
+    looks_for=("softmax",),
+    signature="softmax(x, axis=-1) -> weights, as many as x has scores",
+    asks="exp(x) / exp(x).sum() along the last axis, of any x (..., S), however large",
+    mark=_mark,
+)
