@@ -439,7 +439,12 @@ def test_every_slip_is_planted():
         ("attention/lists", "range(len(q))", "range(1, len(q))", "the first query is forgotten"),
         ("attention/matmul", "query @ key.swapaxes(-1, -2)", "query * key", "number by number"),
         ("attention/matmul", "np.sqrt(d)", "(d ** 1/2)", r"d \*\* 1/2 is \(d \*\* 1\) / 2"),
-        ("attention/matmul", "weights @ value", "value @ weights", "the factors stand in the wrong"),
+        (
+            "attention/matmul",
+            "weights @ value",
+            "value @ weights",
+            "the factors stand in the wrong",
+        ),
         ("positions/loops", "angle = ", "angle = math.pi / 180 * ", "taken for degrees"),
         ("positions/loops", "(2 * pair / d)", "(2 * pair) / d", "lacks its brackets"),
         ("heads/loop", "range(num_heads)", "range(num_heads - 1)", "the last head is forgotten"),

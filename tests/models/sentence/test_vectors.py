@@ -39,9 +39,7 @@ def test_a_bit_is_whether_a_number_is_above_0():
 
 def test_steps_of_few_vectors_say_so(small):
     model = load(small)
-    with pytest.warns(
-        UserWarning, match="the steps of int8 come from the range of 3"
-    ):
+    with pytest.warns(UserWarning, match="the steps of int8 come from the range of 3"):
         found = model.encode(TEXTS, precision="int8")
     assert found.min(0).tolist() == [-128] * 12
     assert found.max(0).min() >= 126  # rounded down, the largest may be a step lower
