@@ -8,7 +8,7 @@ from unittest import mock
 
 # What is called for each part, by the name that its caller knows it by.
 CALLED = {
-    "projections": ("qkv.layers.parameters.linear", "qkv.models.network.head.linear"),
+    "projections": ("qkv.layers.layer.linear", "qkv.models.network.head.linear"),
     "attention": (
         "qkv.layers.attention.forward.varlen_attention",
         "qkv.layers.attention.forward.answer",

@@ -13,7 +13,7 @@ from qkv.attend import attention, varlen_attention
 from qkv.attend.options import OPTIONS
 from qkv.embed import alibi_slopes, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
-from qkv.layers.options import PACKED
+from qkv.layers.packed import PACKED
 from qkv.trace import Recorder
 
 from .support import Array, loops, numbers

@@ -19,7 +19,7 @@ from qkv.layers import (
     RMSNorm,
     SelfAttention,
 )
-from qkv.layers.gated_experts import gated_expert_shapes
+from qkv.layers.experts import gated_expert_shapes
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets

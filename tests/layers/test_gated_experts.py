@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.layers import GatedExperts
-from qkv.layers.gated_experts import gated_expert_shapes
+from qkv.layers.experts import gated_expert_shapes
 
 from .support import Array, dot, numbers
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.layers.packed import padded, padded_heads, starts_of, unpadded
+from qkv.layers.packed import padded_heads, starts_of
+from qkv.trace.recorder import padded, unpadded
 
 LENGTHS = {
     "one text": [3],

@@ -14,7 +14,7 @@ import transformers
 
 import qkv
 from models.sizes import CLIP_TEXT, DECODER, ENCODER, IMAGES, MIXED, SMALL
-from qkv.layers.packed import places
+from qkv.trace.recorder import places
 
 from .models import double, scatter
 

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import qkv
 from qkv.models.files.modules import READ
-from qkv.models.files.sentence_files import ACTIVATIONS
+from qkv.models.files.sentence import ACTIVATIONS
 
 from .models import scatter
 from .sentences import SPECIAL, WORDS, tokenizer

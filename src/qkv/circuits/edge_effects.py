@@ -14,8 +14,8 @@ from qkv.circuits.checks import check_words
 from qkv.circuits.graph import INPUTS, Edge, Graph, Wiring, check_residual, node_of, strongest
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.residual import Stream, mlp_parts
+from qkv.layers.layer import quiet
 from qkv.layers.norm import NormSaved
-from qkv.layers.parameters import quiet
 from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder

@@ -12,8 +12,9 @@ from qkv.arrays import Array
 from qkv.circuits.checks import check_model
 from qkv.circuits.results import Result
 from qkv.circuits.streaming import Read, batches, room, watch, windows
-from qkv.layers.packed import padded, starts_of
+from qkv.layers.packed import starts_of
 from qkv.models.model import Model
+from qkv.trace.recorder import padded
 
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"

@@ -15,7 +15,7 @@ from qkv.circuits.graph import INPUTS, Wiring, ungrouped
 from qkv.circuits.patching import TOKENS, Pair
 from qkv.layers import Block, LayerNorm
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
-from qkv.layers.parameters import narrowed_to, promoted, quiet
+from qkv.layers.layer import narrowed_to, promoted, quiet
 from qkv.models.network.head import BuiltHead
 from qkv.ops.threads import one_blas_thread
 

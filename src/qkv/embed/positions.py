@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, whole_number
-from qkv.embed.checks import fixed_table, positive_number, take_rows
+from qkv.embed.table import fixed_table, positive_number, take_rows
 
 
 def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:

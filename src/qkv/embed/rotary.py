@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, compute_type, is_float, native, shown, whole_number
-from qkv.embed.checks import positive_number
+from qkv.embed.table import positive_number
 
 
 def apply_rotary(

@@ -2,11 +2,9 @@
 
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block
-from qkv.layers.experts import Experts
-from qkv.layers.gated_experts import GatedExperts
+from qkv.layers.experts import Experts, GatedExperts
 from qkv.layers.mlp import MLP
-from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.layers.scale import LayerScale
+from qkv.layers.norm import LayerNorm, LayerScale, RMSNorm
 
 __all__ = [
     "MLP",

@@ -14,14 +14,23 @@ from qkv.attend.call import Call
 from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.gradient import Gradient, for_parameters, need_single, part_back, upstream
-from qkv.layers.layer import Feed
-from qkv.layers.options import check_options, settings
-from qkv.layers.packed import of_rows
-from qkv.layers.parameters import narrowed_to, quiet, result_type, vectors_of, word_vectors
-from qkv.layers.scale import LayerScale
+from qkv.layers.layer import (
+    Feed,
+    Gradient,
+    for_parameters,
+    narrowed_to,
+    need_single,
+    part_back,
+    quiet,
+    result_type,
+    upstream,
+    vectors_of,
+    word_vectors,
+)
+from qkv.layers.norm import LayerScale
+from qkv.layers.packed import check_options, settings
 from qkv.trace import Recorder, Trace
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_rows, unkept
 
 
 class BlockSaved(NamedTuple):

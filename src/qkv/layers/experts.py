@@ -1,20 +1,162 @@
-"""A mixture of experts: several MLPs, of which each token goes through the few it is sent to."""
+"""Mixtures of experts: a router sends each token to a few of several MLPs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from operator import is_
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
-from qkv.layers.gradient import for_parameters, project_back
-from qkv.layers.parameters import checked, need_shape, parameter, project
-from qkv.layers.routed import Routed
+from qkv.arrays import Array, Shape, compute_type, whole_number
+from qkv.attend.softmax import softmax
+from qkv.layers.layer import (
+    Feed,
+    Gradient,
+    checked,
+    for_parameters,
+    is_wide,
+    need_shape,
+    parameter,
+    project,
+    project_back,
+    promoted,
+    quiet,
+    upstream,
+)
+from qkv.layers.mlp import MLP, mlp_sizes
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
+
+
+class RoutedSaved(NamedTuple):
+    """What the backward pass of experts needs."""
+
+    rows: Array  # (rows, D)
+    chosen: Array  # (rows, top_k), the experts of each row
+    weights: Array  # (rows, top_k), what each of them counts
+    chances: Array | None  # (rows, E), of all experts, where they count
+    shape: tuple[int, ...]  # (..., T, D)
+
+
+class Routed(Feed, ABC):
+    """A router and experts: `_set` takes their number, `_expert` and `_expert_back` are theirs.
+
+    The router is a linear layer with a number for each expert. The largest `top_k` of them choose.
+    What the result of each counts is the softmax of the chosen numbers alone or, where it is not
+    `normalized`, its part of the softmax of all.
+    """
+
+    parameters: dict[str, Array]
+    dim: int
+    count: int
+
+    def _set(self, top_k: int, *, normalized: bool) -> None:
+        """Take how many experts a row goes through, once there are as many."""
+        call = type(self).__name__
+        self.normalized = normalized
+        self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
+        if self.top_k > self.count:
+            raise ValueError(
+                f"{call}: top_k is {top_k} and there are {self.count} experts: choose no more"
+            )
+
+    @abstractmethod
+    def _expert(self, number: int, rows: Array) -> Array:
+        """What one expert gives for rows (n, D)."""
+
+    @abstractmethod
+    def _expert_back(
+        self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
+    ) -> tuple[Array, Array, Mapping[str, Array]]:
+        """The gradients of its rows, of what its result counts, and of its own parameters."""
+
+    @abstractmethod
+    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's parameters among all."""
+
+    def run(
+        self,
+        x: Array,
+        *,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        save: bool = False,
+    ) -> tuple[Array, RoutedSaved]:
+        """The forward pass, unchecked, and what the backward pass needs."""
+        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        rows = x.reshape(-1, self.dim)  # (rows, D)
+        chosen, weights, chances = self._route(rows)
+        out: Array = np.zeros(rows.shape, compute_type(dtype))
+        for number in np.unique(chosen):
+            row, rank = np.nonzero(chosen == number)
+            out[row] += weights[row, rank, None] * self._expert(number, rows[row])
+        out = out.reshape(x.shape)
+        if residual is not None:
+            out = out + residual
+        out = out if is_wide(residual) else out.astype(dtype, copy=False)
+        return out, RoutedSaved(rows, chosen, weights, chances, x.shape)
+
+    @quiet
+    def backward(
+        self, grad: ArrayLike, saved: RoutedSaved, *, record: Recorder | None = None
+    ) -> Gradient:
+        """The backward pass: the gradients of `sum(grad * layer(x))`.
+
+        Which experts were chosen has no gradient, what each of them counts has.
+
+        Args:
+            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
+            saved: what `layer.training_forward(x)` gave beside it.
+            record: is given nothing, as `hooks` names nothing.
+
+        Returns:
+            `.x` (..., T, D) and `.parameters` by their names.
+        """
+        rows, chosen, weights, chances, shape = saved
+        grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
+        grad = grad.reshape(-1, self.dim)
+        found = for_parameters(record)
+        if found is not None:
+            found |= {
+                name: np.zeros(array.shape, grad.dtype)
+                for name, array in self.parameters.items()
+                if name.startswith("experts.")
+            }
+        grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)  # of what each counts
+        for number in np.unique(chosen):
+            row, rank = np.nonzero(chosen == number)
+            of_rows, counts[row, rank], own = self._expert_back(
+                number, rows[row], grad[row], weights[row, rank, None], record
+            )
+            grad_rows[row] += of_rows
+            if found is not None:
+                self._put(found, number, own)
+        mean = (weights * counts).sum(-1, keepdims=True)
+        scores = np.zeros((len(rows), self.count), rows.dtype)
+        np.put_along_axis(scores, chosen, weights * counts, -1)
+        if chances is None:
+            chances = np.zeros_like(scores)
+            np.put_along_axis(chances, chosen, weights, -1)
+        scores -= chances * mean  # of the softmax
+        grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
+        return Gradient(grad_rows.reshape(shape), found or {})
+
+    def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
+        """For each row the experts it goes through, what they count, and the softmax of all.
+
+        The last is left out where only the chosen ones count.
+        """
+        wide = rows.astype(compute_type(rows.dtype), copy=False)  # experts may come close
+        scores = project(wide, self.parameters, "router_proj")  # (rows, E)
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
+        if self.normalized:
+            return chosen, softmax(np.take_along_axis(scores, chosen, -1)), None
+        chances = softmax(scores)
+        return chosen, np.take_along_axis(chances, chosen, -1), chances
 
 
 class Experts(Routed):
@@ -146,5 +288,113 @@ def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int
         )
     for name, shape in shapes.items():
         why = f"experts.down has shape {down.shape}"
+        need_shape(parameters[name], shape, call=call, name=name, why=why)
+    return dim, hidden, count
+
+
+class GatedExperts(Routed):
+    """A router sends each token to `top_k` gated MLPs; their results are added by its weights.
+
+    The router is a linear layer with a number for each expert. The largest `top_k` of them choose.
+    What each expert's result counts is the softmax of those alone or, where it is not `normalized`,
+    its part of the softmax of all. An expert is `down(activation(gate(x)) * up(x))`.
+
+    Args:
+        parameters: "router_proj.weight" (D, E) for E experts; for each one, by its number,
+            "experts.0.gate_proj.weight" (D, F), "experts.0.up_proj.weight" (D, F) and
+            "experts.0.down_proj.weight" (F, D). They are used where they stand.
+        top_k: how many experts a token goes through.
+        activation: as for `MLP`.
+        normalized: whether what the chosen ones count adds up to 1.
+
+    The result has the type that `x` and the parameters promote to; integers take the parameters'.
+    Half precision is computed in float32.
+
+    Raises:
+        ValueError: parameters that are missing or do not fit, or more experts chosen than there
+            are.
+        TypeError: parameters that are not floats.
+
+    Source:
+        Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2, and Jiang et al. 2024,
+        "Mixtral of Experts", section 2.1.
+
+    >>> import numpy as np
+    >>> shapes = dict(gated_expert_shapes(4, 5, 3))
+    >>> shapes["experts.2.down_proj.weight"]
+    (5, 4)
+    >>> parameters = {name: np.ones(shape) for name, shape in shapes.items()}
+    >>> GatedExperts(parameters, top_k=2)(np.ones((2, 6, 4))).shape
+    (2, 6, 4)
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, ArrayLike],
+        *,
+        top_k: int,
+        activation: str = "silu",
+        normalized: bool = True,
+    ) -> None:
+        call = type(self).__name__
+        self.parameters = checked(parameters, call=call)
+        self.dim, self.hidden, self.count = _gated_sizes(self.parameters, call=call)
+        self._set(top_k, normalized=normalized)
+        self.activation = activation
+        for number in range(self.count):
+            self._mlp(number)
+
+    def _mlp(self, number: int) -> MLP:
+        """One expert, of the parameters that stand here now."""
+        prefix = f"experts.{number}."
+        own = {name: self.parameters[prefix + name] for name in _GATED}
+        return MLP.from_parameters(own, activation=self.activation)
+
+    def _expert(self, number: int, rows: Array) -> Array:
+        """What one expert gives for rows (n, D)."""
+        return self._mlp(number).run(rows)[0]
+
+    def _expert_back(
+        self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
+    ) -> tuple[Array, Array, Mapping[str, Array]]:
+        """The gradients of its rows, of what its result counts, and of its parameters."""
+        mlp = self._mlp(number)
+        out, saved = mlp.run(rows, save=True)
+        assert saved is not None
+        inner = record and record.under(f"experts.{number}.")
+        back = mlp.backward(weight * grad, saved, record=inner)
+        return back.x, (grad * out).sum(-1), back.parameters
+
+    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's parameters among all."""
+        found.update({f"experts.{number}.{name}": array for name, array in own.items()})
+
+
+_GATED = tuple(f"{name}.weight" for name in mlp_sizes(1, 1, gated=True))
+
+
+def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str, Shape]]:
+    """Each parameter of so many experts, and of their router, with its shape; lazily."""
+    yield "router_proj.weight", (dim, count)
+    sizes = mlp_sizes(dim, hidden, gated=True)
+    for number in range(count):
+        for name, size in sizes.items():
+            yield f"experts.{number}.{name}.weight", size
+
+
+def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
+    """D, F and E; one clear error for the first parameter that does not fit."""
+    router = parameter(parameters, "router_proj.weight", "(D, E)", call=call)
+    down = parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
+    count, (hidden, dim) = router.shape[1], down.shape
+    shapes = dict(gated_expert_shapes(dim, hidden, count))
+    if parameters.keys() != shapes.keys():
+        wrong = sorted(parameters.keys() ^ shapes.keys())
+        raise ValueError(
+            f"{call}: router_proj.weight has {count} columns, which do not go with "
+            f"{', '.join(wrong[:4])}: give {', '.join(_GATED)} for each of {count} experts"
+        )
+    for name, shape in shapes.items():
+        why = f"experts.0.down_proj.weight has shape {down.shape}"
         need_shape(parameters[name], shape, call=call, name=name, why=why)
     return dim, hidden, count

@@ -9,18 +9,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, float_type, whole_number
-from qkv.layers.gradient import Gradient, for_parameters, project_back, upstream
-from qkv.layers.layer import Feed
-from qkv.layers.parameters import (
+from qkv.layers.layer import (
+    Feed,
+    Gradient,
     checked,
     first_parameters,
+    for_parameters,
     is_wide,
     need_shape,
     parameter,
     project,
+    project_back,
     promoted,
     quiet,
     shapes_of,
+    upstream,
 )
 from qkv.ops.activation import activate, activation_grad, check_activation
 from qkv.trace import Recorder, Trace

@@ -1,24 +1,40 @@
-"""Texts laid end to end without padding: their limits, and back to one row per text."""
+"""Packed rows, texts laid end to end without padding: their options and their padded form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.trace.recorder import of_heads, of_rows, padded, places, unpadded
+from qkv.attend import options as formula
+from qkv.trace.recorder import padded, unpadded
 
-__all__ = [
-    "of_heads",
-    "of_rows",
-    "padded",
-    "padded_heads",
-    "places",
-    "starts_of",
-    "unpadded",
-    "unpadded_heads",
-]
+PADDED = ("attn_mask", "bias")  # with one of these packed rows are padded again
+PACKED = (*PADDED, *formula.PACKED)
+
+
+def check_options(options: Mapping[str, Any], *, packed: bool, call: str) -> None:
+    """One clear error for an option that there is not, or not for packed rows."""
+    formula.check_options(options, call=call)
+    for name, value in options.items():
+        if packed and name not in PACKED and value is not None and value is not False:
+            raise ValueError(
+                f"{call}: {name} does not go with cu_lengths: choose from {', '.join(PACKED)}"
+            )
+
+
+def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
+    """What `qkv.attention` needs beside its inputs to run a traced attention again."""
+    kept = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in options.items()
+        if name not in formula.RETURNS and value is not None
+    }
+    if cu is not None:
+        kept |= {"query_lengths": np.diff(cu), "key_lengths": np.diff(cu)}
+    return kept
 
 
 def starts_of(lengths: Iterable[int]) -> Array:

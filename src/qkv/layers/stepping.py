@@ -18,9 +18,9 @@ from qkv.attend.plan import takes
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.block import Block
+from qkv.layers.layer import quiet
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.layers.parameters import quiet
 from qkv.ops.kernel import body
 from qkv.ops.layout import stays_bfloat16
 from qkv.ops.packing import is_frozen

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.layers.packed import places, starts_of
+from qkv.layers.packed import starts_of
 from qkv.learn.corpus import Source
 from qkv.learn.network import Network
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenizer
 from qkv.text.tokenized import is_piece, plain_tokens
 from qkv.text.tokenizer import MASKS
+from qkv.trace.recorder import places
 
 _LOGITS_AT_ONCE = 1 << 23
 _MOST_BARREN = 10_000

@@ -35,8 +35,7 @@ from qkv.models.files.read import (
     plain,
     read_json,
 )
-from qkv.models.files.sentence import Sentence
-from qkv.models.files.sentence_files import read_sentence
+from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors, lacking
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design

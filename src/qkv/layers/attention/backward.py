@@ -13,12 +13,11 @@ from qkv.attend.call import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.heads import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.gradient import Gradient, asks, for_parameters, part_back, project_back, upstream
-from qkv.layers.options import PADDED
-from qkv.layers.packed import of_heads, of_rows, padded_heads, unpadded_heads
+from qkv.layers.layer import Gradient, asks, for_parameters, part_back, project_back, upstream
+from qkv.layers.packed import PADDED, padded_heads, unpadded_heads
 from qkv.trace import Recorder
 from qkv.trace.activations import WEIGHTS
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_heads, of_rows, unkept
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
 Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`

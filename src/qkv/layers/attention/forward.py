@@ -19,14 +19,13 @@ from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
+from qkv.layers.layer import is_wide, project, working, working_type
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
-from qkv.layers.options import PADDED
-from qkv.layers.packed import of_heads, of_rows, padded_heads, places, unpadded, unpadded_heads
-from qkv.layers.parameters import is_wide, project, working, working_type
+from qkv.layers.packed import PADDED, padded_heads, unpadded_heads
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_heads, of_rows, places, unkept, unpadded
 
 Norm = LayerNorm | RMSNorm
 

@@ -24,13 +24,19 @@ from qkv.layers.attention.forward import (
 )
 from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import SHORT, Weights
-from qkv.layers.gradient import Gradient, need_single
-from qkv.layers.options import check_options
-from qkv.layers.packed import of_rows
-from qkv.layers.parameters import checked, first_parameters, quiet, result_type, word_vectors
+from qkv.layers.layer import (
+    Gradient,
+    checked,
+    first_parameters,
+    need_single,
+    quiet,
+    result_type,
+    word_vectors,
+)
+from qkv.layers.packed import check_options
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import SUMMARY
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_rows, unkept
 
 Layout = Literal["in_out", "out_in"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qkv.arrays import Array
-from qkv.layers.parameters import need_shape
+from qkv.layers.layer import need_shape
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 WEIGHTS = tuple(f"{name}.weight" for name in PROJECTIONS)

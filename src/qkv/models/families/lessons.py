@@ -13,15 +13,14 @@ from qkv.arrays import Array
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.block import BlockSaved
-from qkv.layers.gradient import Gradient
-from qkv.layers.packed import of_rows
+from qkv.layers.layer import Gradient
 from qkv.models.files.config import Config
 from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
 from qkv.trace import Recorder
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_rows, unkept
 
 MAX_LENGTH = 512
 

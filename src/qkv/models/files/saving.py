@@ -12,10 +12,10 @@ import numpy as np
 
 from qkv.arrays import FLOAT_NAMES, Array, float_type, is_float, shown
 from qkv.files import named_folder, replacing
-from qkv.models.files.int8 import MOST, SCALE, to_rows
 from qkv.models.files.names import Weights
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
+from qkv.models.files.tensors import MOST, SCALE, to_rows
 from qkv.text import Tokenizer
 
 

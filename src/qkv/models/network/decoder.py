@@ -14,12 +14,12 @@ from qkv.attend.heads import split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights
-from qkv.layers.packed import of_heads, padded, starts_of
-from qkv.layers.parameters import narrowed_to, project, quiet
+from qkv.layers.layer import narrowed_to, project, quiet
+from qkv.layers.packed import starts_of
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_heads, padded, unkept
 
 
 class DecoderCache(KVCache):

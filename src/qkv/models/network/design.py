@@ -19,11 +19,9 @@ from qkv.layers import (
     RMSNorm,
     Rotary,
 )
-from qkv.layers.experts import expert_shapes
-from qkv.layers.gated_experts import gated_expert_shapes
-from qkv.layers.layer import Feed
+from qkv.layers.experts import expert_shapes, gated_expert_shapes
+from qkv.layers.layer import Feed, shapes_of
 from qkv.layers.mlp import mlp_sizes
-from qkv.layers.parameters import shapes_of
 from qkv.models.network.decoder import CrossAttention, DecoderBlock
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import Head

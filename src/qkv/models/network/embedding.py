@@ -10,13 +10,12 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.layers.gradient import for_parameters, part_back, project_back
+from qkv.layers.layer import for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import of_rows
 from qkv.ops.layout import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
-from qkv.trace.recorder import unkept
+from qkv.trace.recorder import of_rows, unkept
 
 _PROJECTION = "embed_proj"
 _SHARPNESS = -0.75  # of the cubic, as torch has it

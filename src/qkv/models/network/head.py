@@ -10,8 +10,14 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers.attention import Norm
-from qkv.layers.gradient import Gradient, for_parameters, need_single, part_back, project_back
-from qkv.layers.parameters import shapes_of
+from qkv.layers.layer import (
+    Gradient,
+    for_parameters,
+    need_single,
+    part_back,
+    project_back,
+    shapes_of,
+)
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
 from qkv.ops.layout import narrowed

@@ -14,10 +14,9 @@ from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.attention.forward import Positions
 from qkv.layers.block import BlockSaved
-from qkv.layers.gradient import for_parameters, need_single, part_back
+from qkv.layers.layer import for_parameters, need_single, part_back, quiet
 from qkv.layers.norm import NormSaved
-from qkv.layers.packed import of_rows, padded, places, starts_of
-from qkv.layers.parameters import quiet
+from qkv.layers.packed import starts_of
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
@@ -26,6 +25,7 @@ from qkv.models.network.untrained import is_untrained
 from qkv.ops.kernel import body
 from qkv.ops.threads import get_num_threads
 from qkv.trace import Recorder
+from qkv.trace.recorder import of_rows, padded, places
 
 _LAST = "ln_final"  # what a trace calls the final norm
 

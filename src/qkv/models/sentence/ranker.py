@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.models.files.sentence import Sentence
-from qkv.models.files.sentence_files import ACTIVATIONS
+from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
 from qkv.models.run.truncation import Truncator, callers

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.layers.packed import padded, starts_of
+from qkv.layers.packed import starts_of
 from qkv.models.core import Core
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes
@@ -23,7 +23,7 @@ from qkv.models.tasks.trace import as_trace, trace
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, parse, side_of
-from qkv.trace.recorder import kept_unasked
+from qkv.trace.recorder import kept_unasked, padded
 
 
 def pair_network(model: Core) -> EncoderDecoder:

@@ -7,7 +7,6 @@ from typing import Any
 
 from qkv.arrays import Array, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.layers.packed import padded
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
@@ -17,6 +16,7 @@ from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.kept import Names, layers_to_run, names_to_keep
 from qkv.text import Tokenized
 from qkv.trace import Trace
+from qkv.trace.recorder import padded
 
 
 def trace(

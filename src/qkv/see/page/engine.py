@@ -25,7 +25,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
-from qkv.models.files.int8 import exact_rows
+from qkv.models.files.tensors import exact_rows
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.models.run.truncation import callers
