@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -174,25 +174,6 @@ _MEASURES = {
 }
 
 
-class Seen(Protocol):
-    """What is told of all that is measured."""
-
-    def batch(
-        self,
-        name: str,
-        layer: int,
-        first: int,
-        batch: Sequence[Read],
-        measured: Measured,
-        values: Array,
-        weights: Array,
-    ) -> None:
-        """The values (B, H, Q) of a measure, and the weights (B, H, Q, K) that they are of."""
-
-    def window(self, window: Sequence[Read]) -> None:
-        """All that these texts have was measured."""
-
-
 @dataclass(frozen=True)
 class HeadSums:
     """What `head_scores` divides: sums over queries, and how many queries they are over.
@@ -280,41 +261,46 @@ def head_sums(
 
 
 def summed(
-    model: Model, texts: Any, names: Sequence[str], call: str, seen: Seen | None = None
+    model: Model,
+    texts: Any,
+    names: Sequence[str],
+    call: str,
+    visit: Callable[..., None] | None = None,
+    after: Callable[[Sequence[Read]], None] | None = None,
 ) -> HeadSums:
-    """The same, of what was checked.
+    """Return the sums of `head_scores` for arguments that were checked.
 
     Args:
         model: of one text at a time.
         texts: as for `head_scores`.
         names: of measures.
-        call: who is named in an error.
-        seen: is told of all that is measured.
+        call: the name of the call in errors.
+        visit: gets each name, layer, first query, batch and `Measured`, with the measures
+            (B, H, Q) and the weights (B, H, Q, K) they come from.
+        after: gets the texts of each window when all of them were measured.
     """
     shape = model.num_layers, model.num_heads
-    found = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
+    result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
     special = sorted(model.tokenizer.special_ids) if model.tokenizer else []
+
+    def measure(batch: list[Read]) -> None:
+        ids = [text.ids for text in batch]
+        measured = Measured(ids, special)
+        for name in names:
+            result.counts[name] += measured.count(name)
+
+        def use(layer: int, first: int, weights: Array) -> None:
+            for name in names:
+                values = measured.values(name, weights, first)  # (B, H, Q)
+                result.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
+                if visit is not None:
+                    visit(name, layer, first, batch, measured, values, weights)
+
+        watch(model, ids, use)
+
     for window in windows(model, texts, call):
         for batch in batches(window, room(model)):
-            ids = [text.ids for text in batch]
-            measured = Measured(ids, special)
-            for name in names:
-                found.counts[name] += measured.count(name)
-
-            def use(
-                layer: int,
-                first: int,
-                weights: Array,
-                batch: list[Read] = batch,
-                measured: Measured = measured,
-            ) -> None:
-                for name in names:
-                    values = measured.values(name, weights, first)  # (B, H, Q)
-                    found.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
-                    if seen is not None:
-                        seen.batch(name, layer, first, batch, measured, values, weights)
-
-            watch(model, ids, use)
-        if seen is not None:
-            seen.window(window)
-    return found
+            measure(batch)
+        if after is not None:
+            after(window)
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,59 +19,61 @@ from qkv.models.model import Model
 from qkv.models.run.inputs import named
 from qkv.see.draw.panels import Passages
 
+_NAMES = (*NAMES, STRONGEST)
+
 
 class Best:
-    """For each unit (a neuron, a feature, a measure of a head) the texts with the largest values.
+    """The texts with the largest values of each unit: a neuron, a feature or a measure of a head.
 
     A text counts once for each unit, and only with a value above 0. Of equal values the earlier
     text comes first.
 
     Args:
-        units: how many there are.
-        count: how many texts are kept for each.
+        units: the number of units.
+        count: the number of texts to keep for each.
 
     Attributes:
         values: (units, count) float64, the largest first, 0 where there are fewer.
-        numbers: (units, count), which text it is, -1 where there are fewer.
-        places: (units, count), where in the text.
-        rows: (units, count), what else is kept of each.
+        numbers: (units, count), the number of the text, -1 where there are fewer.
+        positions: (units, count), the position in the text.
+        rows: (units, count), other data of each value.
         texts: the texts that are kept, by their numbers.
     """
 
     def __init__(self, units: int, count: int) -> None:
         shape = (units, count)
         self.values, self.numbers = np.zeros(shape), np.full(shape, -1)
-        self.places, self.rows = np.zeros(shape, np.int64), np.full(shape, None, object)
+        self.positions, self.rows = np.zeros(shape, np.int64), np.full(shape, None, object)
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Which values (B, n) of texts with these numbers (B,) are among the largest so far.
+        """Return which values (B, n) of the texts `numbers` (B,) are among the largest so far.
 
         Returns:
-            The rows and columns of `values` where they are; a column counts from 0 in `units`.
+            Their rows and columns in `values`; column 0 is the first of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
-        found = (values > least) | ((values == least) & (numbers[:, None] < latest))
+        fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
         count = self.values.shape[1]
         if len(values) > count:  # more than are kept
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
-            np.put_along_axis(found, rest, False, 0)
-        return np.nonzero(found)  # type: ignore[return-value]  # of two axes
+            np.put_along_axis(fits, rest, False, 0)
+        return np.nonzero(fits)  # type: ignore[return-value]  # of two axes
 
     def add(
-        self, units: Array, values: Array, numbers: Array, places: Array, rows: Sequence[Any]
+        self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
     ) -> None:
-        """Take one more value for some units, (n,) each; a unit may be there several times."""
+        """Add one value to each of some units, (n,) each; a unit may occur several times."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
         whole[:] = rows
         owner = np.concatenate([np.repeat(touched, there.sum(1)), units])
-        old = (self.values, self.numbers, self.places, self.rows)
+        old = (self.values, self.numbers, self.positions, self.rows)
         merged = [
             np.concatenate([array[touched][there], new])
-            for array, new in zip(old, (values, numbers, places, whole), strict=True)
+            for array, new in zip(old, (values, numbers, positions, whole), strict=True)
         ]
         order = np.lexsort((merged[2], merged[1], -merged[0], owner))
         pairs = owner[order] * (1 + merged[1].max()) + merged[1][order]
@@ -84,16 +86,24 @@ class Best:
             array[owner[kept], rank[kept]] = new[order][kept]
 
     def keep(self, window: Sequence[Read]) -> None:
-        """Keep the texts of this window that values are of, and no text that no value is of."""
+        """Keep the texts, of this window and earlier ones, that still have a value."""
         used = set(np.unique(self.numbers).tolist())
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}
 
     def spelled(self, model: Model) -> dict[int, str]:
-        """What each token of the texts that are kept is called, by its id."""
-        ids = np.unique([one for text in self.texts.values() for one in text.ids.tolist()])
+        """Return the names of all tokens of the kept texts, by their ids."""
+        ids = np.unique([token for text in self.texts.values() for token in text.ids.tolist()])
         tokens = named(ids, np.ones(len(ids), bool), model.tokenizer).tokens
         return dict(zip(ids.tolist(), tokens, strict=True))
+
+    def entries(self, unit: int, spelled: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
+        """Yield the value, number, text, tokens, position and row of each text, largest first."""
+        for rank in range(int((self.numbers[unit] >= 0).sum())):
+            text = self.texts[int(self.numbers[unit, rank])]
+            tokens = [spelled[token] for token in text.ids.tolist()]
+            value, position = float(self.values[unit, rank]), int(self.positions[unit, rank])
+            yield value, text.number, text.given, tokens, position, self.rows[unit, rank]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +111,11 @@ class Example:
     """A text in which a neuron or feature is large.
 
     Attributes:
-        value: its largest activation there.
-        number: which text it is, counted from 0.
+        value: its largest activation in the text.
+        number: the number of the text, counted from 0.
         text: the text as it was given, a string or the ids of its tokens (T,).
-        tokens: its tokens by their names.
-        position: where the activation is that large.
+        tokens: the names of its tokens.
+        position: the position of the largest activation.
         activations: (T,), the activation at each token.
     """
 
@@ -119,12 +129,12 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What `scan` gives.
+    """The result of `scan`.
 
     Attributes:
         at: the full name of the activation.
         unit: "neuron" or "feature".
-        tokens: how many tokens were read.
+        tokens: the number of tokens that were read.
         density: (n,), the share of tokens at which each is above 0.
         mean: (n,), the mean over all tokens.
         largest: (n,), the largest activation, 0 where there is none above 0.
@@ -147,11 +157,10 @@ class Scan:
     @property
     def largest(self) -> Array:
         """(n,), the largest activation, 0 where there is none above 0."""
-        found: Array = self._best.values[:, 0]
-        return found
+        return np.asarray(self._best.values[:, 0])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the first page of cards."""
+        """Return the first page of cards, for a notebook."""
         return self.cards()._repr_html_()
 
     def cards(
@@ -161,15 +170,15 @@ class Scan:
         top: int = 5,
         theme: str = "auto",
     ) -> PlotView:
-        """A page of cards: for each neuron or feature the texts in which it is largest.
+        """Return a page of cards: for each neuron or feature, the texts in which it is largest.
 
-        Words are shaded by the activation, from 0 to the largest of the card; the word with the
-        largest of its text is framed. Of long texts the words around it are shown.
+        Words are shaded by the activation, from 0 to the largest of the card. A frame marks the
+        largest word of each text. Of long texts only the words around it are shown.
 
         Args:
-            numbers: which neurons or features, or a mapping from these to names that their cards
-                carry; without it those with the largest activations, 24 at most.
-            top: how many texts a card shows at most.
+            numbers: the neurons or features, or a mapping from them to names for their cards.
+                Default: at most 24, those with the largest activations.
+            top: the most texts on a card.
             theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
 
         Returns:
@@ -185,33 +194,33 @@ class Scan:
         if numbers is None:
             order = np.argsort(-self.largest, kind="stable")[:MOST_CARDS]
             numbers = order[self.largest[order] > 0].tolist()
-        chosen, names = list(numbers), numbers if isinstance(numbers, Mapping) else {}
-        found = []
-        for number in chosen:
+        names = numbers if isinstance(numbers, Mapping) else {}
+        cards = []
+        for number in numbers:
             examples = self.examples(number)[:top]
             passages = [
-                passage_of(one.value, one.tokens, one.activations, one.position, examples[0].value)
-                for one in examples
+                passage_of(x.value, x.tokens, x.activations, x.position, examples[0].value)
+                for x in examples
             ]
             share = f"above 0 at {self.density[number]:.2%} of tokens"
-            explained = share if examples else "never above 0"
+            explained = share if passages else "never above 0"
             title = f"{self.unit} {number % len(self)}" + f": {names.get(number)}" * bool(names)
-            found.append(Passages(title=title, explained=explained, passages=passages))
-        said = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
-        return cards_of(found, said, len(self), self.unit, theme)
+            cards.append(Passages(title=title, explained=explained, passages=passages))
+        summary = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
+        return cards_of(cards, summary, len(self), self.unit, theme)
 
     def examples(self, number: int) -> list[Example]:
-        """The texts in which a neuron or feature is largest, the largest first, each text once.
+        """Return the texts in which a neuron or feature is largest, the largest first.
 
-        Of texts with equal values the earlier ones are there; a text in which it is never above 0
-        is not.
+        Each text occurs once, and only if the activation is above 0 in it. Of texts with equal
+        values the earlier ones are kept.
 
         Args:
             number: of the neuron or feature, counted from 0, or from the end with -1.
 
         Raises:
-            TypeError: it is not a whole number.
-            IndexError: there is none of this number.
+            TypeError: `number` is not a whole number.
+            IndexError: there is no neuron or feature of this number.
         """
         if not is_whole_number(number):
             raise TypeError(f"examples: the number is {shown(number)}: give a whole number")
@@ -220,58 +229,44 @@ class Scan:
             raise IndexError(
                 f"examples: there is no {self.unit} {number}: there are {count}, 0 to {count - 1}"
             )
-        best = self._best
-        found = []
-        for rank in range(int((best.numbers[number] >= 0).sum())):
-            text = best.texts[int(best.numbers[number, rank])]
-            found.append(
-                Example(
-                    float(best.values[number, rank]),
-                    text.number,
-                    text.given,
-                    [self._spelled[one] for one in text.ids.tolist()],
-                    int(best.places[number, rank]),
-                    best.rows[number, rank],
-                )
-            )
-        return found
+        return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
 
 
 def scan(
     model: Model, texts: Iterable[Any] | Array, *, of: str | tuple[str, int] | SAE, top: int = 20
 ) -> Scan:
-    """All neurons, or all features of an autoencoder, and the texts that excite each most.
+    """Find, for all neurons or all features of an autoencoder, the texts that activate each most.
 
-    Texts are read once, as they come, a generator's too; memory grows with the number of neurons
-    and `top`, not with the number of texts. A text is cut as in `trace`, and a warning counts what
-    was cut.
+    Texts are read once, one after the other. Memory grows with the number of neurons and `top`, not
+    with the number of texts. Texts are truncated as in `trace`, and a warning counts them.
 
     Args:
-        model: one that `qkv.load` has read, of one text at a time.
+        model: a model of `qkv.load` that reads one text at a time.
         texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
-        of: one activation of one layer, as ("post", 3), of which each number is a neuron; or an
-            `SAE`, whose features are scanned where its site is.
-        top: how many texts are kept for each, at least 1.
+        of: one activation of one layer, such as ("post", 3), whose numbers are the neurons; or an
+            `SAE`, whose features are scanned at its site.
+        top: the number of texts to keep for each, at least 1.
 
     Returns:
         `.density`, `.mean` and `.largest` (n,) of each, and `.examples(number)`, the `top` texts
         with its largest activations. Neurons of several heads are counted head by head.
 
     Raises:
-        TypeError: a text is neither a string nor ids, the model is none, or `top` is not a whole
+        TypeError: a text is neither a string nor ids, `model` is no model, or `top` is not a whole
             number.
         ValueError: `of` is no activation of one layer with a row for each token, `top` is below 1,
             the model is of two texts or of images, or ids are not the model's.
         KeyError: there is no such activation.
 
     Source:
-        Examples that activate a part most: Zeiler and Fergus 2014, "Visualizing and Understanding
-        Convolutional Networks", section 4.
+        Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
+        Understanding Convolutional Networks", section 4.
 
     >>> import qkv
     >>> texts = ["I sat on the bank of the river.", "The bank charged a fee for the loan."]
-    >>> found = scan(qkv.load("books-decoder"), iter(texts), of=("post", 2), top=2)
-    >>> found.density.shape, [one.number for one in found.examples(7)] in ([0, 1], [1, 0], [0], [1])
+    >>> result = scan(qkv.load("books-decoder"), iter(texts), of=("post", 2), top=2)
+    >>> numbers = [example.number for example in result.examples(7)]
+    >>> result.density.shape, numbers in ([0, 1], [1, 0], [0], [1])
     ((512,), True)
     """
     model = check_model(model, "scan")
@@ -284,8 +279,8 @@ def scan(
     count = 0
     above: Any = 0
     total: Any = 0.0
-    for batch, found in rows_of(model, texts, [name], "scan"):
-        rows = found[name].reshape(len(found[name]), -1)
+    for batch, arrays in rows_of(model, texts, [name], "scan"):
+        rows = arrays[name].reshape(len(arrays[name]), -1)
         values = rows if sae is None else sae.encode(rows)  # (tokens, n)
         best = best or Best(values.shape[1], top)
         count += len(values)
@@ -293,14 +288,14 @@ def scan(
         total = total + values.sum(0, dtype=np.float64)
         ends = np.cumsum([len(text.ids) for text in batch])
         each = np.split(values, ends[:-1])  # (T, n) of each text
-        places = np.array([text.argmax(0) for text in each])  # (B, n)
+        positions = np.array([text.argmax(0) for text in each])  # (B, n)
         largest = np.array([text.max(0) for text in each])
         numbers = np.array([text.number for text in batch])
         which, units = best.among(largest, numbers, slice(None))
         if len(which):
             kept = [each[t][:, u].copy() for t, u in zip(which, units, strict=True)]
             cells = which, units
-            best.add(units, largest[cells], numbers[which], places[cells], kept)
+            best.add(units, largest[cells], numbers[which], positions[cells], kept)
             best.keep(batch)
     if best is None:
         raise ValueError("scan: texts hold no token: give some")
@@ -308,20 +303,17 @@ def scan(
     return Scan(name, unit, count, above / count, total / count, best, best.spelled(model))
 
 
-_NAMES = (*NAMES, STRONGEST)
-
-
 @dataclass(frozen=True, eq=False)
 class HeadExample:
-    """A place in a text where a head does much of something.
+    """A query of a text at which a measure of a head is large.
 
     Attributes:
-        value: how much: the measure at this query.
-        number: which text it is, counted from 0.
+        value: the measure at this query.
+        number: the number of the text, counted from 0.
         text: the text as it was given, a string or the ids of its tokens (T,).
-        tokens: its tokens by their names.
-        query: the place that looks.
-        key: the place that it looks at, the one with the most weight where the measure counts
+        tokens: the names of its tokens.
+        query: the position of the query.
+        key: the position of the key; the one with the most weight where the measure counts
             several; None for the entropy.
         weights: (T,), the weights of the query.
     """
@@ -337,152 +329,139 @@ class HeadExample:
 
 @dataclass(frozen=True)
 class HeadScan:
-    """What `scan_heads` gives.
+    """The result of `scan_heads`.
 
     Attributes:
-        scores: for each measure its mean over all queries, (layers, heads) of float64, as
-            `head_scores` gives it.
+        scores: the mean of each measure over all queries, as of `head_scores`.
     """
 
     scores: dict[str, Result]
-    _found: dict[str, list[list[list[HeadExample]]]]
+    _examples: dict[str, list[list[list[HeadExample]]]]
 
     def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
-        """A page of cards: for each head the texts in which it has most of a measure.
+        """Return a page of cards: for each head, the texts with the most of a measure.
 
-        Words are shaded by the weights of the query, which is framed, on a scale from 0 to 1.
+        Words are shaded by the weights of the query, from 0 to 1. A frame marks the query.
 
         Args:
             name: the measure.
-            top: how many texts a card shows at most.
+            top: the most texts on a card.
             theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
 
         Returns:
             A view of the heads with the largest values, 24 at most.
 
         Raises:
-            KeyError: there is no such measure among those that were asked for.
+            KeyError: `scan_heads` was not called with this measure.
             TypeError: `top` is not a whole number.
             ValueError: `top` is below 1, or `theme` is unknown.
         """
         top = whole_number(top, call="cards", name="top", least=1)
         self._check_name(name, "cards")
         heads = [
-            (layer, head, found[:top])
-            for layer, row in enumerate(self._found[name])
-            for head, found in enumerate(row)
-            if found
+            (layer, head, examples[:top])
+            for layer, row in enumerate(self._examples[name])
+            for head, examples in enumerate(row)
+            if examples
         ]
-        largest = sorted(heads, key=lambda one: -one[2][0].value)[:MOST_CARDS]
+        largest = sorted(heads, key=lambda entry: -entry[2][0].value)[:MOST_CARDS]
         cards = [
             Passages(
                 title=f"head {layer}.{head}",
                 explained=f"mean {self.scores[name][layer, head]:.3f}",
-                passages=[
-                    passage_of(one.value, one.tokens, one.weights, one.query, 1.0) for one in found
-                ],
+                passages=[passage_of(x.value, x.tokens, x.weights, x.query, 1.0) for x in examples],
             )
-            for layer, head, found in sorted(largest, key=lambda one: one[:2])
+            for layer, head, examples in sorted(largest, key=lambda entry: entry[:2])
         ]
-        return cards_of(
-            cards,
-            f"Each head, and the queries with most {name!r}.",
-            self.scores[name].size,
-            "head",
-            theme,
-        )
+        summary = f"Each head, and the queries with most {name!r}."
+        return cards_of(cards, summary, self.scores[name].size, "head", theme)
 
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
-        """The texts where a head has most of a measure, the most first, each text once.
+        """Return the texts where a head has most of a measure, largest first, each text once.
 
-        Of texts with as much the earlier ones are there; a text that has nothing of it is not.
+        Of texts with equal values the earlier ones are kept; texts with a value of 0 are left out.
 
         Args:
             name: the measure.
             layer: counted from 0, or from the end with -1.
-            head: the same.
+            head: counted like `layer`.
 
         Raises:
-            KeyError: there is no such measure among those that were asked for.
-            TypeError: `layer` or `head` is not a whole number.
-            IndexError: there is no such layer or head.
+            KeyError: `scan_heads` was not called with this measure.
+            TypeError, IndexError: `layer` or `head` is no whole number, or there is none such.
         """
         self._check_name(name, "examples")
-        part: Any = self._found[name]
-        for what, number in (("layer", layer), ("head", head)):
+        part: Any = self._examples[name]
+        for kind, number in (("layer", layer), ("head", head)):
             if not is_whole_number(number):
-                raise TypeError(f"examples: {what} is {shown(number)}: give a whole number")
+                raise TypeError(f"examples: {kind} is {shown(number)}: give a whole number")
             if not -len(part) <= number < len(part):
                 raise IndexError(
-                    f"examples: there is no {what} {number}: there are {len(part)}, 0 to "
+                    f"examples: there is no {kind} {number}: there are {len(part)}, 0 to "
                     f"{len(part) - 1}"
                 )
             part = part[number]
         return list(part)
 
     def _check_name(self, name: str, call: str) -> None:
-        if name not in self._found:
-            raise KeyError(f"{call}: there is no {shown(name)}: it has {', '.join(self._found)}")
+        if name not in self._examples:
+            known = ", ".join(self._examples)
+            raise KeyError(f"{call}: there is no {shown(name)}: it has {known}")
 
 
 def scan_heads(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = _NAMES, top_k: int = 10
 ) -> HeadScan:
-    """All heads over many texts: their scores, and for each the texts where it does that most.
+    """Measure all heads over many texts, and keep for each the texts with the largest values.
 
-    Texts are read once, as they come, a generator's too; memory grows neither with their number nor
-    with the square of their length: weights are measured as they are computed, and what is kept is
-    `top_k` texts for each head and measure. Nothing behind the weights of the last layer is
-    computed. A text is cut as in `trace`, and a warning counts what was cut.
+    Texts are read once, one after the other. Memory grows neither with their number nor with the
+    square of their length: weights are measured as they are computed, and `top_k` texts are kept
+    for each head and measure. Nothing after the weights of the last layer is computed. Texts are
+    truncated as in `trace`, and a warning counts them.
 
     Args:
-        model: one that `qkv.load` has read, of one text at a time.
+        model: a model of `qkv.load` that reads one text at a time.
         texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
-        of: which measures: those of `head_scores`, and "strongest", the largest weight on one
-            place, the first place of the text and special tokens left out, where heads look that
-            have nothing to look for.
-        top_k: how many examples are kept for each head and measure, at least 1.
+        of: the measures: those of `head_scores`, and "strongest", the largest weight on one
+            position. It leaves out special tokens and the first position, where idle heads look.
+        top_k: the number of examples to keep for each head and measure, at least 1.
 
     Returns:
         `.scores`, the mean of each measure over all queries, (layers, heads) of float64; and
         `.examples(name, layer, head)`, the `top_k` texts with the query that has most of it.
 
     Raises:
-        TypeError: a text is neither a string nor ids, the model is none, or `top_k` is not a whole
-            number.
+        TypeError: a text is neither a string nor ids, `model` is no model, or `top_k` is not a
+            whole number.
         ValueError: there is no such measure, `top_k` is below 1, the model is of two texts or of
             images, or ids are not the model's.
 
     Source:
-        Examples that activate a part most: Zeiler and Fergus 2014, "Visualizing and Understanding
-        Convolutional Networks", section 4; of heads, "strongest" as in Voita et al. 2019,
-        "Analyzing Multi-Head Self-Attention", section 4.2, which calls its mean the confidence.
+        Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
+        Understanding Convolutional Networks", section 4; of heads, "strongest" as in Voita et al.
+        2019, "Analyzing Multi-Head Self-Attention", section 4.2, which calls its mean confidence.
 
     >>> import qkv
     >>> texts = ["I sat on the bank of the river.", "The bank charged a fee for the loan."]
-    >>> found = scan_heads(qkv.load(), iter(texts), top_k=5)
-    >>> found.scores["previous"].shape
+    >>> result = scan_heads(qkv.load(), iter(texts), top_k=5)
+    >>> result.scores["previous"].shape
     (4, 6)
-    >>> one, other = found.examples("strongest", layer=0, head=3)  # a place in each text
-    >>> one.value >= other.value, {one.number, other.number} == {0, 1}
+    >>> first, second = result.examples("strongest", layer=0, head=3)  # a query in each text
+    >>> first.value >= second.value, {first.number, second.number} == {0, 1}
     (True, True)
     """
     model = check_model(model, "scan_heads")
     names = checked_names(of, "scan_heads", _NAMES)
-    best = _Best(names, whole_number(top_k, call="scan_heads", name="top_k", least=1), model)
-    scores = summed(model, texts, names, "scan_heads", best).means()
-    return HeadScan(scores, best.examples())
+    top_k = whole_number(top_k, call="scan_heads", name="top_k", least=1)
+    layers, heads = range(model.num_layers), range(model.num_heads)
+    best = Best(len(names) * len(layers) * len(heads), top_k)
+    starts = {
+        (name, layer): (number * len(layers) + layer) * len(heads)
+        for number, name in enumerate(names)
+        for layer in layers
+    }  # the unit of the first head
 
-
-class _Best:
-    """The queries with most of each measure, those of a text alone that has most."""
-
-    def __init__(self, names: Sequence[str], count: int, model: Model) -> None:
-        self.names, self.model = names, model
-        self.best = Best(len(names) * model.num_layers * model.num_heads, count)
-
-    def batch(
-        self,
+    def add(
         name: str,
         layer: int,
         first: int,
@@ -491,56 +470,31 @@ class _Best:
         values: Array,
         weights: Array,
     ) -> None:
-        """Take the best query of each text and head, where it is among the best so far."""
-        numbers = np.array([text.number for text in batch])
-        most = values.max(2)  # (B, H)
-        unit = self._unit(name, layer)
-        texts, heads = self.best.among(most, numbers, slice(unit, unit + most.shape[1]))
-        if not len(texts):
+        """Add the best query of each text and head, if it is among the best so far."""
+        numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
+        unit = starts[name, layer]
+        rows, head = best.among(most, numbers, slice(unit, unit + len(heads)))
+        if not len(rows):
             return
-        queries = values[texts, heads].argmax(1)
-        rows = weights[texts, heads, queries]  # (n, K)
-        keys = measured.key(name, rows, texts, queries + first)
-        lengths = measured.ends[texts]
+        queries = values[rows, head].argmax(1)
+        chosen = weights[rows, head, queries]  # (n, K)
+        keys = measured.key(name, chosen, rows, queries + first).tolist()
         kept = [
-            (key, row[:end]) for key, row, end in zip(keys.tolist(), rows, lengths, strict=True)
+            (k, row[:end]) for k, row, end in zip(keys, chosen, measured.ends[rows], strict=True)
         ]
-        self.best.add(unit + heads, most[texts, heads], numbers[texts], queries + first, kept)
+        best.add(unit + head, most[rows, head], numbers[rows], queries + first, kept)
 
-    def window(self, window: Sequence[Read]) -> None:
-        """Keep the texts that entries are of, and no other."""
-        self.best.keep(window)
+    scores = summed(model, texts, names, "scan_heads", add, best.keep).means()
+    spelled = best.spelled(model)
 
-    def examples(self) -> dict[str, list[list[list[HeadExample]]]]:
-        """By measure, layer and head, the most first."""
-        spelled, heads = self.best.spelled(self.model), range(self.model.num_heads)
-        return {
-            name: [
-                [self._examples(self._unit(name, layer) + head, spelled) for head in heads]
-                for layer in range(self.model.num_layers)
-            ]
-            for name in self.names
-        }
+    def examples(unit: int) -> list[HeadExample]:
+        return [
+            HeadExample(value, number, text, tokens, query, None if key < 0 else key, weights)
+            for value, number, text, tokens, query, (key, weights) in best.entries(unit, spelled)
+        ]
 
-    def _examples(self, unit: int, spelled: Mapping[int, str]) -> list[HeadExample]:
-        best, found = self.best, []
-        for rank in range(int((best.numbers[unit] >= 0).sum())):
-            text = best.texts[int(best.numbers[unit, rank])]
-            key, weights = best.rows[unit, rank]
-            found.append(
-                HeadExample(
-                    float(best.values[unit, rank]),
-                    text.number,
-                    text.given,
-                    [spelled[one] for one in text.ids.tolist()],
-                    int(best.places[unit, rank]),
-                    None if key < 0 else key,
-                    weights,
-                )
-            )
-        return found
-
-    def _unit(self, name: str, layer: int) -> int:
-        """The first of the units of a measure in a layer, one for each head."""
-        place = self.names.index(name) * self.model.num_layers + layer
-        return place * self.model.num_heads
+    by_name = {
+        name: [[examples(starts[name, layer] + head) for head in heads] for layer in layers]
+        for name in names
+    }
+    return HeadScan(scores, by_name)
