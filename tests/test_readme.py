@@ -213,7 +213,7 @@ def test_files_that_the_architecture_names_exist() -> None:
         ),
         "src/qkv/layers/layer.py": ("Layer", "Feed"),
         "src/qkv/layers/gradient.py": ("project_back",),
-        "src/qkv/see/steps/attention_inputs.py": ("KNOWN",),
+        "src/qkv/see/steps/head_steps.py": ("KNOWN",),
         "src/qkv/models/files/config.py": ("Config", "size", "positive", "choice", "only"),
         "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
         "src/qkv/models/files/names.py": ("Family", "projections", "fused", "body", "harmless"),

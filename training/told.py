@@ -22,7 +22,7 @@ from typing import Any
 
 import qkv
 from qkv.files import replacing
-from qkv.see.analysis.stories import FILE
+from qkv.see.page.play import FILE
 
 STORIES = FILE  # where views read them
 NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Locator, Page, TimeoutError
 
-from qkv.see.analysis.heads import Axis, Heads
+from qkv.see.analysis.head_weights import Axis, Heads
 from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
 

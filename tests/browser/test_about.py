@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page
 import qkv
 from models.support import mask_bert
 from qkv.models.files.find import shipped
-from qkv.see.page.about import about_model
+from qkv.see.page.html import about_model
 
 from .play import address, opened_at, ready
 from .support import Visit, tight

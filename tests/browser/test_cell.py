@@ -9,8 +9,7 @@ from playwright.sync_api import Locator, Page
 
 from qkv.models import Model
 from qkv.see.draw.colours import shade
-from qkv.see.page.payload import payload_of
-from qkv.see.page.walk import walk_payload
+from qkv.see.page.payload import payload_of, walk_payload
 from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 

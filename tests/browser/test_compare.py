@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page
 
 import qkv
-from qkv.see.analysis.heads import Heads
+from qkv.see.analysis.head_weights import Heads
 from qkv.see.page.payload import payload_of, start_at, text_payload
 
 from .playing import picture

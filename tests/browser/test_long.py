@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.see.analysis.heads import Axis, Heads, Summary
+from qkv.see.analysis.head_weights import Axis, Heads, Summary
 
 from .support import Visit, keys, page_of, press, read, readout, sentence, tight, token
 

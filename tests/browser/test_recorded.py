@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from playwright._impl._driver import compute_driver_executable
 
-from qkv.see.analysis.heads import LONG, Heads
+from qkv.see.analysis.head_weights import LONG, Heads
 from qkv.see.page.html import script_json
 from qkv.see.page.payload import payload_of, text_payload
 

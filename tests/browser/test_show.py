@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 import qkv
-from qkv.see.analysis.heads import Axis, Heads
+from qkv.see.analysis.head_weights import Axis, Heads
 from qkv.see.draw.colours import shade
 
 from .support import (

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from qkv.models import Model
-from qkv.see.steps.rows import PHRASES, ROWS, fill
+from qkv.see.steps.step import PHRASES, ROWS, fill
 from qkv.see.steps.walk import walk_head
 from qkv.trace import Trace
 

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from qkv.models.run.truncation import Truncator
-from qkv.see.page.tokenizers import reasons_of_tokenizer
+from qkv.see.page.engine import reasons_of_tokenizer
 from qkv.text import SubwordTokenizer
 
 from .bundling import ROOT

@@ -15,10 +15,8 @@ from playwright.sync_api import Locator, Page
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
 from qkv.models.untrained import fresh_model
-from qkv.see.analysis.shift import Shift, shift_of_traces
-from qkv.see.page.payload import payload_of
-from qkv.see.page.shift import shift_payload
-from qkv.see.page.walk import walk_payload
+from qkv.see.analysis.word_vectors import Shift, shift_of_traces
+from qkv.see.page.payload import payload_of, shift_payload, walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 

@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.circuits.plot_view import PlotView, graph_view, is_graph
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadScan, Scan
-from qkv.see.analysis.largest import strongest
+from qkv.see.analysis.measures import strongest
 from qkv.see.draw.colours import scale_end, signed_end
 from qkv.see.draw.panels import (
     PICTURE,

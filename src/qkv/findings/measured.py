@@ -18,7 +18,7 @@ from qkv.models import load
 from qkv.models.files.find import find_model, shipped
 from qkv.models.model import Model
 from qkv.models.tasks.predict import mask_positions
-from qkv.see.views.findings import FindingsView, findings_view
+from qkv.see.views.play import FindingsView, findings_view
 from qkv.text.tokenizer import check_text
 
 if TYPE_CHECKING:

@@ -1,15 +1,14 @@
 """Attention to look at: in the terminal, as static figures, and as pages that explain."""
 
-from qkv.see.analysis.stories import Stories, Story, stories
+from qkv.see.page.play import Stories, Story, stories
 from qkv.see.views.compare import CompareView, compare
 from qkv.see.views.guess import GuessView, guess
-from qkv.see.views.head_view import HeadView, head_view
 from qkv.see.views.image_view import ImageView, image_view
 from qkv.see.views.play import PlayView, play
 from qkv.see.views.replay import ReplayView, replay
 from qkv.see.views.runs import RunsView
 from qkv.see.views.shift import ShiftView, plot_shift
-from qkv.see.views.show import ShowView, show
+from qkv.see.views.show import HeadView, ShowView, head_view, show
 from qkv.see.views.view import View
 from qkv.see.views.walk import WalkView, walk
 

@@ -10,8 +10,7 @@ import pytest
 from models.support import WORDS, Folder, tokenizer_json
 from qkv.models import Model, load
 from qkv.see import CompareView, View, compare, head_view, plot_shift, show, walk
-from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import Axis, Heads, heads_of
+from qkv.see.analysis.head_weights import Axis, Heads, by_word, heads_of
 from qkv.see.analysis.measures import summarize
 
 from ..page.reading import payload_in

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qkv.models import Model
-from qkv.see.analysis import heads, measures
-from qkv.see.analysis.heads import Axis, Heads, Summary, heads_of
+from qkv.see.analysis import head_weights, measures
+from qkv.see.analysis.head_weights import Axis, Heads, Summary, heads_of
 
 from ..support import BANK
 
@@ -79,14 +79,14 @@ def test_of_a_summary_what_was_received_is_known() -> None:
 def test_value_norms_of_shared_values() -> None:
     v = np.array([[[1.0, 2.0]], [[0.0, 1.0]]])  # two keys, one key head of size 2
     out_proj = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [3.0, 0.0]])  # two query heads
-    norms = heads.value_norms(v, out_proj)
+    norms = head_weights.value_norms(v, out_proj)
     np.testing.assert_allclose(norms, [[np.sqrt(5), 1.0], [6.0, 3.0]])
 
 
 def test_value_norms_of_heads_that_share_by_twos() -> None:
     v = np.array([[[1.0], [10.0]]])  # one key, two key heads of size 1
     out_proj = np.array([[1.0], [2.0], [3.0], [4.0]])  # four query heads
-    assert heads.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
+    assert head_weights.value_norms(v, out_proj).tolist() == [[1.0], [2.0], [30.0], [40.0]]
 
 
 def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
@@ -107,10 +107,10 @@ def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
 
 def test_words_sum_keys_and_average_queries() -> None:
     words = [(0, 1, "a"), (1, 3, "bc")]
-    merged = measures.merge_words(TWO, words, words)
+    merged = head_weights.merge_words(TWO, words, words)
     np.testing.assert_allclose(merged[0], [[1.0, 0.0], [(0.6 + 0.1) / 2, (0.4 + 0.9) / 2]])
     np.testing.assert_allclose(merged[0].sum(axis=1), 1)
-    cross = measures.merge_words(TWO[0], words, [(0, 3, "abc")])
+    cross = head_weights.merge_words(TWO[0], words, [(0, 3, "abc")])
     np.testing.assert_allclose(cross, [[1.0], [1.0]])
 
 

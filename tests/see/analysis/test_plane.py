@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.see.analysis.plane import fit_plane
+from qkv.see.analysis.word_vectors import fit_plane
 
 
 def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:

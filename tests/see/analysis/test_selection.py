@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qkv.see.analysis import findings, selection
-from qkv.see.analysis.findings import Link
-from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis import selection
+from qkv.see.analysis.head_weights import Heads, heads_of
+from qkv.see.analysis.inputs import one_text
+from qkv.see.analysis.links import Link
 from qkv.see.analysis.measures import summarize
 from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
@@ -178,15 +179,15 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
         selection.choose_head(heads_of(bare))
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
     with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
-        findings.one_text(two, "show")
+        one_text(two, "show")
     for arrays, said in (
         ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
         ({"hook_pattern": np.zeros((1, 1, 2, 2))}, r'qkv.show\(trace\["pattern"\], tokens'),
     ):
         with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
-            findings.one_text(Trace(arrays), "show")
+            one_text(Trace(arrays), "show")
     with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
-        findings.one_text(Trace({}), "show")
+        one_text(Trace({}), "show")
 
 
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from qkv.see.analysis.largest import strongest_block
+from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw import terminal
 from qkv.see.draw.colours import shade
 from qkv.see.draw.panels import (

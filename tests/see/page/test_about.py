@@ -7,8 +7,8 @@ from pathlib import Path
 import qkv
 from models.support import mask_bert
 from qkv.models.files.find import shipped
-from qkv.see.page.about import about_model
-from qkv.see.page.served import served_page
+from qkv.see.page.html import about_model
+from qkv.see.page.play import served_page
 
 TEXT = "The oak is a small [MASK]."
 HOSTILE = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from qkv.see.page.tokenizers import reasons_of_tokenizer
+from qkv.see.page.engine import reasons_of_tokenizer
 from qkv.text import SubwordTokenizer, WordTokenizer
 from qkv.text.subwords import BareTokenizer
 

@@ -15,7 +15,7 @@ from qkv.layers import Block, Experts, MultiHeadAttention, RMSNorm
 from qkv.layers.experts import expert_shapes
 from qkv.models import Model
 from qkv.see import WalkView, walk
-from qkv.see.page.walk import walk_payload
+from qkv.see.page.payload import walk_payload
 from qkv.trace import Trace
 
 from ..support import changed, random_of, small_llama

@@ -13,7 +13,7 @@ import qkv
 from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.models import Model, random_model
 from qkv.see import WalkView, walk
-from qkv.see.page.walk import MOST_TOKENS, walk_payload
+from qkv.see.page.payload import MOST_TOKENS, walk_payload
 from qkv.trace import Trace
 
 from ..support import CAT, changed, random_of, small_llama

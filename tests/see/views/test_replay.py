@@ -15,7 +15,7 @@ from rich.console import Console
 import qkv
 from qkv.see import replay
 from qkv.see.analysis.measures import after_copies, on_cells
-from qkv.see.analysis.training import replay_of
+from qkv.see.analysis.snapshots import replay_of
 from qkv.see.views.replay import ReplayView
 from qkv.trace import Trace
 

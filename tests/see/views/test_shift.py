@@ -7,10 +7,9 @@ import pytest
 
 from qkv.models import Model, random_model
 from qkv.see import plot_shift
-from qkv.see.analysis.plane import fit_plane
-from qkv.see.analysis.shift import shift_of_traces
+from qkv.see.analysis.word_vectors import fit_plane, shift_of_traces
 from qkv.see.page.html import script_json
-from qkv.see.page.shift import shift_payload
+from qkv.see.page.payload import shift_payload
 
 from ..support import BANK, CAT, MONEY, vectors_trace
 

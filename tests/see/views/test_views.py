@@ -21,8 +21,8 @@ from qkv.see import (
     show,
     walk,
 )
-from qkv.see.analysis import findings
-from qkv.see.analysis.plane import fit_plane
+from qkv.see.analysis.links import strongest_links
+from qkv.see.analysis.word_vectors import fit_plane
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace
@@ -596,7 +596,7 @@ def test_a_trace_of_summaries_is_shown_by_its_links(minilm: Model) -> None:
     largest = np.argsort(-pattern, axis=1)[:, :3]
     exact = [
         (link.query, link.key)
-        for link in findings.strongest_links(full.heads, *places(view))
+        for link in strongest_links(full.heads, *places(view))
         if link.key in largest[link.query]
     ]
     assert [(link.query, link.key) for link in view.links] == exact[:10]

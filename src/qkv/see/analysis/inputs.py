@@ -1,4 +1,4 @@
-"""What a view is asked to show: a text, a trace, or weights with their tokens."""
+"""The arguments of a view as traces and heads: a text, a trace, or weights with tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from qkv.arrays import Array, whole_number
-from qkv.see.analysis import findings
-from qkv.see.analysis.from_arrays import heads_from
-from qkv.see.analysis.heads import LONG
-from qkv.see.analysis.words import bare, spans_of, words_of
-from qkv.text.tokenized import find_pieces
+import numpy as np
+
+from qkv.arrays import Array, as_array, whole_number
+from qkv.see.analysis.head_weights import LONG, Axis, Heads
+from qkv.see.analysis.word_vectors import similarity_by_layer
+from qkv.see.analysis.words import bare, is_special, spans_of, words_of
+from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
@@ -27,7 +28,7 @@ def traced(
 ) -> tuple[Trace, Model | None]:
     """A trace of one text from whatever was given, and the model if there is one."""
     if isinstance(given, Trace | Seq2SeqTrace):
-        trace = findings.one_text(given, call)
+        trace = one_text(given, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
         heads = heads_from(given, tokens, call=call)
@@ -44,8 +45,8 @@ def traced(
     used = reader_of(model, [text], call)
     size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
-        return findings.readable(used.trace(text, names=["embed", "v"], top_k=8)), used
-    return findings.readable(used.trace(text)), used
+        return readable_trace(used.trace(text, names=["embed", "v"], top_k=8)), used
+    return readable_trace(used.trace(text)), used
 
 
 def texts_of(texts: list[Any], call: str) -> list[str]:
@@ -148,7 +149,7 @@ def _shared(
             return shared[0], f"it is the only {what} that both share", places[shared[0]]
         if shared:
             ends = {
-                word: findings.similarity_by_layer(a, places[word][0][0], b, places[word][1][0])
+                word: similarity_by_layer(a, places[word][0][0], b, places[word][1][0])
                 for word in shared
             }
             word = min(shared, key=lambda word: _last(ends[word]))
@@ -195,3 +196,154 @@ def _spelled(trace: Trace, word: str) -> list[list[int]]:
 def _listed(words: list[str], most: int = 20) -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return (", ".join(words[:most]) or "no word") + more
+
+
+def one_text(trace: Any, call: str) -> Trace:
+    """The trace of the one text that this one holds."""
+    if isinstance(trace, Seq2SeqTrace):
+        raise TypeError(
+            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
+            "trace.decoder, or call head_view(trace)"
+        )
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"{call}: there is a {type(trace).__name__} where a trace should be: give "
+            "model.trace(...)"
+        )
+    if len(trace) > 1:
+        raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
+    if not len(trace) or not len(trace[0].tokens):
+        raise ValueError(f"{call}: {_no_tokens(trace)}")
+    return readable_trace(trace[0])
+
+
+def _no_tokens(trace: Trace) -> str:
+    """Why there are none, and what can be done."""
+    if not trace.names():
+        return (
+            "this trace is empty: a recording is filled when its block ends without an error; a "
+            "model of qkv gives one with model.trace(text)"
+        )
+    weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"
+    return (
+        "this trace has no tokens: make one with model.trace(text), or give weights with their "
+        f"tokens, qkv.show({weights}, tokens=[...])"
+    )
+
+
+def readable_trace(trace: Trace) -> Trace:
+    """The trace of one text with its tokens as a reader knows them."""
+    tokens, special = trace[0].tokens, trace[0].special
+    names = plain_tokens(tokens, special)
+    return trace if names == tokens else trace.with_tokens([names])
+
+
+# What may stand around a weight of 1 after a softmax in a half.
+_SLACK = 1e-2
+
+
+def heads_from(
+    attention: Any,
+    tokens: Iterable[str],
+    keys: Iterable[str] | None = None,
+    *,
+    call: str,
+    name: str = "attention",
+    title: str = "",
+) -> Heads:
+    """The heads of plain arrays.
+
+    Args:
+        attention: weights, one array `(layers, heads, L, S)`, or for each layer an array or a
+            tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
+        tokens: the L queries.
+        keys: the S keys, where they are other tokens.
+        call: what an error says.
+        name: what the argument is called in an error.
+        title: what the text is called beside others.
+    """
+    arrays = _layers(attention, call, name)
+    size, width = arrays[0].shape[1:]
+    queries = _axis(tokens, size, call, name, "queries")
+    others = None if keys is None else _axis(keys, width, call, name, "keys")
+    if others is None and size != width:
+        raise ValueError(
+            f"{call}: {name} has {size} queries and {width} keys: tokens of its own for the keys "
+            "are taken by head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
+        )
+    return Heads(queries, list(range(len(arrays))), arrays, other_keys=others, name=title)
+
+
+def _layers(attention: Any, call: str, name: str) -> list[Array]:
+    """Each layer's weights `(heads, L, S)`."""
+    if isinstance(attention, (list, tuple)) and len(attention) and _dims(attention[0]) != 2:
+        parts = list(attention)
+    else:
+        whole = _read(attention, call, name)
+        if whole.ndim == 5 and whole.shape[1] == 1:
+            whole = whole[:, 0]
+        if whole.ndim != 4:
+            raise ValueError(
+                f"{call}: {name} has shape {whole.shape}: give (layers, heads, L, S), or for each "
+                "layer (heads, L, S)"
+            )
+        parts = list(whole)
+    arrays: list[Array] = []
+    for number, part in enumerate(parts):
+        if part is None:
+            raise ValueError(
+                f"{call}: {name} of layer {number} is None: load the transformers model with "
+                'attn_implementation="eager" and call it with output_attentions=True'
+            )
+        array = _read(part, call, f"{name} of layer {number}")
+        if array.ndim == 4 and array.shape[0] == 1:
+            array = array[0]
+        if array.ndim != 3 or 0 in array.shape:
+            several = f"{array.shape[0]} texts" if array.ndim == 4 else f"shape {array.shape}"
+            raise ValueError(
+                f"{call}: {name} of layer {number} has {several}: give one text, (heads, L, S) "
+                "or (1, heads, L, S)"
+            )
+        if arrays and array.shape != arrays[0].shape:
+            raise ValueError(
+                f"{call}: {name} of layer {number} is {array.shape} and of layer 0 "
+                f"{arrays[0].shape}: all layers must have the same shape"
+            )
+        arrays.append(array)
+    if not arrays:
+        raise ValueError(f"{call}: {name} is empty: give at least one layer")
+    return arrays
+
+
+def _dims(part: Any) -> int:
+    return len(getattr(part, "shape", np.shape(part) if part is not None else (1, 1, 1)))
+
+
+def _read(x: Any, call: str, name: str) -> Array:
+    """Weights as float32 or float64, wherever they are and whatever hangs on them."""
+    for method in ("detach", "cpu"):  # a tensor on another device, or one that wants gradients
+        x = getattr(x, method)() if hasattr(x, method) else x
+    array = as_array(x, call=call, name=name)
+    if array.dtype.kind not in "fiuV":
+        raise TypeError(f"{call}: {name} is {array.dtype}: give weights, numbers from 0 to 1")
+    array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+    numbers = array[~np.isnan(array)]
+    low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
+    if low < -_SLACK or high > 1 + _SLACK:
+        raise ValueError(
+            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights, from 0 to 1, "
+            "not scores"
+        )
+    return array
+
+
+def _axis(tokens: Iterable[str], size: int, call: str, name: str, which: str) -> Axis:
+    if isinstance(tokens, str):
+        raise TypeError(f"{call}: the tokens are one string: give a list, one for each token")
+    listed = [str(token) for token in tokens]
+    if len(listed) != size:
+        raise ValueError(
+            f"{call}: {name} has {size} {which} and there are {len(listed)} tokens: "
+            "give one for each"
+        )
+    return Axis(listed, [is_special(token) for token in listed])

@@ -1,4 +1,4 @@
-"""Numbers of heads: what they look at, and words for pieces."""
+"""Numbers that describe heads, and the positions of the largest numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.heads import Heads, Summary
-from qkv.see.analysis.words import Span
+from qkv.see.analysis.head_weights import Heads, Summary
 
 Measure = Callable[[Array], Array]  # of one layer's weights (H, L, S): a number for each head
 
@@ -138,26 +137,6 @@ def distance(weights: Array) -> Array:
     return _means(np.array([np.einsum("ij,ij->i", head, far) for head in weights]), weights)
 
 
-def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
-    """Weights between pieces `(..., L, S)` as weights between words.
-
-    The weight on a word is the sum over its pieces; what a word looks at is the mean over its
-    pieces. So each row still sums to 1.
-
-    Source:
-        Clark et al. 2019, section 4.1.
-
-    >>> merge_words(np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
-    ...             [(0, 1, "a"), (1, 3, "b")], [(0, 1, "a"), (1, 3, "b")])
-    array([[0.5, 0.5],
-           [0.5, 0.5]])
-    """
-    rows = np.add.reduceat(weights, [first for first, _, _ in queries], axis=-2)
-    merged = np.add.reduceat(rows, [first for first, _, _ in keys], axis=-1)
-    merged /= np.array([[end - first] for first, end, _ in queries], merged.dtype)
-    return np.asarray(merged)
-
-
 def summarize(weights: Array, top_k: int) -> Summary:
     """The largest weights of each query and what each key received, from weights `(H, L, S)`.
 
@@ -182,3 +161,32 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
     )
+
+
+def strongest(score: Array, count: int) -> list[int]:
+    """The places of the `count` largest numbers, in their order of place; ties to the first.
+
+    >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
+    [1, 3]
+    """
+    return sorted(np.argsort(-np.nan_to_num(score), kind="stable")[:count].tolist())
+
+
+def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
+    """The rows and columns in which the largest numbers stand, in their order of place.
+
+    >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
+    ([0, 2], [0, 1])
+    """
+    n, m = score.shape
+    rows = set(range(n)) if n <= most_rows else set()
+    columns = set(range(m)) if m <= most_columns else set()
+    for place in np.argsort(-np.nan_to_num(score), axis=None, kind="stable").tolist():
+        if len(rows) >= min(n, most_rows) and len(columns) >= min(m, most_columns):
+            break
+        i, j = divmod(place, m)
+        fits = (i in rows or len(rows) < most_rows), (j in columns or len(columns) < most_columns)
+        if all(fits):
+            rows.add(i)
+            columns.add(j)
+    return sorted(rows), sorted(columns)

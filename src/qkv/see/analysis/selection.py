@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.see.analysis.findings import OF_PLACES, STANDS_OUT, Link, attended
-from qkv.see.analysis.heads import Heads
-from qkv.see.analysis.removal import Removal
+from qkv.see.analysis.head_weights import Heads
+from qkv.see.analysis.interventions import Removal
+from qkv.see.analysis.links import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was asked for"
 _LEAST = 0.05  # a smaller weight is no link to compare

@@ -1,4 +1,4 @@
-"""The snapshots of a training run: one text traced with each, and the loss along the way."""
+"""One text through the snapshots of a training run, and what each head comes to look at."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import is_whole_number
+from qkv.arrays import Array, is_whole_number
 from qkv.models import Model, load
+from qkv.models.run.truncation import callers
 from qkv.progress import progress
-from qkv.see.analysis import findings
-from qkv.see.analysis.inputs import texts_of
+from qkv.see.analysis import measures, selection
+from qkv.see.analysis.head_weights import Heads, heads_of
+from qkv.see.analysis.inputs import one_text, texts_of
+from qkv.see.analysis.measures import Measure
+from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
@@ -112,7 +116,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
             if isinstance(given, Trace):
                 if text is not None:
                     raise TypeError("replay: a trace has its text already: leave the text out")
-                trace = findings.one_text(given, "replay")
+                trace = one_text(given, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(
                         f"replay: the trace of step {step} holds no weights: trace "
@@ -146,7 +150,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
             text if isinstance(text, str) else np.asarray(text),
             names=["pattern"] if again else ["pattern", "attn_scores"],
         )
-    return findings.one_text(trace, "replay")
+    return one_text(trace, "replay")
 
 
 def _check_size(heads: int, size: int, most: int) -> None:
@@ -183,3 +187,232 @@ def _check_alike(a: int, trace: Trace, b: int, other: Trace) -> None:
 def _few(value: Any, most: int = 60) -> str:
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+MOST_CELLS = 2_000_000  # weights that a page holds: 4 MB before base64
+MOST_LOSSES = 400
+BECOMES = 0.5  # weight from which a head is called by what it looks at
+
+
+class Score(NamedTuple):
+    """What a head may come to look at.
+
+    Attributes:
+        name: short.
+        of: what of its weight is meant, in words.
+        head: what a head is called that does it.
+    """
+
+    name: str
+    of: str
+    head: str
+
+
+PREVIOUS = Score("previous", "weight on the previous token", "a previous-token head")
+NEXT = Score("next", "weight on the next token", "a next-token head")
+INDUCTION = Score(
+    "induction", "weight on what followed the same token earlier", "an induction head"
+)
+FIRST = Score("first", "weight on the first token", "a first-token head")
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One text through the snapshots of a run.
+
+    Attributes:
+        run: what the run is called.
+        first: the trace of the first snapshot, for what stays the same.
+        heads: those of the first snapshot, likewise.
+        steps: of the snapshots, in order.
+        scores: what is scored.
+        values: the scores, `(steps, layers, heads, scores)` float64.
+        shown: places in `steps` of the snapshots whose weights are kept.
+        weights: `(shown, layers, heads, L, L)`.
+        hidden: where a mask hides a key, `(layers, heads, L, L)`, if that is known.
+        losses: of each logged step.
+    """
+
+    run: str
+    first: Trace
+    heads: Heads
+    steps: list[int]
+    scores: list[Score]
+    values: Array
+    shown: list[int]
+    weights: Array
+    hidden: Array | None
+    losses: list[tuple[int, float]]
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers."""
+        return self.heads.layers
+
+    @property
+    def rises(self) -> Array:
+        """By how much each score rose from the first step to the last; of one step the scores."""
+        if len(self.steps) == 1:
+            return np.asarray(self.values[0])
+        return np.asarray(self.values[-1] - self.values[0])
+
+    @property
+    def knots(self) -> list[int]:
+        """The steps that charts have at even distances: snapshots, and the ends of what was logged.
+
+        Snapshots are mostly taken ever farther apart, since most happens early.
+        """
+        every = [*self.steps, *(step for step, _ in self.losses)]
+        return sorted({*self.steps, min(every), max(every)})
+
+    def course(self, head: ChosenHead, score: int) -> Array:
+        """One score of one head at each step."""
+        return np.asarray(self.values[:, self.layers.index(head.layer), head.head, score])
+
+    def patterns(self, head: ChosenHead) -> Array:
+        """One head's weights at each step that is shown, `(shown, L, L)`."""
+        return np.asarray(self.weights[:, self.layers.index(head.layer), head.head])
+
+    def hidden_of(self, head: ChosenHead) -> Array | None:
+        """Where a mask hides a key from a query of this head, `(L, L)`, if that is known."""
+        return (
+            None if self.hidden is None else self.hidden[self.layers.index(head.layer), head.head]
+        )
+
+    def loss_at(self, step: int) -> float | None:
+        """The loss that was logged nearest to a step; None where nothing was logged."""
+        if not self.losses:
+            return None
+        return min(self.losses, key=lambda logged: abs(logged[0] - step))[1]
+
+
+def replay_of(run: Run, text: Text) -> Replay:
+    """Trace a text with each snapshot of a run, score each head, and keep what a page can hold.
+
+    A snapshot whose weights are not finite is left out, and a warning says so.
+
+    Raises:
+        ValueError: no snapshot is left, or what `traces` raises.
+    """
+    first: tuple[Trace, Heads, dict[Score, Measure]] | None = None
+    steps: list[int] = []
+    shown: list[int] = []
+    values: list[Array] = []
+    kept: list[Array] = []  # each (layers, heads, L, L)
+    for place, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
+        heads = heads_of(trace)
+        if first is None:
+            first = trace, heads, _scores(heads)
+            trace.model = run.name or trace.model  # a run of given traces has no name
+            wanted = spread(len(run.steps), MOST_CELLS // heads.cells)
+        weights = np.array(heads.weights, dtype=np.float32)
+        if not np.isfinite(weights).all():
+            continue
+        if place in wanted:
+            shown.append(len(steps))
+            kept.append(weights)
+        steps.append(step)
+        scored = [[measure(layer) for layer in weights] for measure in first[2].values()]
+        values.append(np.array(scored).transpose(1, 2, 0))
+    if first is None or not shown:
+        raise ValueError(
+            "replay: no snapshot has finite weights: the run diverged before the first"
+        )
+    if len(steps) < len(run.steps):
+        gone = ", ".join(str(step) for step in run.steps if step not in set(steps))
+        warnings.warn(
+            f"replay: steps left out, since their weights are not finite: {gone}",
+            UserWarning,
+            stacklevel=callers(),
+        )
+    trace, heads, scores = first
+    hidden = [np.isneginf(heads.scores[n]) for n in heads.layers if n in heads.scores]
+    return Replay(
+        run.name,
+        trace,
+        heads,
+        steps,
+        [*scores],
+        np.array(values),
+        shown,
+        np.array(kept),
+        np.array(hidden) if len(hidden) == len(heads.layers) else None,
+        run.losses,
+    )
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many places of `count`, at even distances, the first and the last among them.
+
+    >>> spread(5, 9), spread(9, 3)
+    ([0, 1, 2, 3, 4], [0, 4, 8])
+    """
+    places = np.linspace(0, count - 1, max(1, min(count, most)))
+    return [int(place) for place in np.rint(places)]
+
+
+def _scores(heads: Heads) -> dict[Score, Measure]:
+    """What can be scored: not all texts repeat tokens, and not all models see the next one."""
+    found: dict[Score, Measure] = {}
+    if len(heads.queries.tokens) > 1:
+        found[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
+        scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
+        if not all(np.isneginf(np.diagonal(part, 1, axis1=1, axis2=2)).all() for part in scores):
+            found[NEXT] = lambda layer: measures.on_offset(layer, 1)
+    copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
+    if copies.any():
+        found[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
+    return found | {FIRST: lambda layer: measures.on_keys(layer, [0])}
+
+
+def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
+    """The head of which a score rose most through training, and the place of that score.
+
+    Ties go to the lowest layer, then head, then the first score.
+
+    Raises:
+        IndexError: `layer` or `head` is not there; the message names the range.
+    """
+    layer, head = selection.checked_place(replay.heads, layer, head, "replay")
+    places = selection.places_among(replay.heads, layer, head, "replay")
+    rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in places}
+    place = max(places, key=lambda at: float(rises[at].max()))
+    score = int(rises[place].argmax())
+    rose = "rose most" if rises[place][score] > 0 else "fell least"
+    among = selection.searched(replay.heads, layer, head)
+    reason = f"its {replay.scores[score].of} {rose}, of all scores of {among}"
+    return ChosenHead(*place, None, selection.ASKED if None not in (layer, head) else reason), score
+
+
+def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
+    """What became of a head."""
+    where, what = head.where, replay.scores[score]
+    course, steps = replay.course(head, score), replay.steps
+    first, last = float(course[0]), float(course[-1])
+    if len(steps) == 1:
+        return f"At step {steps[0]:,}, the only snapshot, the {what.of} of {where} is {last:.2f}."
+    if f"{first:.2f}" == f"{last:.2f}":
+        ends = f"step {steps[0]:,} to step {steps[-1]:,}"
+        return f"In {where} the {what.of} stays at {last:.2f} from {ends}."
+    way = "rises" if last > first else "falls"
+    went = (
+        f"{what.of} {way} from {first:.2f} at step {steps[0]:,} to {last:.2f} at step {steps[-1]:,}"
+    )
+    if len(steps) > 2:
+        most = int(np.argmax(np.diff(course) * (1 if last > first else -1)))
+        went += f", the largest part between steps {steps[most]:,} and {steps[most + 1]:,}"
+    if last >= BECOMES > first:
+        return f"L{where[1:]} becomes {what.head}: its {went}."
+    return f"In {where} the {went}."
+
+
+def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
+    """At most so many points of a curve, each the mean of neighbours.
+
+    >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
+    [[0.5, 3.0], [2.5, 1.0]]
+    """
+    if len(losses) <= most:
+        return [[step, loss] for step, loss in losses]
+    parts = np.array_split(np.array(losses, dtype=np.float64), most)
+    return [part.mean(axis=0).tolist() for part in parts]

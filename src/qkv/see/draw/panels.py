@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.largest import strongest_block
+from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.see.analysis.largest import strongest_block
+from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw.panels import (
     Bars,
     Cells,

@@ -1,4 +1,4 @@
-"""A view as one piece of HTML that needs nothing else: numbers, script, a static picture."""
+"""A view as HTML that needs no other file: numbers, script, static picture, notices of a model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import finite
 from qkv.see.draw import colours, svg
 from qkv.see.draw.colours import TONES, Tone
 from qkv.see.draw.panels import Rows, pictured
 from qkv.see.draw.svg import readable
+
+if TYPE_CHECKING:
+    from qkv.models import Model
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -175,3 +178,33 @@ def _tokens(payload: dict[str, Any]) -> str:
                 called = " ".join(filter(None, (part.get("name"), which)))
                 lines.append(f"{called}: {' '.join(part[which])}")
     return "".join(f"<p>{escape(readable(line), quote=True)}</p>" for line in lines)
+
+
+# It is HTML of the page around a view, in whose shadow root base/mount.js has a slot for it. So it
+# is there without scripts too, and takes its colours from the view, where there is one.
+_STYLE = """
+.qkv-about summary { display: inline-block; min-height: 44px; padding: 11px 0;
+  box-sizing: border-box;
+  color: var(--accent, LinkText); text-decoration: underline; cursor: pointer; }
+.qkv-about h3 { margin: 12px 0 4px; padding: 0; font-size: 15px; }
+.qkv-about pre { margin: 0; padding: 0; background: none; color: inherit; white-space: pre-wrap;
+  overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
+"""
+
+
+def about_model(model: Model | None, name: str = "this model") -> str:
+    """The texts that stand beside a model's weights, folded behind a line; empty for none."""
+    found = {} if model is None else model._notices
+    if not found:
+        return ""
+    parts = ((_html(name), _html(text)) for name, text in found.items())
+    texts = "".join(f"<h3>{name}</h3><pre>{text}</pre>" for name, text in parts)
+    return (
+        f'<style>{_STYLE}</style><details class="qkv-about" slot="about">'
+        f"<summary>About {_html(name)}</summary>{texts}</details>"
+    )
+
+
+def _html(text: str) -> str:
+    lines = text.expandtabs().splitlines()
+    return escape("\n".join(readable(line) for line in lines), quote=True)

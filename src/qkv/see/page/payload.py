@@ -1,4 +1,24 @@
-"""What a page reads: the numbers of a view, ready to be packed into it."""
+"""The data that a page reads: the numbers of a view, packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.analysis import measures
+from qkv.see.analysis.head_weights import LONG, Axis, Heads, Summary
+from qkv.see.analysis.measures import strongest_block
+from qkv.see.analysis.snapshots import BECOMES, MOST_LOSSES, Replay, thinned
+from qkv.see.analysis.word_vectors import Shift
+from qkv.see.analysis.words import word_spans
+from qkv.see.page import packing
+from qkv.see.page.packing import pack_numbers
+from qkv.see.steps.step import Step
+from qkv.see.steps.walk import Walk
+
 # What stands in the payload, which assets/ read. Arrays are packed (see packing.py): base64 of
 # little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
 # number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
@@ -13,8 +33,8 @@
 #             "stands_out": bool | null (it was asked for), "headline": what is said of it | "",
 #             "heads": [numbers] | null,
 #             "merge": whether pieces are merged into words} | null,
-#   "compare": COMPARE | null, "walk": see page/walk.py | null, "shift": see page/shift.py | null,
-#   "replay": see page/replay.py | null,
+#   "compare": COMPARE | null, "walk": see WALK below | null, "shift": see SHIFT below | null,
+#   "replay": see REPLAY below | null,
 #   of play in their place "start", "stories" and "roles": see page/play.py; "texts" is empty,
 #   since the page computes: what with stands beside the payload, see page/engine.py
 #   "notes": [what a reader should know of the tokens, in sentences] }
@@ -46,17 +66,6 @@
 #            "changes": [[token, distance, cosine, length in A], ...] largest first,
 #            "by_layer": [the mean distance at the embeddings and after each layer]}
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from qkv.see.analysis import measures
-from qkv.see.analysis.heads import LONG, Axis, Heads, Summary
-from qkv.see.analysis.words import word_spans
-from qkv.see.page import packing
 
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # weights that a page holds at most: 16 MB before base64
@@ -174,3 +183,192 @@ def check_theme(theme: str, call: str) -> str:
     if theme not in THEMES:
         raise ValueError(f"{call}: theme is {theme!r}: choose {', '.join(THEMES)}")
     return theme
+
+
+# What assets/pages/replay.js reads, "replay" of the payload:
+#
+#   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
+#   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],
+#   "weights": shares (shown, layers, H, L, L), "hidden": bits as in payload.py | null,
+#   "scores": [{"name", "of": what it is the mean of, "head": what such a head is called,
+#               "values": [for each step [layers x H]]}, ...],
+#   "score": place in "scores" of the one that the sentence is about,
+#   "becomes": weight from which a head is called by what it looks at,
+#   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
+#   "knots": [the steps that stand at even distances in charts],
+#   "left_out": [sentences]
+#
+# `start` (see payload.py) says which head is shown first.
+
+
+def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
+    """A replay for the page."""
+    left_out = []
+    if len(replay.shown) < len(replay.steps):
+        left_out.append(
+            f"Weights are here for {len(replay.shown)} of the {len(replay.steps)} snapshots; the "
+            "scores are those of all."
+        )
+    return {
+        "run": replay.run,
+        "tokens": replay.first.tokens,
+        "special": [int(flag) for flag in replay.first.special],
+        "layers": replay.layers,
+        "heads": replay.weights.shape[2],
+        "steps": replay.steps,
+        "shown": replay.shown,
+        "weights": packing.pack_shares(replay.weights),
+        "hidden": None if replay.hidden is None else packing.pack_flags(replay.hidden),
+        "scores": [
+            found._asdict() | {"values": replay.values[..., place].reshape(len(replay.steps), -1)}
+            for place, found in enumerate(replay.scores)
+        ],
+        "score": score,
+        "becomes": BECOMES,
+        "knots": replay.knots,
+        "losses": thinned(replay.losses, MOST_LOSSES),
+        "logged": [replay.loss_at(step) for step in replay.steps],
+        "left_out": left_out,
+    }
+
+
+# SHIFT = {
+#   "sentences": [str], "tokens": [str], "of": [sentence of each token],
+#   "before": [[x, y], ...], "explained": [share, share],
+#   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
+#               "held": share, "cosine": [number, ...]}, ...],
+#   "labelled": [places of the tokens that are named],
+#   "pairs": [{"word": str, "a": place, "b": place, "cosine": [before, at each stage]}, ...] }
+
+
+def shift_payload(shift: Shift) -> dict[str, Any]:
+    """A shift for the page: every point in the one plane, and the cosines."""
+    stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
+    return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
+
+
+# WALK = {
+#   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
+#   "rows": [places of the queries that the page holds] | null (all), "key_rows": the same of keys,
+#   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
+#   "own": name of the model's own numbers, which are the array "own", "own_step": number of the
+#   step that they are shown beside, "difference": the largest of all,
+#   "said": the likeliest word, in words, or "",
+#   "which": which head it is and what is said of it, "reasons": [why it is this one] }
+# ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
+#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all), or
+#          a list of its own, "columns": [which columns there are], where these are not all}
+#         or {"shape": [...], "b64": null}: too large for the page
+# STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
+#         "side": "queries" | "keys" | "place" (what its rows are; the place is that of "start"),
+#         "columns": "keys" | null (numbers),
+#         "shown": {"at": [columns], "names": [strings]} | null (all of them),
+#         "weights": bool, "cell": [row, column] | null, "op": how a cell is made (steps/sums.py),
+#         "lengths": packed float32, of the rows that are held | null (its rows are no vectors) }
+
+
+MOST_TOKENS = 64
+MOST_NUMBERS = 1_500_000
+# What the page takes of a step as it is.
+_OF_A_STEP = ("title", "formula", "shape", "code", "name", "note", "side", "weights", "cell", "op")
+_WHOLE = ("K", "V", "K_rotated")
+
+
+def walk_payload(walk: Walk) -> dict[str, Any]:
+    """A walk for the page: its steps, and all that the sum of any cell needs.
+
+    Of more than 64 tokens those are held among which the largest weights are, all in float32.
+    """
+    weights = next(step for step in walk.steps if step.name == "weights")
+    rows, key_rows = _held(walk, weights.values)
+    # keys are looked at from every query, so that all rows of these are needed
+    sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
+    lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
+    parts = _parts(walk)
+    sides |= {"mask": "queries", "own": walk.last_compared.side}
+    arrays = {}
+    for name, array in {**walk.arrays, "own": walk.own}.items():
+        which, kept = lists.get(sides.get(name, ""), ("", None))
+        units, columns = parts.get(name, (None, None))
+        held = array if kept is None else array[kept]
+        held = held if units is None else held[units]
+        packed = _pack(held if columns is None else held[..., columns])
+        arrays[name] = {**packed, "rows": units if kept is None else which}
+        arrays[name] |= {} if columns is None else {"columns": columns}
+    return {
+        "layer": walk.layer,
+        "head": walk.head,
+        "tokens": walk.tokens,
+        "keys": None if walk.keys is walk.tokens else walk.keys,
+        "rows": rows,
+        "key_rows": key_rows,
+        "arrays": arrays,
+        "steps": [
+            {name: getattr(step, name) for name in _OF_A_STEP}
+            | {"columns": "keys" if step.columns else None, "shown": _shown(step)}
+            | {"lengths": _lengths(step, lists.get(step.side, ("", None))[1])}
+            for step in walk.steps
+        ],
+        "start": list(walk.cell),
+        "own": walk.own_name,
+        "own_step": walk.compared[-1][0],
+        "difference": walk.difference,
+        "said": walk.likeliest,
+        "which": f"Layer {walk.layer}, head {walk.head}, step by step.",
+        "reasons": [],
+    }
+
+
+def _shown(step: Step) -> dict[str, Any] | None:
+    """Which columns of a step are shown, and what they are called."""
+    return None if step.shown is None else {"at": list(step.shown), "names": step.names}
+
+
+def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
+    """How long the vectors of a step are."""
+    if step.columns is not None or step.weights:
+        return None
+    held = step.values if rows is None else step.values[rows]
+    with np.errstate(over="ignore"):
+        return pack_numbers(np.linalg.norm(held.astype(np.float64), axis=1))
+
+
+def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
+    """Of arrays that a few columns, or hidden units, are shown of: the rows and columns to hold."""
+    found: dict[str, tuple[list[int] | None, list[int] | None]] = {}
+    summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
+    for step in walk.steps:
+        if step.op["kind"] == "product" and step.op.get("terms"):
+            found[step.op["right"]] = step.op["terms"], None
+        if step.shown is None:
+            continue
+        columns = None, list(step.shown)
+        if step.name not in summed:  # a softmax is over all of a row
+            found[step.name] = columns
+        if step.op["kind"] == "product":
+            found |= {step.op[one]: columns for one in ("right", "bias") if step.op[one]}
+        if step is walk.last_compared:
+            found["own"] = columns
+    return found
+
+
+def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
+    """Which queries and which keys the page holds; None for all."""
+    length, keys = weights.shape
+    if max(length, keys) <= MOST_TOKENS:
+        return None, None
+    score = weights.copy()
+    score[walk.cell] = np.inf  # the cell that is spelled out first
+    if walk.keys is walk.tokens:  # one list for both: the places of the strongest links
+        order = np.argsort(-score, axis=None, kind="stable")
+        places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
+        rows = sorted(list(places)[:MOST_TOKENS])
+        return rows, rows
+    return strongest_block(score, MOST_TOKENS, MOST_TOKENS)
+
+
+def _pack(array: Array) -> dict[str, Any]:
+    """Numbers for the page, unless there are too many."""
+    if array.size > MOST_NUMBERS:
+        return {"b64": None, "shape": list(array.shape)}
+    return pack_numbers(array)

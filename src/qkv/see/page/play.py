@@ -1,4 +1,25 @@
-"""What the page of `play` reads."""
+"""The data that the page of `play` reads, inside a file or from a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.models.files.find import DEFAULT, shipped
+from qkv.see.analysis.inputs import places_in
+from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
+from qkv.see.page.html import POLICY, about_model, bundle, document, fragment, script, script_json
+from qkv.see.page.payload import payload_of
+from qkv.trace import Trace
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
 # PLAY = what stands in the payload of the kind "play", whose "texts" are empty: the page computes.
 # The model and its script are a part of their own, which comes after (see page/engine.py).
 #
@@ -24,22 +45,6 @@
 #          "change": what is hidden or left out, in words,
 #          "before": [word, chance], "after": [word, chance], "why": str}
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from qkv.models.files.find import shipped
-from qkv.see.analysis.inputs import places_in
-from qkv.see.analysis.stories import FILE as STORIES
-from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
-from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
 
@@ -53,7 +58,7 @@ DECODER = "books-decoder"  # stands beside the default encoder
 def known_of(model: Model) -> dict[str, Any]:
     """The stories, the roles and the cards of a model, where it is one that came with them."""
     folder = _folder_of(model)
-    stories = _kept(folder, STORIES).get("stories", [])
+    stories = _kept(folder, FILE).get("stories", [])
     return {
         "next": model.generates,
         "guesses": model.mask is not None and model.network.predicts and model.continues,
@@ -102,3 +107,154 @@ def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
         **{when: list(story[when].values()) for when in ("before", "after")},
         "why": story["reason"],
     }
+
+
+SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
+_FORM = (
+    '<form id="qkv-key" hidden><p role="status"></p><label>Key '
+    '<input type="password" autocomplete="off" required></label> <button>Use it</button></form>'
+)
+
+
+def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
+    """The page, as a whole document.
+
+    Args:
+        model: what the server computes with.
+        scales: of each layer what is multiplied to scale its scores, and the model's own scale.
+        plain: whether scores are products of queries and keys, and nothing else, in every layer.
+    """
+    about = about_of(model, scales, plain)
+    known = known_of(model)
+    start = _start(model, about["mask"])
+    if known["guesses"] or known["next"]:
+        start["view"] = "front"
+    payload = payload_of("play", model.name, [], model=model.name, start=start, **known)
+    call = (
+        'page.openServer(JSON.parse(document.getElementById("qkv-served").textContent), '
+        'document.getElementById("qkv-key"));'
+    )
+    body = (
+        f"{_FORM}\n{fragment(payload, '', about_model(model))}\n"
+        f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
+        f"{script(bundle('server.js'), call)}\n"
+    )
+    return document(model.name, body, "auto", SERVED, wide=True)
+
+
+def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
+    """What a page is told of a model: `Served` of assets/engine/server.js."""
+    gives = model.network.predicts and model.continues
+    tokenizer = model.tokenizer
+    names: list[str] = []
+    if gives:
+        known = {} if tokenizer is None else {id: name for name, id in tokenizer.vocabulary.items()}
+        names = [known.get(id, str(id)) for id in range(len(model.embedding.table))]
+    return {
+        "name": model.name,
+        "layers": model.num_layers,
+        "heads": min(layer.attn.num_heads for layer in model.layers),
+        "kv_heads": min(layer.attn.num_kv_heads for layer in model.layers),
+        "dim": model.dim,
+        "vocabulary": len(names),
+        "most": model.max_seq_length,
+        "words": names,
+        "next": model.generates,
+        "mask": model.mask,
+        "ends": sorted(model._eos_ids) if model.generates else [],
+        "plain": plain,
+        "scales": scales,
+    }
+
+
+def _start(model: Model, mask: str | None) -> dict[str, Any]:
+    """What the page begins with: a text, a place in it, and the word that the button hides."""
+    text = TEXT.format(mask or "head")
+    tokens = model.tokenize(text)
+    first = model.prepared(text).find(HIDDEN)
+    hide = [
+        place
+        for place, (begin, end) in enumerate(tokens.offsets)
+        if begin < first + len(HIDDEN) and end > first and not tokens.special[place]
+    ]
+    place = tokens.tokens.index(mask) if mask in tokens.tokens else None
+    return {
+        "text": text,
+        "edits": [],
+        "place": place,
+        "query": place,
+        "hide": hide,
+    }
+
+
+FILE = "stories.json"  # beside the model, where `training.stories` has put it
+
+
+@dataclass(frozen=True)
+class Story:
+    """A sentence, what is taken from it or from the model, and what that does to the guess.
+
+    Attributes:
+        sentence: with a mask token where a word is missing.
+        hide: words that no token may look at.
+        ablate: heads that the model goes without, as (layer, head).
+        before: the model's first guess.
+        after: its first guess then.
+        reason: why, in a sentence.
+    """
+
+    sentence: str
+    hide: tuple[str, ...]
+    ablate: tuple[tuple[int, int], ...]
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Those that were chosen, and out of how many, so that nobody takes them for what is usual.
+
+    Attributes:
+        told: they.
+        searched: in how many sentences they were searched.
+        found: in how many of these one edit changes the guess.
+    """
+
+    told: tuple[Story, ...]
+    searched: int
+    found: int
+
+
+def stories() -> Stories:
+    """The five stories of the model that comes with qkv, as its card has them.
+
+    Chosen, as the clearest that a reader found, from what a search found in thousands of sentences:
+    they show what the model can do, and not what it usually does.
+
+    >>> kept = stories()
+    >>> len(kept.told) <= kept.found <= kept.searched
+    True
+    >>> import qkv
+    >>> model = qkv.load("books")
+    >>> all(model.predict(one.sentence, 1)[0][0][0] == one.before for one in kept.told)
+    True
+    """
+    return read_stories(shipped()[DEFAULT])
+
+
+def read_stories(folder: Path) -> Stories:
+    """Those that the folder of a model has."""
+    kept: dict[str, Any] = json.loads((folder / FILE).read_bytes())
+    told = tuple(
+        Story(
+            sentence=one["sentence"],
+            hide=tuple(one["hide"]),
+            ablate=tuple((layer, head) for layer, head in one["ablate"]),
+            before=one["before"]["word"],
+            after=one["after"]["word"],
+            reason=one["reason"],
+        )
+        for one in kept["stories"]
+    )
+    return Stories(told, kept["searched"], kept["found"])

@@ -1,21 +1,62 @@
-"""The steps of one head as they are written down: title, formula, NumPy line, numbers, sum."""
+"""One step of a walk, its rows of steps.json, and the walk that collects steps."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.embed import sinusoidal_positions
-from qkv.see.analysis.words import went_without
-from qkv.see.steps.attention_inputs import AttentionInputs
-from qkv.see.steps.rows import PHRASES, ROWS, biased, fill, phrase
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
+
+# `rows`: each step by what Python and the page call it. `op` says how a number of it is made, as
+# sums.py reads it; `columns` what their number is called, nothing where they are keys. `phrases`:
+# what notes and titles are made of. {x} is a placeholder; one that stands alone keeps its type.
+_DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
+ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
+PHRASES: Mapping[str, str] = _DATA["phrases"]
+
+
+def fill(text: Any, given: Mapping[str, Any]) -> Any:
+    """Put what is given in the place of the placeholders of a row or of a part of it.
+
+    >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
+    {'of': 'Q', 'rows': [3]}
+    """
+    if isinstance(text, Mapping):
+        return {name: fill(part, given) for name, part in text.items()}
+    if isinstance(text, list):
+        return [fill(part, given) for part in text]
+    if not isinstance(text, str):
+        return text
+    if alone := re.fullmatch(r"\{(\w+)\}", text):
+        return given[alone[1]]
+    return re.sub(r"\{(\w+)\}", lambda found: str(given[found[1]]), text)
+
+
+def phrase(name: str, **given: Any) -> str:
+    """One of the phrases, filled.
+
+    >>> phrase("head", head=3)
+    'head 3'
+    """
+    return str(fill(PHRASES[name], given))
+
+
+def biased(bias: str | None) -> dict[str, Any]:
+    """The placeholders of a bias: its name, and how a line adds it.
+
+    >>> biased("b_O")
+    {'bias': 'b_O', 'plus': ' + b_O'}
+    """
+    return {"bias": bias, "plus": f" + {bias}" if bias else ""}
+
 
 FEW = 8  # hidden units, and words, that are shown of all
 
@@ -248,158 +289,6 @@ def linear_step(walk: Walk, row: str, parameters: Mapping[str, Array], **others:
     walk.given |= learned
     walk.arrays |= learned
     return walk.write(row, **biased(bias), **others)
-
-
-def head_steps(walk: Walk, at: AttentionInputs) -> Array:
-    """The steps of one head, from the layer's input to the head's context, which it gives."""
-    for name in "qkv":
-        _projection_step(walk, at, name)
-    query, key = (_rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
-    return _attention_steps(walk, at, query, key)
-
-
-def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Queries, keys or values, the sum in one row spelled out."""
-    letter, own = name.upper(), at.of(name, walk.head)
-    first, whose = own * at.shared, ""
-    if name != "q" and at.shared > 1:
-        whose = phrase("key head", of=own, first=first, last=first + at.shared - 1)
-    given: dict[str, Any] = {
-        "what": PHRASES[letter], "letter": letter, "columns": "dv" if name == "v" else "d",
-        "side": "queries" if name == "q" else "keys",
-    }  # fmt: skip
-    if not at.known:
-        walk.write("traced projection", hook=name, layer=at.layer, of=own, whose=whose, **given)
-        return
-    part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
-    walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
-    walk.write(
-        "projection", **given, **biased(bias), x=at.x[name], start=part.start, stop=part.stop,
-        last=part.stop - 1, part=f" + {bias}[{part.start}:{part.stop}]" if bias else "",
-        whose=f"{whose}," if whose else phrase("head", head=walk.head),
-        cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
-    )  # fmt: skip
-
-
-def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
-    """Queries or keys rotated by their positions; gives the name of the result."""
-    letter, side = name.upper(), "queries" if name == "q" else "keys"
-    what = PHRASES[letter].partition(":")[0]
-    given: dict[str, Any] = {"what": what, "letter": letter, "side": side}
-    if at.rotary is None:
-        of = at.of(name, walk.head)
-        walk.write("traced rotated", hook=name, layer=at.layer, of=of, **given)
-        return f"{letter}_rotated"
-    base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
-    start, count = (at.offset, at.length) if name == "q" else (0, at.keys)
-    first, second = f":{dims // 2}", f"{dims // 2}:{dims}"
-    if at.rotary.interleaved:
-        first, second = f"0:{dims}:2", f"1:{dims}:2"
-    walk.write(
-        "rotated", **given, base=f"{base:g}", value=float(base), dims=dims,
-        places=f"{f'{start}, {start} + ' if start else ''}{walk.count(side)}",
-        first=first, second=second, interleaved=at.rotary.interleaved,
-        positions=list(range(start, start + count)),
-        rest=f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else "",
-        cell=(walk.cell[0 if name == "q" else 1], 0),
-    )  # fmt: skip
-    return f"{letter}_rotated"
-
-
-def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
-    """Scores, scaling, mask, softmax, context; gives the context."""
-    cell, scale = walk.cell, at.settings.get("scale")
-    walk.write("scores", query=query, key=key, cell=cell)
-    hidden = at.hidden[walk.head]
-    masked = bool(hidden.any()) or at.added is not None
-    note = "" if masked else PHRASES["no mask"]
-    if scale is None:
-        scaled = walk.write("scaled", d=walk.arrays[query].shape[1], note=note, cell=cell)
-    else:
-        by, scale = f"{scale:g}", float(scale)
-        scaled = walk.write("scaled by a number", by=by, scale=scale, note=note, cell=cell)
-    if masked:
-        scaled = _mask_step(walk, at, scaled, hidden)
-    blind = np.asarray(np.isneginf(scaled).all(axis=1))
-    walk.write(
-        "weights of blind rows" if blind.any() else "weights", of="masked" if masked else "scaled",
-        cell=None if blind[cell[0]] else cell, hidden=hidden if hidden.any() else None,
-    )  # fmt: skip
-    return walk.write("context", cell=(cell[0], 0))
-
-
-def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
-    """What a token must not see gets -inf; numbers of a mask are added."""
-    given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
-    given["why"] = _why_hidden(at)
-    if at.added is not None:
-        walk.given["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
-        given |= {"added": "scaled + mask[i, j], ", "line": "scaled + mask", "mask": "mask"}
-    row, offset = "masked" if hidden.any() else "mask added", at.offset
-    later = ~np.tri(at.length, at.keys, offset, dtype=bool)
-    if at.settings.get("is_causal") and np.array_equal(hidden, later):
-        row, sizes = "masked later", ["T"] if walk.same else ["L", "S"]
-        if offset:
-            sizes = [*sizes, *(["T"] if walk.same else []), str(offset)]
-        given |= {"sizes": ", ".join(sizes), "later": f"j > i + {offset}" if offset else "j > i"}
-    else:
-        walk.given["hidden"] = hidden
-    return walk.write(row, **given, hidden=hidden)
-
-
-def _why_hidden(at: AttentionInputs) -> str:
-    """Which rules hide something, in words."""
-    changed = at.trace.changed
-    heads, hidden = went_without(changed)
-    rules = ("is_causal", "window", "query_lengths", "key_lengths")
-    said = [PHRASES[name] for name in rules if at.settings.get(name) not in (None, False)]
-    if changed:
-        said.append(phrase("without", what="; ".join([*heads, *hidden])))
-    elif at.settings.get("attn_mask") is not None:
-        said.append(PHRASES["attn_mask"])
-    return "; ".join(dict.fromkeys(said))
-
-
-def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
-    """From tokens to the input of the first layer."""
-    trace, table = walk.trace, parameters["embed.weight"]
-    ids = list(trace.ids)
-    walk.given |= {"table": table, "ids": ids}
-    shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
-    size = f"; the table is (V={table.shape[0]}, D={table.shape[1]})"
-    walk.write("words", rows=ids, ids=shown, table=size)
-    terms, note = ["E"], ""
-    if "hook_pos_embed" in trace:
-        _position_step(walk, parameters)
-        terms.append("P")
-    if "hook_token_type_embed" in trace:
-        segment = parameters["token_type_embed.weight"][0]
-        walk.given["segment"] = walk.arrays["segment"] = segment
-        terms.append("segment")
-        note = PHRASES["segment"]
-    norm = {
-        part: parameters[f"embed_norm.{part}"]
-        for part in ("weight", "bias")
-        if f"embed_norm.{part}" in parameters
-    }
-    if len(terms) > 1:
-        name = "H" if norm else "X"
-        walk.write("embedded", name=name, sum=" + ".join(terms), terms=terms, note=note)
-    elif not norm:
-        walk.write("words alone")
-    if norm:
-        norm_step(walk, walk.steps[-1].name, "X", norm, eps)
-
-
-def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
-    """The vectors of the positions, from a table or of sines."""
-    length, dim = walk.arrays["E"].shape
-    if "pos_embed.weight" in parameters:
-        walk.given["position_table"] = parameters["pos_embed.weight"]
-        walk.write("positions", rows=list(range(length)))
-        return
-    walk.given["qkv"] = SimpleNamespace(sinusoidal_positions=sinusoidal_positions)
-    walk.write("waves", length=length, dim=dim, type=walk.trace["hook_pos_embed"].dtype.name)
 
 
 def norm_step(

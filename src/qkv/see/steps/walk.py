@@ -15,14 +15,11 @@ from qkv.layers.packed import settings as settings_of
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families.lessons import AttentionOnly
 from qkv.models.network.embedding import Embedding
-from qkv.see.analysis.heads import heads_of
+from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
-from qkv.see.steps.attention_inputs import KNOWN, AttentionInputs
-from qkv.see.steps.block_steps import block_steps, normed, parallel_steps
-from qkv.see.steps.rows import biased
-from qkv.see.steps.step import Step, Walk, embedding_steps, head_steps
-from qkv.see.steps.traced_steps import traced_steps
-from qkv.see.steps.word_steps import word_steps
+from qkv.see.steps.head_steps import KNOWN, AttentionInputs, embedding_steps, head_steps
+from qkv.see.steps.later_steps import block_steps, normed, parallel_steps, traced_steps, word_steps
+from qkv.see.steps.step import Step, Walk, biased
 from qkv.text.tokenizer import MASKS
 from qkv.trace import Trace
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis import findings, selection
-from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.findings import Link
-from qkv.see.analysis.heads import Heads, heads_of
+from qkv.see.analysis import selection
+from qkv.see.analysis.head_weights import Heads, by_word, heads_of
 from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
-from qkv.see.analysis.removal import moved_in_both
+from qkv.see.analysis.interventions import moved_in_both
+from qkv.see.analysis.links import Link, attended, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
+from qkv.see.analysis.word_vectors import need_alike, similarity_by_layer, words_before_and_after
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, text_payload
@@ -57,7 +57,7 @@ class Side:
 
     def looks_at(self, head: ChosenHead) -> Array:
         """What the word looks at, of what is shown."""
-        return findings.attended(self.shown, head.layer, head.head, self.rows)
+        return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ class CompareView(HeadShown):
 
     def _arrows(self) -> list[Panel]:
         """All words of both texts in one plane, where all have vectors."""
-        found = (findings.words_before_and_after(side.trace, side.shown) for side in self.sides)
+        found = (words_before_and_after(side.trace, side.shown) for side in self.sides)
         parts = [part for part in found if part is not None]
         if len(parts) < len(self.sides):
             return []
@@ -334,8 +334,8 @@ def compare(
         heads_of(trace, parameters=parameters, name=name)
         for name, trace in zip("AB", (a, b), strict=True)
     ]
-    similarity = findings.similarity_by_layer(a, places[0][0], b, places[1][0])
-    findings.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
+    similarity = similarity_by_layer(a, places[0][0], b, places[1][0])
+    need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
     moved = None
@@ -349,8 +349,8 @@ def compare(
             trace,
             found[0],
             len(found),
-            findings.attended(own, chosen.layer, chosen.head, found[0]),
-            findings.strongest_by_token(words, words.queries.rows_of(found[0]), 5),
+            attended(own, chosen.layer, chosen.head, found[0]),
+            strongest_by_token(words, words.queries.rows_of(found[0]), 5),
             own,
             words,
         )

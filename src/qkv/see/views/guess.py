@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from qkv.edits import edits_of
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.inputs import model_of, texts_of
-from qkv.see.analysis.stories import Story
 from qkv.see.analysis.words import run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
+from qkv.see.page.play import Story
 from qkv.see.views.head_panels import chances
 from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized

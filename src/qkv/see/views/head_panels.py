@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis import findings
-from qkv.see.analysis.findings import Link, Movement
-from qkv.see.analysis.heads import Heads
-from qkv.see.analysis.largest import strongest
-from qkv.see.analysis.plane import fit_plane, named_points
+from qkv.see.analysis.head_weights import Heads
+from qkv.see.analysis.links import Link, strongest_links
+from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
+from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import (
@@ -112,7 +111,7 @@ class OneText(HeadShown):
     @cached_property
     def links(self) -> list[Link]:
         """The head's largest weights between two different content words."""
-        return findings.strongest_links(self.shown, self.head.layer, self.head.head, 10)
+        return strongest_links(self.shown, self.head.layer, self.head.head, 10)
 
     @property
     def sentence(self) -> str:
@@ -312,7 +311,7 @@ def arrows(
 
 def arrows_of(trace: Trace) -> list[Panel]:
     """The words of a text before and after; none where their vectors were not traced."""
-    words = findings.words_before_and_after(trace)
+    words = words_before_and_after(trace)
     return [Later(make=lambda: arrows(*words))] if words else []
 
 

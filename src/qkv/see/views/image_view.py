@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
-from qkv.see.analysis.findings import one_text
-from qkv.see.analysis.heads import told
+from qkv.see.analysis.head_weights import told
+from qkv.see.analysis.inputs import one_text
 from qkv.see.draw import figure
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose

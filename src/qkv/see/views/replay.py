@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis.heads import Heads
-from qkv.see.analysis.largest import strongest
-from qkv.see.analysis.snapshots import read_run
-from qkv.see.analysis.training import (
+from qkv.see.analysis.head_weights import Heads
+from qkv.see.analysis.measures import strongest
+from qkv.see.analysis.snapshots import (
     MOST_LOSSES,
     Replay,
     choose,
     in_words,
+    read_run,
     replay_of,
     spread,
     thinned,
@@ -25,8 +25,7 @@ from qkv.see.analysis.training import (
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import INK, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Prose, Table
-from qkv.see.page.payload import check_theme
-from qkv.see.page.replay import replay_payload
+from qkv.see.page.payload import check_theme, replay_payload
 from qkv.see.views.head_panels import HeadShown, heading_of
 from qkv.see.views.view import Heading
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.analysis import findings, selection
-from qkv.see.analysis.heads import Heads, heads_of
-from qkv.see.analysis.largest import strongest
+from qkv.see.analysis import selection
+from qkv.see.analysis.head_weights import Heads, heads_of
+from qkv.see.analysis.measures import strongest
+from qkv.see.analysis.word_vectors import cosine, last_state, measure_by_layer, need_alike
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
 from qkv.see.page.payload import text_payload
@@ -183,20 +184,20 @@ def compare_runs(
         ValueError: the tokens are not the same, or the vectors after the last layer are missing.
         IndexError: there is no such layer or head.
     """
-    states = [findings.last_state(trace) for trace in (a, b)]
+    states = [last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
         raise ValueError(
             "compare: two runs are compared by their vectors after the last layer: trace "
             "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
             "what it looks at"
         )
-    by_layer = findings.by_layer(
+    by_layer = measure_by_layer(
         a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()
     )
-    findings.need_alike("numbers in a vector", a, states[0].shape[-1], b, states[1].shape[-1])
+    need_alike("numbers in a vector", a, states[0].shape[-1], b, states[1].shape[-1])
     before, after = (state[0].astype(np.float64) for state in states if state is not None)
     distances = np.linalg.norm(after - before, axis=-1)
-    cosines = findings.cosine(before, after)
+    cosines = cosine(before, after)
     lengths = np.linalg.norm(before, axis=-1)
     changes = [
         Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
@@ -204,7 +205,7 @@ def compare_runs(
     ]
     names = _run_names(a, b)
     heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
-    findings.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
+    need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
     return RunsView(
         (a, b),

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from qkv.see.analysis import findings
-from qkv.see.analysis.inputs import reader_of, texts_of
-from qkv.see.analysis.largest import strongest
-from qkv.see.analysis.shift import Shift, shift_of_traces
+from qkv.see.analysis.inputs import one_text, reader_of, texts_of
+from qkv.see.analysis.measures import strongest
+from qkv.see.analysis.word_vectors import Shift, shift_of_traces
 from qkv.see.draw import figure
 from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, Table
-from qkv.see.page.payload import check_theme
-from qkv.see.page.shift import shift_payload
+from qkv.see.page.payload import check_theme, shift_payload
 from qkv.see.views.head_panels import arrows, heading_of
 from qkv.see.views.view import Heading, View, models_of
 from qkv.trace import Seq2SeqTrace, Trace
@@ -204,7 +202,7 @@ def plot_shift(
             checked = [text for part in texts for text in texts_of([part], _CALL)]
             used = reader_of(model, checked, _CALL)
             parts = [used.trace(part) if isinstance(part, str) else part for part in parts]
-        traces = [findings.one_text(part, _CALL) for part in parts]
+        traces = [one_text(part, _CALL) for part in parts]
         return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)
     if contextual is None or tokens is None:
         raise TypeError(

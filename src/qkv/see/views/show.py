@@ -1,24 +1,25 @@
-"""One head of one text: `show`."""
+"""One head of one text: `show`, and `head_view` with bertviz's arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qkv.arrays import Array
-from qkv.see.analysis import findings, selection
-from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.findings import Movement
-from qkv.see.analysis.heads import Heads, heads_of
-from qkv.see.analysis.inputs import places_in, traced
-from qkv.see.analysis.removal import removal_of
+from qkv.see.analysis import selection
+from qkv.see.analysis.head_weights import Axis, Heads, by_word, heads_of, kept_in
+from qkv.see.analysis.inputs import heads_from, places_in, readable_trace, traced
+from qkv.see.analysis.interventions import removal_of
+from qkv.see.analysis.word_vectors import Movement, movement
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText, heading_of, link_to_dict, movement_table
 from qkv.see.views.view import Heading
-from qkv.trace import Trace
+from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from qkv.models import Model
@@ -172,7 +173,7 @@ def show(
     one_link = queries is not None and keys is not None
     return ShowView(
         trace,
-        findings.movement(trace, shown.queries.spans),
+        movement(trace, shown.queries.spans),
         heads,
         head=chosen,
         shown=shown,
@@ -183,3 +184,291 @@ def show(
         theme=theme,
         stretch=stretch,
     )
+
+
+_ACTIONS = ("view", "return")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadView(OneText):
+    """One head of attention that came from elsewhere.
+
+    Attributes:
+        parts: the attentions: one, or those of an encoder-decoder.
+        asked: the heads that were asked for.
+        pieces: whether the pieces of words are shown as they are.
+    """
+
+    parts: list[Heads]
+    asked: list[int] | None = None
+    pieces: bool = False
+
+    @property
+    def data(self) -> str:
+        """The view as a piece of HTML, as bertviz's `html_action="return"` has it."""
+        return self._repr_html_()
+
+    def _numbers(self) -> dict[str, Any]:
+        """The numbers of the view: the weights of the head that is shown."""
+        heads = self.parts[0]
+        place = heads.layers.index(self.head.layer)
+        return {
+            "tokens": heads.queries.tokens,
+            "keys": heads.keys.tokens,
+            **self._chosen(),
+            "weights": heads.weights[place][self.head.head] if heads.weights else None,
+        }
+
+    def _headings(self) -> list[Heading]:
+        parts = (part for part in self.parts if part.other_keys is None)
+        return [
+            Heading(part.queries.tokens, part.queries.special, name=part.name) for part in parts
+        ]
+
+    def _payload(self) -> dict[str, Any]:
+        return self._show_page(self.parts, heads=self.asked, merge=not self.pieces)
+
+
+def head_view(
+    attention: Any = None,
+    tokens: Iterable[str] | None = None,
+    sentence_b_start: int | None = None,
+    prettify_tokens: bool = True,
+    layer: int | None = None,
+    heads: Sequence[int] | None = None,
+    encoder_attention: Any = None,
+    decoder_attention: Any = None,
+    cross_attention: Any = None,
+    encoder_tokens: Iterable[str] | None = None,
+    decoder_tokens: Iterable[str] | None = None,
+    include_layers: Sequence[int] | None = None,
+    html_action: str = "view",
+    *,
+    pieces: bool = False,
+    theme: str = "auto",
+    stretch: bool = False,
+) -> HeadView | None:
+    """Attention from any model, called as bertviz's `head_view` is.
+
+    Changing `from bertviz import head_view` to `from qkv import head_view` is enough. Arrays and
+    tensors are taken wherever they are; nothing is loaded from a network, and a saved notebook
+    keeps its pictures.
+
+    Args:
+        attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text,
+            which the default model reads, or a trace of one, `model.trace(text)`; or what
+            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
+        tokens: the L tokens; a trace has its own.
+        sentence_b_start: where the second of two sentences begins.
+        prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
+        layer: the layer to show first.
+        heads: the heads to mark; the first is shown first.
+        encoder_attention: of an encoder-decoder, with `encoder_tokens`.
+        decoder_attention: of an encoder-decoder, with `decoder_tokens`.
+        cross_attention: for each layer `(1, heads, L, S)`, from decoder to encoder, with both.
+        encoder_tokens: the tokens of the encoder.
+        decoder_tokens: the tokens of the decoder.
+        include_layers: the layers to take; all unless given.
+        html_action: "view" shows the view at once where this runs in a notebook, and returns it
+            elsewhere; "return" returns it, with its HTML in `.data`.
+        pieces: whether the pieces of a word are shown as they are, not merged into it.
+        theme: "light", "dark", or "auto" for that of the site or system around it.
+        stretch: whether scales end at the largest weight that is shown, and not at 1.
+
+    Returns:
+        The view, or None where a notebook has shown it.
+
+    Raises:
+        TypeError: what is needed is missing, or given twice.
+        ValueError: shapes and tokens do not fit each other.
+
+    >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
+    >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
+    No head stands out in this sentence: the strongest content link is hello → world, 0.75 (layer 0,
+    head 0), less than 0.10 above what is usual.
+    """
+    if html_action not in _ACTIONS:
+        raise ValueError(
+            f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
+        )
+    check_theme(theme, "head_view")
+    given = {
+        "attention": attention,
+        "encoder_attention": encoder_attention,
+        "decoder_attention": decoder_attention,
+        "cross_attention": cross_attention,
+    }
+    words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
+    parts = _of_given(given, words, include_layers)
+    if prettify_tokens:
+        parts = [_readable(part) for part in parts]
+    if sentence_b_start is not None:
+        parts[0] = _split(parts[0], sentence_b_start)
+    asked = None if heads is None else [int(head) for head in heads]
+    for head in asked or ():
+        if not -parts[0].count <= head < parts[0].count:
+            raise IndexError(
+                f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
+            )
+    asked = asked and [parts[0].from_start(head, of="head") for head in asked]
+    shown = parts[0] if pieces else by_word(parts[0])
+    chosen, links = selection.choose_head(
+        shown, layer, asked[0] if asked else None, call="head_view"
+    )
+    view = HeadView(
+        parts,
+        asked,
+        pieces,
+        head=chosen,
+        shown=shown,
+        elsewhere=selection.other_heads(shown, links, chosen, 5),
+        theme=theme,
+        stretch=stretch,
+    )
+    if html_action == "view" and _in_notebook():
+        import_module("IPython.display").display(view)
+        return None
+    return view
+
+
+def _of_given(
+    given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
+) -> list[Heads]:
+    """The attentions that were given, by the names of their arguments."""
+    given = {name: arrays for name, arrays in given.items() if arrays is not None}
+    if not given:
+        raise TypeError("head_view: there is no attention: give attention and tokens")
+    attention = given.get("attention")
+    if attention is not None and len(given) > 1:
+        raise TypeError(
+            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
+        )
+    if isinstance(attention, Trace) and words["tokens"] is not None:
+        given = {"attention": _weights_of(attention)}
+    elif isinstance(attention, str | Trace | Seq2SeqTrace):
+        return [
+            _only(part, layers, f"the trace holds {part.layers}") for part in _of_trace(attention)
+        ]
+    return _of_arrays(given, words, layers)
+
+
+def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
+    """The attentions of a text or of a trace: of an encoder-decoder's, all three."""
+    if not isinstance(given, Seq2SeqTrace):
+        trace, _ = traced(given, None, None, "head_view")
+        return [replace(heads_of(trace), scores={}, scale={})]
+    if len(given) > 1:
+        raise ValueError(f"head_view: this trace holds {len(given)} pairs: take one, trace[0]")
+    pair = given[0]  # whose tokens are lists of strings
+    read, written = (
+        replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
+        for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
+    )
+    found = kept_in(pair, range(pair.num_layers), "cross_attn.")
+    cross = Heads(written.queries, *found, other_keys=read.queries, name="Cross")
+    parts = [part for part in (read, written, cross) if part.layers]
+    if not parts:
+        raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
+    return parts
+
+
+def _of_arrays(
+    given: Mapping[str, Any],
+    words: Mapping[str, Iterable[str] | None],
+    layers: Sequence[int] | None,
+) -> list[Heads]:
+    """The attentions of plain arrays, each with the tokens that it is between."""
+    known = {
+        name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
+        for name, tokens in words.items()
+    }
+    parts = []
+    for name, arrays in given.items():
+        side = name.partition("_")[0]
+        rows = {"attention": "tokens", "cross": "decoder"}.get(side, side)
+        columns = "encoder" if side == "cross" else None
+        for need in filter(None, (rows, columns)):
+            if known[need] is None:
+                full = need if need == "tokens" else f"{need}_tokens"
+                raise TypeError(f"head_view: {name} comes without words: give {full} as well")
+        part = heads_from(
+            arrays,
+            known[rows] or [],
+            None if columns is None else known[columns],
+            call="head_view",
+            name=name,
+            title="" if name == "attention" else side.capitalize(),
+        )
+        parts.append(_only(part, layers, f"{name} holds 0 to {len(part.layers) - 1}"))
+    return parts
+
+
+def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
+    """These layers, or all; `there` says in an error which there are."""
+    if layers is None:
+        return heads
+    given, layers = layers, [heads.from_start(number, of="layer") for number in layers]
+    wrong = [
+        asked for asked, number in zip(given, layers, strict=True) if number not in heads.layers
+    ]
+    if wrong or not len(layers):
+        what = f"no layer {wrong[0]}" if wrong else "no layer left"
+        raise ValueError(f"head_view: there is {what}: {there}")
+    places = [heads.layers.index(number) for number in layers]
+    return replace(
+        heads,
+        layers=list(layers),
+        weights=[heads.weights[place] for place in places if heads.weights],
+        summary=[heads.summary[place] for place in places if heads.summary],
+    )
+
+
+def _weights_of(trace: Trace) -> list[Array]:
+    """The weights of all layers of one text's trace."""
+    layers = range(1 + max(trace.layers, default=-1))
+    lacking = [n for n in layers if ("pattern", n) not in trace]
+    if lacking or not layers:
+        kept = any(("top_weights", n) in trace for n in lacking)
+        what = f"layer {lacking[0]}" if lacking else "any layer"
+        raise ValueError(
+            f"head_view: this trace does not hold the weights of {what}: "
+            + ("it holds summaries: leave tokens out" if kept else "trace hook_pattern")
+        )
+    return [trace["pattern", layer] for layer in layers]
+
+
+def _readable(heads: Heads) -> Heads:
+    """The same with tokens to read: without the marks that tokenizers put on them."""
+
+    def pretty(axis: Axis) -> Axis:
+        return replace(axis, shown=[_pretty(token) for token in axis.tokens])
+
+    keys = None if heads.other_keys is None else pretty(heads.other_keys)
+    return replace(heads, queries=pretty(heads.queries), other_keys=keys)
+
+
+def _pretty(token: str) -> str:
+    """A token without the marks by which tokenizers write blanks and ends of words.
+
+    >>> _pretty("Ġriver"), _pretty("river</w>"), _pretty("##ing"), _pretty("▁")
+    ('river', 'river', '##ing', '▁')
+    """
+    return token.replace("Ġ", " ").replace("▁", " ").removesuffix("</w>").strip() or token
+
+
+def _split(heads: Heads, start: Any) -> Heads:
+    at, size = int(start), len(heads.queries.tokens)
+    if heads.other_keys is not None or not 0 < at < size:
+        raise ValueError(
+            f"head_view: sentence_b_start is {at} and there are {size} tokens: the second sentence "
+            f"begins at 1 to {size - 1}"
+        )
+    return replace(heads, split=at)
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel runs this, so that what is displayed goes to a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")

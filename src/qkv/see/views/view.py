@@ -184,7 +184,7 @@ class View(ABC):
         )
 
     def _about(self) -> str:
-        """What a page says of a model whose parameters it holds (page/about.py)."""
+        """What a page says of a model whose parameters it holds (page/html.py)."""
         return ""
 
     def _document(self) -> str:

@@ -11,18 +11,15 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
-from qkv.see.analysis import findings
-from qkv.see.analysis.by_word import by_word
-from qkv.see.analysis.heads import heads_of
-from qkv.see.analysis.inputs import model_of, reader_of, texts_of
-from qkv.see.analysis.removal import removal_of
+from qkv.see.analysis.head_weights import by_word, heads_of
+from qkv.see.analysis.inputs import model_of, one_text, readable_trace, reader_of, texts_of
+from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.selection import ChosenHead, choose_head
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, HeatMap, Numbers, Panel, Prose
-from qkv.see.page.about import about_model
-from qkv.see.page.payload import check_theme
-from qkv.see.page.walk import walk_payload
+from qkv.see.page.html import about_model
+from qkv.see.page.payload import check_theme, walk_payload
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.see.views.head_panels import EACH_ROW, arrows_of, heading_of
@@ -294,12 +291,12 @@ def walk(
     if needless:
         raise TypeError(f"walk: {needless[0]} is for a walk through a layer: leave it out")
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
-        trace = findings.one_text(text_or_trace, "walk")
+        trace = one_text(text_or_trace, "walk")
         used = None if model is None else model_of(model, [" ".join(trace.tokens)])
     else:
         (text,) = texts_of([text_or_trace], "walk")
         used = reader_of(model, [text], "walk")
-        trace = findings.readable(used.trace(text))
+        trace = readable_trace(used.trace(text))
     chosen, _ = choose_head(
         by_word(heads_of(trace)),
         layer,

@@ -16,9 +16,8 @@ from starlette.responses import HTMLResponse
 
 from qkv.models.run.edit_ops import is_plain, scale_in
 from qkv.models.vision import VisionModel
-from qkv.see.page.about import about_model
-from qkv.see.page.html import document
-from qkv.see.page.served import SERVED, served_page
+from qkv.see.page.html import about_model, document
+from qkv.see.page.play import SERVED, served_page
 from qkv.serve.guard import HEALTH
 
 router = APIRouter()

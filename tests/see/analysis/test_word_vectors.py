@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from qkv.see.analysis import findings
-from qkv.see.analysis.heads import heads_of
+from qkv.see.analysis.head_weights import heads_of
+from qkv.see.analysis.links import attended, strongest_by_token, strongest_links
+from qkv.see.analysis.word_vectors import movement, similarity_by_layer
 
 from ..support import TOKENS, made_trace, weights
 
@@ -12,9 +13,9 @@ def test_strongest_links_are_in_order_and_join_content_only() -> None:
     tokens = ["[CLS]", "dogs", "chase", "cats", "the", "[SEP]"]
     table = weights(1, 1, L0H0_1_2=0.5, L0H0_2_1=0.6, L0H0_3_1=0.5, L0H0_1_4=0.9, L0H0_1_3=0)
     heads = heads_of(made_trace(tokens, table))
-    links = findings.strongest_links(heads, 0, 0, 3)
+    links = strongest_links(heads, 0, 0, 3)
     assert [(link.query, link.key) for link in links] == [(2, 1), (1, 2), (3, 1)]
-    everything = findings.strongest_links(heads, 0, 0)
+    everything = strongest_links(heads, 0, 0)
     assert len(everything) == 5  # six pairs of three content words, one of them hidden
 
 
@@ -31,7 +32,7 @@ def test_movement_is_the_cosine_between_table_row_and_last_state() -> None:
             "blocks.1.hook_normalized_resid_post": last,
         },
     )
-    moved = findings.movement(trace)
+    moved = movement(trace)
     assert moved is not None
     np.testing.assert_allclose(moved.cosine, [24 / 25, 0.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(moved.static_length, [5, 1, 0])
@@ -39,7 +40,7 @@ def test_movement_is_the_cosine_between_table_row_and_last_state() -> None:
 
 
 def test_movement_is_none_where_the_vectors_were_not_traced() -> None:
-    assert findings.movement(made_trace(TOKENS, weights())) is None
+    assert movement(made_trace(TOKENS, weights())) is None
 
 
 def states(first: list[list[float]], second: list[list[float]]) -> dict[str, np.ndarray]:
@@ -53,7 +54,7 @@ def test_similarity_is_between_the_means_of_the_pieces() -> None:
     empty = np.zeros((1, 1, 2, 2))
     a = made_trace(["x", "##y"], empty, **states([[1, 0], [0, 1]], [[1, 0], [1, 0]]))
     b = made_trace(["x", "z"], empty, **states([[1, 1], [9, 9]], [[0, 5], [9, 9]]))
-    found = findings.similarity_by_layer(a, [0, 1], b, [0])
+    found = similarity_by_layer(a, [0, 1], b, [0])
     np.testing.assert_allclose(found, [1.0, 0.0], atol=1e-12)
 
 
@@ -61,7 +62,7 @@ def test_what_a_word_attends_to_is_the_mean_over_its_pieces() -> None:
     table = np.zeros((1, 2, 3, 3))
     table[0, 1] = [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1, 0, 0]]
     heads = heads_of(made_trace(["a", "b", "c"], table))
-    np.testing.assert_allclose(findings.attended(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
+    np.testing.assert_allclose(attended(heads, 0, 1, [0, 1]), [0.3, 0.225, 0.475])
 
 
 def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() -> None:
@@ -69,5 +70,5 @@ def test_each_token_is_listed_with_the_head_where_the_word_looks_at_it_most() ->
     table[0, 0, 0] = [0.9, 0.3, 0.2, 0.6]
     table[1, 0, 0] = [0.1, 0.3, 0.5, 0.1]
     heads = heads_of(made_trace(["bank", "old", "river", "."], table))
-    links = findings.strongest_by_token(heads, [0], 5)
+    links = strongest_by_token(heads, [0], 5)
     assert [(link.key, link.layer, link.weight) for link in links] == [(2, 1, 0.5), (1, 0, 0.3)]

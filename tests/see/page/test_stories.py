@@ -9,7 +9,7 @@ import pytest
 
 import qkv
 from qkv.see import Story, guess, stories, walk
-from qkv.see.analysis.stories import read_stories
+from qkv.see.page.play import read_stories
 
 FILE = Path(__file__).resolve().parents[3] / "src" / "qkv" / "data" / "books" / "stories.json"
 TOLD = stories().told

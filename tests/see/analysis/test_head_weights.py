@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import Model, random_model
-from qkv.see.analysis.heads import Axis, Heads, heads_of
+from qkv.see.analysis.head_weights import Axis, Heads, heads_of
 from qkv.see.analysis.measures import summarize
 from qkv.trace import Trace
 

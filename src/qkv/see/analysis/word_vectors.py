@@ -1,0 +1,429 @@
+"""Word vectors before, between and after the layers: cosines, and one plane to draw them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array, as_array
+from qkv.see.analysis.head_weights import Heads
+from qkv.see.analysis.words import Span, is_punctuation, quoted, spans_of
+from qkv.text.tokenized import is_piece
+from qkv.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """How far each token went from its static vector to its contextual one, all `(T,)` float64.
+
+    Attributes:
+        cosine: between the two; 1 is the same direction. 0 where one of them has no length.
+        static_length: of the token's row in the token table.
+        contextual_length: of its vector after the last layer.
+    """
+
+    cosine: Array
+    static_length: Array
+    contextual_length: Array
+
+
+@np.errstate(over="ignore")
+@np.errstate(over="ignore", invalid="ignore")
+def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
+    """How far each token moved; None if the trace lacks the static or the contextual vectors.
+
+    Of words of several tokens, `spans`, it is the mean of their vectors.
+    """
+    ends = static_and_last(trace)
+    if ends is None:
+        return None
+    static, contextual = (mean_vectors(part[0].astype(np.float64), spans) for part in ends)
+    return Movement(
+        cosine=cosine(static, contextual),
+        static_length=np.linalg.norm(static, axis=-1),
+        contextual_length=np.linalg.norm(contextual, axis=-1),
+    )
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
+    """The mean vector of each word; the vectors themselves, `(T, D)`, where there are no words."""
+    if spans is None:
+        return vectors
+    sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
+    return np.asarray(sums / np.array([[end - first] for first, end, _ in spans]))
+
+
+def static_and_last(trace: Trace) -> tuple[Array, Array] | None:
+    """Static and contextual vectors, `(1, T, D)`; None where the trace lacks either."""
+    last = last_state(trace)
+    if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
+        return None
+    return trace["embed"], last
+
+
+def last_state(trace: Trace) -> Array | None:
+    """The vectors after the last layer, `(1, T, D)`, or None if they were not traced."""
+    return state_after(trace, trace.num_layers - 1)
+
+
+def state_after(trace: Trace, layer: int) -> Array | None:
+    """The vectors after a layer, `(1, T, D)`, normed where the model norms them; None likewise."""
+    names = ((name, layer) for name in ("normalized_resid_post", "resid_post"))
+    return next((trace[name] for name in names if name in trace), None)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def cosine(a: Array, b: Array) -> Array:
+    """The cosine between vectors along the last axis, in float64; 0 where one has no length.
+
+    >>> cosine(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])).round(3)
+    array([0.707, 0.   ])
+    """
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    dots = (a * b).sum(axis=-1)
+    return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0))
+
+
+def similarity_by_layer(
+    a: Trace, positions_a: Sequence[int], b: Trace, positions_b: Sequence[int]
+) -> Array:
+    """The cosine between one word in two texts, `(num_layers + 1,)`.
+
+    The first number is at the embeddings, the others after each layer. A word of several pieces is
+    the mean of their vectors. Empty where a trace lacks these vectors.
+    """
+
+    def alike(x: Array, y: Array) -> Array:
+        parts = (x, positions_a), (y, positions_b)
+        return cosine(*(state[list(at)].astype(np.float64).mean(axis=0) for state, at in parts))
+
+    return measure_by_layer(a, b, alike)
+
+
+def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Array:
+    """A number of two traces' vectors `(T, D)` at the embeddings and after each layer.
+
+    `(num_layers + 1,)`, or empty where a trace lacks these vectors.
+
+    Raises:
+        ValueError: the texts ran through different numbers of layers, or vectors have two sizes.
+    """
+    need_alike("layers", a, a.num_layers, b, b.num_layers)
+    try:
+        states = list(zip(a.hidden_states, b.hidden_states, strict=True))
+    except KeyError:
+        return np.zeros(0)
+    need_alike("numbers in a vector", a, states[0][0].shape[-1], b, states[0][1].shape[-1])
+    return np.array([float(measure(x[0], y[0])) for x, y in states])
+
+
+def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
+    """An error unless two traces have as many of something, which names their models."""
+    if first != second:
+        named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
+        raise ValueError(
+            f"compare: the first trace {named[0]}has {first} {what} and the second "
+            f"{named[1]}{second}: trace both with models of one size"
+        )
+
+
+def words_before_and_after(
+    trace: Trace, shown: Heads | None = None
+) -> tuple[Array, Array, list[str]] | None:
+    """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
+
+    Where words are shown in place of tokens, the means of their vectors. None where there are no
+    such vectors, or where a plane cannot show them.
+    """
+    ends = static_and_last(trace)
+    if ends is None:
+        return None
+    of, spans = (trace, None) if shown is None else (shown.queries, shown.queries.spans)
+    kept = [i for i, special in enumerate(of.special) if not special] or range(len(of.tokens))
+    before, after = (mean_vectors(state[0], spans)[kept] for state in ends)
+    if not (has_plane(before) and has_plane(after)):
+        return None
+    return before, after, [of.tokens[i] for i in kept]
+
+
+MOST_LABELS = 20  # names beside points
+
+
+class Plane(NamedTuple):
+    """Where the vectors fall in the plane.
+
+    Attributes:
+        original: `(n, 2)`, the first set.
+        contextual: `(n, 2)`, the second set.
+        explained: `(2,)`, the share of the variance that lies along each axis.
+        axes: `(2, D)`, the two directions, each of length 1.
+    """
+
+    original: Array
+    contextual: Array
+    explained: Array
+    axes: Array
+
+
+def fit_plane(
+    original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
+) -> Plane:
+    """The two directions along which both sets together vary most.
+
+    Each set is centred on its own mean first, so that the plane shows how the vectors lie among
+    each other and not how far one set as a whole stands from the other. The number of largest size
+    in each direction is positive, so that the same vectors always give the same picture. Computed
+    in float64 with NumPy's singular value decomposition.
+
+    Args:
+        original: `(n, D)`, numbers that are all finite.
+        contextual: `(n, D)`, the same vectors afterwards.
+        unit: whether each vector is scaled to length 1 first, so that directions alone count, as
+            they do for a cosine.
+        call: what errors name.
+
+    >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
+    >>> plane.contextual.tolist(), plane.explained.tolist()
+    ([[-2.0, 0.0], [2.0, 0.0]], [1.0, 0.0])
+    """
+    before, after = (
+        _vectors(part, name, call, unit)
+        for part, name in ((original, "original"), (contextual, "contextual"))
+    )
+    if before.shape != after.shape:
+        raise ValueError(
+            f"{call}: original is {before.shape} and contextual {after.shape}: "
+            "both must hold the same number of vectors of the same size"
+        )
+    if unit:
+        before, after = unit_vectors(before), unit_vectors(after)
+    n, size = before.shape
+    scale = max(np.abs(before).max(), np.abs(after).max())
+    before, after = before - before.mean(axis=0), after - after.mean(axis=0)
+    together = np.concatenate([before, after])  # (2n, D)
+    _, lengths, directions = np.linalg.svd(together, full_matrices=False)
+    axes, variance = np.zeros((2, size)), np.zeros(2)
+    found = min(2, len(directions))
+    shares = (lengths / (lengths[0] or 1)) ** 2
+    axes[:found], variance[:found] = directions[:found], shares[:found] / (shares.sum() or 1)
+    largest = np.abs(axes).argmax(axis=1)
+    axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
+    # what centring leaves of equal vectors is rounding, and no direction
+    if lengths[0] <= _ROUNDING * scale * np.sqrt(together.size):
+        return Plane(np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(2), np.zeros((2, size)))
+    return Plane(before @ axes.T, after @ axes.T, variance, axes)
+
+
+_ROUNDING = 1e-14
+
+
+def unit_vectors(vectors: Array) -> Array:
+    """Vectors `(n, D)` scaled to length 1, in float64; one of zeros stays as it is.
+
+    >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    vectors = vectors.astype(np.float64)
+    for norm in (np.inf, 2):  # the largest number first: no square overflows
+        sizes = np.linalg.norm(vectors, norm, axis=1, keepdims=True)
+        vectors = np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes != 0)
+    return vectors
+
+
+def _vectors(x: Any, name: str, call: str, unit: bool) -> Array:
+    array = as_array(x, call=call, name=name)
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"{call}: {name} is {array.shape}: pass one vector a row, (n, D), at least one"
+        )
+    array = array.astype(np.float64)
+    if not (np.isfinite(array).all() if unit else has_plane(array)):
+        raise ValueError(f"{call}: {name} {NO_PLANE}")
+    return array
+
+
+NO_PLANE = "holds NaN or infinity: a plane needs finite numbers, of sizes up to 1e150"
+
+
+def has_plane(vectors: Array) -> bool:
+    """Whether all numbers are finite, and of sizes whose squares can be summed."""
+    return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # not where one is NaN
+
+
+def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
+    """Which points to name: all up to 20, else those that moved furthest, each word once."""
+    order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
+    if len(order) > MOST_LABELS:
+        first: dict[str, int] = {}
+        for i in order:
+            first.setdefault(tokens[i], i)
+        order = list(first.values())[:MOST_LABELS]
+    return sorted(order)
+
+
+_MOST_PAIRS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Where the words stand at one place in the model.
+
+    Attributes:
+        name: which place: "after layer 3".
+        points: `(n, 2)` in the plane.
+        held: the share of the variance of these vectors that lies in the plane.
+        cosine: `(n,)`, between each word's static vector and its vector here.
+    """
+
+    name: str
+    points: Array
+    held: float
+    cosine: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A word that two sentences share, and how alike its vectors are in both.
+
+    Attributes:
+        word: the word.
+        a: its place among the tokens, the first time it occurs in one sentence.
+        b: the same in the other sentence.
+        cosine: `(stages + 1,)`: of the static vectors, then at each stage.
+    """
+
+    word: str
+    a: int
+    b: int
+    cosine: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """The words of one or more sentences before attention and at each stage, in one plane.
+
+    All vectors are drawn at length 1, as a cosine compares them. The plane is that of the static
+    vectors and the last stage, each centred on its own mean over all sentences (see `fit_plane`).
+    The stages between are centred likewise and seen in the same plane, so that nothing moves but
+    the vectors; `Stage.held` says how much of them it shows.
+
+    Attributes:
+        sentences: the sentences.
+        tokens: n tokens, special ones left out.
+        of: `(n,)`, which sentence each belongs to.
+        before: `(n, 2)`, the static vectors.
+        explained: `(2,)`, the share of the variance along each axis.
+        stages: from the embeddings to the last layer.
+        labelled: the places of the tokens to name: all up to 20, else those that moved furthest.
+        pairs: the words that sentences share.
+    """
+
+    sentences: list[str]
+    tokens: list[str]
+    of: list[int]
+    before: Array
+    explained: Array
+    stages: list[Stage]
+    labelled: list[int]
+    pairs: list[Pair]
+
+    def moved(self, stage: Stage) -> Array:
+        """How long each word's arrow to a stage is, `(n,)`."""
+        return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
+
+
+def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
+    """The shift of the words of traces by one model, at least one, each of one text.
+
+    The vector of a word that was cut into pieces is the mean of theirs, unless `pieces` are asked
+    for as they are.
+
+    Raises:
+        ValueError: a trace lacks the static vectors or those after the last layer, or the traces
+            are not of one model.
+    """
+    tokens: list[str] = []
+    of: list[int] = []
+    parts: list[dict[str, Array]] = []
+    for number, trace in enumerate(traces):
+        each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
+        spans = each if pieces else spans_of(trace.tokens, trace.special)
+        kept = [span for span in spans if not trace.special[span[0]]] or spans
+        tokens += [name for _, _, name in kept]
+        of += [number] * len(kept)
+        with np.errstate(over="ignore"):
+            parts.append(
+                {
+                    name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
+                    for name, state in _states(trace).items()
+                }
+            )
+    if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
+        raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
+    states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return _shift([quoted(t.text, t.tokens, t.special) for t in traces], tokens, of, states)
+
+
+def _shift(
+    sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
+) -> Shift:
+    """The shift of vectors `(n, D)` from the state "before" to each of the others."""
+    for name, state in states.items():
+        if not has_plane(state):
+            raise ValueError(f"plot_shift: of the vectors {name} one {NO_PLANE}")
+    before, *later = states.values()
+    plane = fit_plane(before, later[-1], unit=True)
+    stages = []
+    for name, state in list(states.items())[1:]:
+        centred = unit_vectors(state)
+        centred = centred - centred.mean(axis=0)
+        points = centred @ plane.axes.T
+        whole = float((centred**2).sum())
+        held = float((points**2).sum()) / whole if whole else 0.0
+        stages.append(Stage(name, points, min(held, 1.0), cosine(before, state)))
+    return Shift(
+        sentences=sentences,
+        tokens=tokens,
+        of=of,
+        before=plane.original,
+        explained=plane.explained,
+        stages=stages,
+        labelled=named_points(plane.original, plane.contextual, tokens),
+        pairs=_pairs(tokens, of, [before, *later]),
+    )
+
+
+def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
+    """Each word that two sentences share, the first time it occurs in both."""
+    places: dict[str, dict[int, int]] = {}  # word to sentence to place
+    for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
+        if not is_piece(token) and not is_punctuation(token):
+            places.setdefault(token, {}).setdefault(sentence, place)
+    found = [(word, *two) for word, at in places.items() for two in combinations(at.values(), 2)]
+    return [
+        Pair(word, a, b, np.array([float(cosine(state[a], state[b])) for state in states]))
+        for word, a, b in found[:_MOST_PAIRS]
+    ]
+
+
+def _states(trace: Trace) -> dict[str, Array]:
+    """The static vectors, then those at each place that was traced, `(1, T, D)`."""
+    if static_and_last(trace) is None:
+        raise ValueError(
+            "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
+            "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
+        )
+    found = {"before": trace["embed"]}
+    if ("resid_pre", 0) in trace:
+        found["embeddings"] = trace["resid_pre", 0]
+    for layer in range(trace.num_layers):
+        state = state_after(trace, layer)
+        if state is not None:
+            found[f"after layer {layer}"] = state
+    return found

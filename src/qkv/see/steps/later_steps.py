@@ -1,0 +1,277 @@
+"""The steps behind the heads: the rest of the block, later blocks, and the words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.layers import MLP, Block, LayerNorm, RMSNorm
+from qkv.models.network.design import Design, under
+from qkv.models.network.head import BuiltHead
+from qkv.models.tasks.predict import in_words, likeliest
+from qkv.see.steps.step import FEW, PHRASES, Walk, linear_step, norm_step, phrase
+
+if TYPE_CHECKING:
+    from qkv.models import Model
+
+Norm = LayerNorm | RMSNorm
+
+
+def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
+    """The steps of an MLP that reads what came in, `X`, as the attention does, and their sum.
+
+    `attended` is what the attention gives; the result is what the sum is called.
+    """
+    layer, read = f"blocks.{walk.layer}.", "X" if block.norm1 is None else "N"
+    if block.norm2 is not None:
+        read = normed(walk, "X", "N2", block.norm2)
+        walk.compare(f"{layer}ln2.hook_normalized")
+    found = _mlp_steps(walk, read, block)
+    walk.write("both added", attended=attended, given=found, cell=(walk.place, 0))
+    walk.compare(f"{layer}hook_resid_post")
+    return "Y"
+
+
+def block_steps(walk: Walk, block: Block) -> str:
+    """The steps behind the residual connection of the attention, `R`; what the result is called."""
+    layer, after = f"blocks.{walk.layer}.", block.post_norm
+    inner = "R"
+    if after and block.norm1 is not None:
+        inner = normed(walk, "R", "N1", block.norm1)
+        walk.compare(f"{layer}ln1.hook_normalized")
+    if block.mlp is None:
+        return inner
+    read = inner
+    if block.norm2 is not None and not after:
+        read = normed(walk, "R", "N2", block.norm2)
+        walk.compare(f"{layer}ln2.hook_normalized")
+    found = _mlp_steps(walk, read, block)
+    row = "MLP added before the norm" if after else "MLP added"
+    walk.write(row, read=inner, given=found, note="", cell=(walk.place, 0))
+    walk.compare(f"{layer}hook_resid_post")
+    if after and block.norm2 is not None:
+        normed(walk, "R2", "Y", block.norm2)
+        walk.compare(f"{layer}hook_normalized_resid_post")
+    return walk.steps[-1].name
+
+
+def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") -> str:
+    """An array through one of the model's norms; gives its name."""
+    learned = {"weight": norm.scaled()} | {
+        part: array for part, array in norm.parameters.items() if part == "bias"
+    }
+    cell = (0 if side == "place" else walk.place), 0
+    return norm_step(walk, of, name, learned, norm.eps, isinstance(norm, RMSNorm), side, cell)
+
+
+def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
+    """An activation of each number; `others` are those of `Walk.write`."""
+    if activation == "gelu":
+        walk.given["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
+    walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)
+
+
+def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
+    """What the MLP of a block gives, and its norm behind it; what the result is called."""
+    if isinstance(block.mlp, MLP):
+        _unit_steps(walk, read, block.mlp)
+    else:
+        walk.write("experts", layer=walk.layer)
+    found = "mlp" if block.out_norm2 is None else normed(walk, "mlp", "M", block.out_norm2)
+    walk.compare(f"blocks.{walk.layer}.hook_mlp_out")
+    return found
+
+
+def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
+    """Up, the activation, down, with or without a gate; the largest hidden units are shown."""
+    where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.place, 0)
+    gate, up, down = (under(mlp.parameters, f"{name}_proj.") for name in ("gate", "up", "down"))
+    row, learned = ("gate", gate) if mlp.gated else ("up", up)
+    linear_step(walk, row, learned, x=read, cell=cell)
+    walk.compare(f"{where}pre")
+    called = "act" if mlp.gated else "post"
+    activation_step(
+        walk, "pre", called, mlp.activation, columns="F", side="queries", cell=cell
+    )  # fmt: skip
+    if mlp.gated:
+        linear_step(walk, "up beside the gate", up, x=read, cell=cell)
+        walk.compare(f"{where}pre_linear")
+        walk.write("gated", cell=cell)
+    walk.compare(f"{where}post")
+    units = walk.show_units(range(first, len(walk.steps)), "post")
+    linear_step(walk, "down", down, units=units, count=mlp.hidden, cell=cell)
+
+
+def word_steps(walk: Walk, model: Model, last: str) -> None:
+    """The later blocks in one step, the final norm, the head, and the chances of words.
+
+    Args:
+        walk: the walk so far.
+        model: the model.
+        last: what the walk calls what the block gives.
+    """
+    kind = "normalized_resid_post" if model.layers[-1].post_norm else "resid_post"
+    end = model.num_layers - 1
+    if walk.layer < end:
+        if (kind, end) not in walk.trace:
+            walk.end(
+                f"the trace lacks hook_{kind} of layer {end}, where the walk goes on: trace it "
+                "too, or walk(text, model=...)"
+            )
+            return
+        last = later_step(walk, kind, end, cell=(walk.place, 0))
+    head = word_head(model)
+    before = walk.trace[kind, end][0] if (kind, end) in walk.trace else walk.arrays[last]
+    design = model.design
+    norm = design.norm(model.parameters, "final_norm") if isinstance(design, Design) else None
+    if norm is not None:
+        last = normed(walk, last, "final", norm)
+        walk.compare("ln_final.hook_normalized")
+    if head is None:
+        walk.end("the model has no head over words, so the walk ends at its last vectors")
+        return
+    place = walk.place
+    own = walk.trace["logits"][0][[place]] if "logits" in walk.trace else None
+    if own is None:
+        own = model.unembed(before[[place]])
+    shown = _name_words(walk, model, own)
+    walk.write("place", last=last, place=place, cell=(0, 0))
+    _head_steps(walk, head, own, shown)
+
+
+def word_head(model: Model) -> BuiltHead | None:
+    """What gives a model's logits over words; None where there is no such head."""
+    design = model.design
+    if not isinstance(design, Design) or design.head is None:
+        return None
+    head = design.head.build(model.parameters, norm=design.norm)
+    return head if head.predicts else None
+
+
+def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
+    """What the later blocks give, to the last; gives its name."""
+    first = walk.layer + 1
+    row = "later block" if first == end else "later blocks"
+    walk.write(row, hook=hook, first=first, end=end, **others)
+    return "Z"
+
+
+def chances_step(walk: Walk, shown: dict[int, str], where: str) -> None:
+    """The chance of each word; `where`, in words."""
+    walk.write("chances", where=where, cell=(0, next(iter(shown))), shown=shown)
+
+
+def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
+    """The head at the place, from `y` on."""
+    how, last, cell = head.steps, "y", (0, 0)
+    if how.dense:
+        linear_step(walk, "head", under(head.parameters, "head.dense_proj."), cell=cell)
+        last = "h"
+    if how.activation is not None:
+        activation_step(walk, last, "a", how.activation, columns="D", side="place", cell=cell)
+        last = "a"
+    if head.norm is not None:
+        last = normed(walk, last, "u", head.norm, "place")
+    if how.scale != 1:
+        scale = float(how.scale)
+        walk.write("scaled before the words", x=last, by=f"{scale:g}", scale=scale, cell=cell)
+        last = "s"
+    few: dict[str, Any] = {"cell": (0, next(iter(shown))), "shown": shown}
+    linear_step(
+        walk, "logits", under(head.parameters, "head.out_proj."), x=last,
+        name="logits" if how.softcap is None else "raw",
+        note=phrase("words", words=len(shown), count=how.outputs), **few,
+    )  # fmt: skip
+    if how.softcap is not None:
+        walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
+    walk.compare("logits", own)
+    where = "follows" if walk.next_word else "stands"
+    chances_step(walk, shown, phrase(where, token=walk.tokens[walk.place]))
+
+
+def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
+    """The likeliest words by their ids; they and their chances are kept with the walk."""
+    count, place = min(FEW, own.shape[1]), walk.place
+    finite = bool(np.isfinite(own.max()))
+    ranked = likeliest(own, count)[0] if finite else [(one, np.nan) for one in range(count)]
+    walk.next_word = model.generates
+    behind = place if walk.next_word else place - 1
+    ids, tokenizer = walk.trace.ids[max(0, behind) : behind + 1], model.tokenizer
+    names = [tokenizer.token(one) for one in ids] if tokenizer is not None else []
+    (walk.words,) = in_words([ranked], [[name for name in names if name is not None]], tokenizer)
+    return {one: word for (one, _), (word, _) in zip(ranked, walk.words, strict=True)}
+
+
+# What a block does behind its heads, in its order, by the names of a trace; and what a walk calls
+# the norms among it. Which of them there are says where the norms stand.
+_BLOCK = (
+    *("attn_out", "resid_mid", "ln1.normalized", "ln2.normalized", "mlp.pre", "mlp.pre_linear"),
+    *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
+)
+_NORMED = {"ln1.normalized": "N1", "ln2.normalized": "N2", "normalized_resid_post": "Y"}
+_NEEDED = "how these numbers came about, walk(trace, model=...) shows"
+
+
+def traced_steps(walk: Walk) -> None:
+    """Everything behind the heads that the trace holds, to the logits if they are there."""
+    trace, layer = walk.trace, walk.layer
+    held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
+    if not held:
+        walk.end("the trace holds nothing behind the heads: walk(trace, model=...) goes on")
+        return
+    first = len(walk.steps)
+    for name in held:
+        if name in _NORMED:
+            traced_norm(walk, _NORMED[name], f'"{name}", {layer}')
+        elif name == "resid_post":
+            called = "R2" if held[-1] == "normalized_resid_post" else "Y"
+            source = f'trace["{name}", {layer}][0]'
+            walk.write(_sum_row(walk), name=called, layer=layer, source=source)
+        else:
+            walk.write(f"traced {name}", layer=layer)
+    if hidden := [k for k, step in enumerate(walk.steps) if k >= first and "F=" in step.shape]:
+        walk.show_units(hidden, "post" if "post" in walk.arrays else "pre")
+    _later(walk)
+    if "logits" not in trace:
+        walk.end(f'{_NEEDED}, and goes on to the words; or trace(text, logits=True) keeps "logits"')
+        return
+    logits, place = trace["logits"][0], walk.place
+    order = np.argsort(-np.nan_to_num(logits[place], nan=-np.inf), kind="stable")[:FEW].tolist()
+    shown = {one: str(one) for one in order}
+    note = phrase("words", words=len(shown), count=logits.shape[1])
+    walk.write("traced logits", place=place, shown=shown, note=note)
+    chances_step(walk, shown, PHRASES["by number"])
+    walk.end(f"which words these are, and {_NEEDED}")
+
+
+def traced_norm(walk: Walk, name: str, key: str) -> None:
+    """Normed vectors of the trace, by the key that it has them under."""
+    walk.write("traced norm", name=name, key=key, note=PHRASES[name])
+
+
+def _sum_row(walk: Walk) -> str:
+    """The row of a block's last sum."""
+    if ("mlp_out", walk.layer) not in walk.trace:
+        return "output"
+    both = ("resid_mid", walk.layer) not in walk.trace
+    return "traced resid_post of both" if both else "traced resid_post"
+
+
+def _is_skipped(walk: Walk, name: str) -> bool:
+    """Whether it stands elsewhere in a block: the norm that comes before the heads."""
+    if name == "ln1.normalized":
+        return ("normalized_resid_post", walk.layer) not in walk.trace
+    return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace
+
+
+def _later(walk: Walk) -> None:
+    """What the later blocks and the final norm give."""
+    trace, end = walk.trace, walk.trace.num_layers - 1
+    after = [kind for kind in ("normalized_resid_post", "resid_post") if (kind, end) in trace]
+    if walk.layer < end and after:
+        later_step(walk, after[0], end)
+    if "ln_final.hook_normalized" in trace:
+        traced_norm(walk, "final", '"ln_final.hook_normalized"')
