@@ -70,8 +70,8 @@ def page(result: dict[str, Any] | None, notes: str) -> str:
         machine(result),
         "## What was to be reached\n\n"
         "A ratio says how many times as fast as the peer `qkv` is. The peak is the rate of\n"
-        "multiply-adds in registers, the read rate that of a large array; both were measured in\n"
-        "the same turns as the work.\n",
+        "multiply-adds in registers, the read rate the rate of reading a large array; both were\n"
+        "measured in turn with the work.\n",
         goals(result),
     ]
     if notes:
@@ -93,23 +93,23 @@ def page(result: dict[str, Any] | None, notes: str) -> str:
 INTRODUCTION = """\
 # Benchmarks
 
-How fast `qkv.attention` is beside the libraries that people use, and beside what the machine gives
-at most, in attention alone and in whole models. This page is made from what `make bench` wrote: no
-number in its tables was typed by hand.
+This page compares the speed of `qkv.attention` with that of other libraries and with the machine's
+peak, in attention alone and in whole models. `make bench` measured all numbers in its tables: none
+was typed by hand.
 
-- Every way was **verified against the formula, or the model, in float64** before it was timed, on
-  up to 256 queries of each head. The largest error stands next to each time.
-- All ways of a row ran **in one process and in turn**: the first round of each, then the second of
-  each, and so on. A time is the median of nine rounds at least; of models, whose rounds take up to
-  a minute, of three or five. Only ratios between the ways of one row mean something: machines
+- Each implementation was **verified against the formula, or the model, in float64** before it was
+  timed, on up to 256 queries of each head. The largest error is next to each time.
+- All implementations of a row ran **in one process and in turn**: the first round of each, then the
+  second of each, and so on. A time is the median of at least nine rounds; for models, whose rounds take up to
+  a minute, of three or five. Compare only times in the same row: machines
   differ, and so do hours.
-- Each peer had the configuration that is its fastest: inputs laid out as it wants them before the
+- Each peer had its fastest configuration: inputs in its preferred layout before the
   clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
-  called as a user would call it, and made its result anew each time.
+  called as a user would call it, and allocated its result each time.
 """
 
 DETAILS = """\
-Medians. "Of limit" is the share of the peak, or of the read rate where reading is what bounds the
+Times are medians. "Of limit" is the share of the peak, or of the read rate where reading bounds the
 work. `onnxruntime` is its `MultiHeadAttention`, `opset 24` the standard's `Attention`, `GQA`
 its `GroupQueryAttention`; `openvino` is its SDPA operator; `numpy` is attention as tutorials write
 it. Shapes are `(B, H, L, d)`, for decoding `(B, Hq over Hkv, L x S, d)`.
@@ -125,10 +125,10 @@ $ make bench ONLY=llama AGAIN=1
 $ make bench QUICK=1
 ```
 
-The first is all of it, {minutes}; the second a part; the third puts a part in its place on
-this page; the last takes an eighth of each length, to see that everything runs. `make bench`
-makes an environment of its own with torch, transformers, onnxruntime and OpenVINO (1.8 GB), writes
-what it finds to `benchmarks/results/`, and after a full run this page. The texts of the models are
+The first command measures everything, {minutes}; the second a part; the third replaces a part of
+this page; the last uses an eighth of each length, to check that everything runs. `make bench`
+makes its own environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB), writes
+its results to `benchmarks/results/`, and after a full run this page. The texts of the models are
 from WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim.
 Without those libraries, `qkv bench` measures a few shapes beside plain NumPy in a quarter of a
 minute.
