@@ -101,7 +101,8 @@ was typed by hand.
   timed, on up to 256 queries of each head. The largest error is next to each time.
 - All implementations of a row ran **in one process and in turn**: the first round of each, then the
   second of each, and so on. A time is the median of at least nine rounds; for models, whose rounds
-  take up to a minute, of three or five. Compare only times in the same row: machines differ, and so do hours.
+  take up to a minute, of three or five. Compare only times in the same row: machines
+  differ, and so do hours.
 - Each peer had its fastest configuration: inputs in its preferred layout before the
   clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
