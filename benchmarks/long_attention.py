@@ -27,15 +27,15 @@ def workers(memory, count=2):
         yield client
 
 
-def arrays(tokens, chunk, count=3):
-    """Query, key and value `(1, tokens, 64)`, and what else is asked for: made by the workers."""
+def arrays(tokens, chunk):
+    """Query, key and value `(1, tokens, 64)`, made by the workers."""
     import dask.array as da
 
     chunks = ((1,), (chunk,) * (tokens // chunk), (SIZE,))
     meta = np.empty((0, 0, 0), np.float32)
     return [
         da.map_blocks(_numbers, which, chunk, chunks=chunks, dtype=np.float32, meta=meta)
-        for which in range(count)
+        for which in range(3)
     ]
 
 

@@ -108,31 +108,6 @@ def attention_grad(
     )
 
 
-def gradient_of_part(
-    call: Call, grad_out: Array, out: Array, lse: Array, rest: Array | None
-) -> AttentionGradient:
-    """What the keys of `call`, which are some of many, contribute to the gradients.
-
-    `out` and the log-sum-exp `lse + rest` `(*lead, Hq, L, 1)`, in float64, are those of all keys.
-    The gradients are in the type of the work, those of sinks `(Hq, n)`.
-    """
-    plan, lead = call.plan, len(call.plan.groups) - 2
-    grad_out = _checked(grad_out, "grad_out", plan.out, plan.dtype, "attention_grad")
-    out, lse = (
-        np.require(x, requirements=["C", "A"]) for x in (out, lse)
-    )  # as a network left them
-    rest = np.zeros_like(lse) if rest is None else rest
-    found = _gradients(call, grad_out, out, lse, EXACT_WIDE, rest)
-    return AttentionGradient(
-        summed_to(found.query, call.query.shape),
-        summed_to(found.key, call.key.shape),
-        summed_to(found.value, call.value.shape),
-        None if call.bias is None else found.bias,
-        _over_rows(found.sinks, call.sinks, lead),
-        _over_rows(found.slopes, call.slopes, lead),
-    )
-
-
 def gradient_by_weights(
     call: Call,
     grad_out: Array,
@@ -231,18 +206,10 @@ def varlen_attention_grad(
     )
 
 
-def _gradients(
-    call: Call,
-    grad_out: Array,
-    out: Array,
-    lse: Array,
-    exact: float,
-    rest: Array | None = None,
-) -> Gradients:
-    """By the kernel, and by NumPy the heads that it does not take.
+def _gradients(call: Call, grad_out: Array, out: Array, lse: Array, exact: float) -> Gradients:
+    """Compute with the kernel, and with NumPy the heads that the kernel rejects.
 
-    They have a log-sum-exp beyond `exact`, or numbers that are infinite or NaN. `rest` is what
-    rounding took from `lse`; without it NumPy finds that out, from keys that have to be all.
+    Those have a log-sum-exp beyond `exact`, or infinite or NaN values.
     """
     plan, kind = call.plan, call.plan.kind
     kv_rows = (*plan.lead, plan.kv_heads, plan.keys)
@@ -266,8 +233,7 @@ def _gradients(
         bias=found.bias.reshape(_grouped_shape(found.bias.shape, plan)),
     )
     given, result, sums = (plan.grouped(x) for x in (grad_out, out, lse))
-    lost = None if rest is None else plan.grouped(rest)
-    heads = _heads(grouped(call), wrong, given, result, sums, views, lost)
+    heads = _heads(grouped(call), wrong, given, result, sums, views)
     # several heads may add to one number of a bias
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
@@ -337,14 +303,8 @@ def _heads(
     out: Array,
     lse: Array,
     found: Gradients,
-    rest: Array | None = None,
 ) -> list[tuple[Any, ...]]:
     """The key heads `wrong (*lead, Hkv)` for `_head`, with 0 where they are to be summed."""
-    total = None
-    if rest is not None:
-        with np.errstate(all="ignore"):
-            lost = np.where(np.isneginf(lse), 0, lse - rounded(lse, call.kind) + rest)
-            total = rounded(np.exp(lost), call.kind)
     grad_out, out, lse = (rounded(x, call.kind) for x in (grad_out, out, lse))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
@@ -352,7 +312,7 @@ def _heads(
         index = (*rows, slice(head, head + 1))
         for array in (found.query, found.key, found.value, found.sinks, found.slopes):
             array[index] = 0
-        heads.append((call, index, rows, grad_out, out, lse, total, found))
+        heads.append((call, index, rows, grad_out, out, lse, found))
     return heads
 
 
@@ -363,7 +323,6 @@ def _head(
     grad_out: Array,
     out: Array,
     lse: Array,
-    total: Array | None,
     found: Gradients,
 ) -> None:
     """All of one key head: its blocks one after the other, so that sums have one order."""
@@ -373,8 +332,7 @@ def _head(
         part = Part(rows, index, slice(start, min(length, start + step)))
         here = (*index, slice(None), part.queries)
         with np.errstate(all="ignore"):
-            known = None if total is None else total[here]
-            _block(call, part, grad_out[here], out[here], lse[here], known, found)
+            _block(call, part, grad_out[here], out[here], lse[here], found)
 
 
 def _block(
@@ -383,13 +341,12 @@ def _block(
     grad_out: Array,
     out: Array,
     lse: Array,
-    known: Array | None,
     found: Gradients,
 ) -> None:
     """Add what some queries of one head contribute to every gradient."""
     blind = np.isneginf(lse)
     base = np.where(blind, 0, lse)
-    total = _total(call, part, base) if known is None else known
+    total = _total(call, part, base)
     # nothing that a blind row holds counts, be it NaN
     grad_out = np.where(blind | (_unseen(call, part)), 0, grad_out)
     delta = (grad_out * out).sum(-1, keepdims=True)
@@ -478,31 +435,13 @@ def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
 
 def _saved(forward: Any, shape: tuple[int, ...], plan: Plan, name: str) -> tuple[Array, Array]:
     """`forward`, the result of attention and its log-sum-exp `(..., 1)`."""
-    check_forward(forward, name)
-    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
-    return out, _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)[..., None]
-
-
-def check_forward(forward: Any, call: str) -> None:
-    """An error unless `forward` is a pair."""
     if not isinstance(forward, (tuple, list)) or len(forward) != 2:
         raise TypeError(
-            f"{call}: forward is {shown(forward)}: give (out, lse), "
+            f"{name}: forward is {shown(forward)}: give (out, lse), "
             "as attention gives them with return_lse=True"
         )
-
-
-def check_like_result(
-    array: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
-) -> None:
-    """An error unless an array, of NumPy or Dask, has floats and this shape."""
-    if array.shape != shape:
-        raise ValueError(
-            f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "
-            "they must be the same"
-        )
-    if not is_float(array.dtype):
-        raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
+    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
+    return out, _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)[..., None]
 
 
 def _checked(
@@ -510,7 +449,13 @@ def _checked(
 ) -> Array:
     """An array of floats of this shape, its last axis contiguous."""
     array = as_array(given, call=call, name=name)
-    check_like_result(array, name, shape, dtype, call)
+    if array.shape != shape:
+        raise ValueError(
+            f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "
+            "they must be the same"
+        )
+    if not is_float(array.dtype):
+        raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
     return array if native.is_contiguous(array) else np.ascontiguousarray(array)
 
 

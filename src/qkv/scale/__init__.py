@@ -2,7 +2,6 @@
 
 from qkv.scale.encoding import encode
 from qkv.scale.forward import attention
-from qkv.scale.gradient import attention_grad
 from qkv.scale.heads import head_scores
 
-__all__ = ["attention", "attention_grad", "encode", "head_scores"]
+__all__ = ["attention", "encode", "head_scores"]

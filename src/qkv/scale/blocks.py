@@ -156,12 +156,6 @@ class Blocks:
         """Which chunk of a result `(*lead, Hq, L)` the block at `place` contributes to."""
         return (*place[:-3], place[-2])
 
-    @property
-    def axes_of_result(self) -> tuple[int, ...]:
-        """The axes of a `Place` that those of such a result follow."""
-        axes = len(self.pieces)
-        return (*range(axes - 3), axes - 2)
-
     def shape_in_result(self, at: tuple[int, ...]) -> tuple[int, ...]:
         """That of a chunk of such a result."""
         return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
@@ -244,7 +238,7 @@ def cut(
     """Check a call about dask arrays, by shapes and types alone, and cut it where they are cut."""
     names = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     names |= {name: options.get(name) for name in ("bias", *PER_HEAD)}
-    given = {name: as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
+    given = {name: _as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
     for name in PER_ROW:
         if _is_dask(options.get(name)):
             raise TypeError(
@@ -263,7 +257,7 @@ def cut(
     return _cut(checked, given, is_flat)
 
 
-def as_dask(x: Any, *, call: str, name: str) -> Any:
+def _as_dask(x: Any, *, call: str, name: str) -> Any:
     """`x` as a dask array: what is in memory already as one of a single chunk."""
     if not _is_dask(x):
         array = as_array(x, call=call, name=name)
@@ -276,7 +270,7 @@ def as_dask(x: Any, *, call: str, name: str) -> Any:
     return x
 
 
-def fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
+def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
     """A dask array cut along `axes` as the blocks are; what is repeated, or None, stays whole."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
@@ -309,7 +303,8 @@ def _cut(call: Call, given: dict[str, Any], is_flat: bool) -> Blocks:
         "sinks": (h, None)[: given["sinks"].ndim if "sinks" in given else 0],
     }
     operands = {
-        name: fitted(x, axes[name][len(axes[name]) - x.ndim :], pieces) for name, x in given.items()
+        name: _fitted(x, axes[name][len(axes[name]) - x.ndim :], pieces)
+        for name, x in given.items()
     }
     names = {name: operand.array.name for name, operand in operands.items()}
     token = need("dask.base", "scale").tokenize(names, call[8:], pieces)

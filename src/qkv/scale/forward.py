@@ -17,8 +17,8 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.threads import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # by each block
-ROUNDED = 1e8  # a log-sum-exp beyond it loses, in float64, digits that weights need
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # by each block
+_ROUNDED = 1e8  # a log-sum-exp beyond it loses, in float64, digits that weights need
 
 
 class Part(NamedTuple):
@@ -74,7 +74,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     for which, wanted in returns.items():
         check_flag(name, f"return_{which}", wanted)
     blocks = cut(name, query, key, value, attn_mask, options)
-    parts = attended(blocks)
+    parts = _attended(blocks)
     results = [_output(blocks, parts)]
     results += [_weights(blocks, parts)] if returns["weights"] else []
     results += [_log_sum_exp(blocks, parts)] if returns["lse"] else []
@@ -82,14 +82,14 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     return tuple(results) if len(results) > 1 else results[0]
 
 
-def attended(blocks: Blocks) -> Tasks:
+def _attended(blocks: Blocks) -> Tasks:
     """For each block of queries, by its place in `(*lead, Hq, L)`, the `Part` that all keys are."""
     found = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for place in seen:
             sinks = ("sinks",) if place is seen[0] else ()  # in one part, or they count twice
-            read = blocks.inputs(place, *READ, *sinks)
+            read = blocks.inputs(place, *_READ, *sinks)
             refs.append(found.add((*at, place[-1]), _attend, blocks.rules(place), **read))
         if not seen:
             shapes = [blocks.shape(which, row) for which in ("query", "key", "value")]
@@ -124,7 +124,7 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
     for row, seen in blocks.rows():
         at = blocks.in_result(row)
         for place in seen:
-            read = blocks.inputs(place, *(name for name in READ if name != "value"))
+            read = blocks.inputs(place, *(name for name in _READ if name != "value"))
             read |= {"values": blocks.shape("value", place), "part": parts.whole[at]}
             found.add((*at, place[-1]), _weigh, blocks.rules(place), **read)
         for j in {*range(len(keys))} - {place[-1] for place in seen}:
@@ -154,7 +154,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
-    if np.abs(lse).max(initial=0, where=np.isfinite(lse)) > ROUNDED:
+    if np.abs(lse).max(initial=0, where=np.isfinite(lse)) > _ROUNDED:
         lse, rest = (x.reshape(lse.shape)[..., 0] for x in log_sums(grouped(call)))
         return _tidy(out, lse, rest), shown
     return Part(out, lse[..., 0], rest), shown
@@ -191,14 +191,14 @@ def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **given: Array)
 
     A part's own weights sum to 1: they take the share that its log-sum-exp has of the whole.
     """
-    alone, weights = without_values(rules, values, given, weights=True)
+    alone, weights = _without_values(rules, values, given, weights=True)
     assert weights is not None
     with np.errstate(all="ignore"):
         share = np.exp(_log_share(alone, part))
         return rounded(weights * share[..., None], weights.dtype)
 
 
-def without_values(
+def _without_values(
     rules: Rules, values: tuple[int, ...], given: dict[str, Array], *, weights: bool = False
 ) -> tuple[Part, Array | None]:
     """A part with nothing in `out`, and its own weights where wanted; `values` is a shape."""
