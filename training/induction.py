@@ -74,10 +74,10 @@ class Repeats:
         length: T, of a text.
         texts: B, how many a step.
 
-    >>> texts, places = Repeats(36, 12, texts=1).draw(np.random.default_rng(0))
+    >>> texts, positions = Repeats(36, 12, texts=1).draw(np.random.default_rng(0))
     >>> texts
     array([[ 4, 34, 30,  2,  3, 21,  4, 34, 30,  2,  3, 21]])
-    >>> places[:2]  # in text 0: from the second 4 to the 34 behind the first, and so on
+    >>> positions[:2]  # in text 0: from the second 4 to the 34 behind the first, and so on
     array([[0, 6, 1],
            [0, 7, 2]])
     """
@@ -88,8 +88,8 @@ class Repeats:
         self.symbols, self.length, self.texts = symbols, length, texts
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Texts (B, T), and places (n, 3): text, token, and what stood behind its first copy."""
-        texts, places = [], []
+        """Texts (B, T), and positions (n, 3): text, token, and what stood behind its first copy."""
+        texts, positions = [], []
         for number in range(self.texts):
             text = rng.permutation(self.symbols)[: self.length]
             size = rng.integers(SHORTEST, self.length // 2 + 1)
@@ -97,13 +97,13 @@ class Repeats:
             second = rng.integers(first + size, self.length - size + 1)
             text[second : second + size] = text[first : first + size]
             texts.append(text)
-            places += [(number, second + i, first + i + 1) for i in range(size - 1)]
-        return np.array(texts), np.array(places)
+            positions += [(number, second + i, first + i + 1) for i in range(size - 1)]
+        return np.array(texts), np.array(positions)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
         """The texts of a step, laid end to end, and what follows each token that came before."""
-        texts, places = self.draw(rng)
-        number, now, _ = places.T
+        texts, positions = self.draw(rng)
+        number, now, _ = positions.T
         ends = np.arange(self.texts + 1) * self.length
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
@@ -119,7 +119,7 @@ class Repeats:
         """Go on from there."""
 
 
-def scores(model: qkv.Model, texts: Array, places: Array) -> tuple[Array, Array]:
+def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Array]:
     """How much of a previous-token head and of an induction head each head is: (layers, heads).
 
     The first is the mean weight on the token before. The second is the mean weight, in the second
@@ -130,14 +130,14 @@ def scores(model: qkv.Model, texts: Array, places: Array) -> tuple[Array, Array]
     """
     weights = np.stack(model.trace(texts, names=["pattern"]).attentions)  # (layers, B, H, T, T)
     previous = weights.diagonal(-1, 3, 4).mean(axis=(1, 3))
-    number, now, behind = places.T
+    number, now, behind = positions.T
     induction = weights[:, number, :, now, behind].mean(axis=0)
     return previous, induction
 
 
-def accuracy(model: qkv.Model, texts: Array, places: Array) -> float:
-    """In which share of the places the next token gets the largest logit."""
-    number, now, _ = places.T
+def accuracy(model: qkv.Model, texts: Array, positions: Array) -> float:
+    """In which share of the positions the next token gets the largest logit."""
+    number, now, _ = positions.T
     logits = np.asarray(model(texts).logits)  # (B, T, V)
     said = logits[number, now].argmax(axis=-1)
     return float((said == texts[number, now + 1]).mean())
@@ -214,18 +214,20 @@ def run(sizes: Sizes, folder: Path, *, resume: bool = False) -> Trained:
 
 
 def held_out(sizes: Sizes) -> tuple[Array, Array]:
-    """Texts and places to measure on: no step draws from this generator."""
+    """Texts and positions to measure on: no step draws from this generator."""
     rng = np.random.default_rng([sizes.seed, sizes.steps])
     return Repeats(sizes.symbols, sizes.length, 64).draw(rng)
 
 
 def follow(folder: Path, sizes: Sizes) -> list[Point]:
     """The scores and the accuracy of each snapshot, on texts that were not trained on."""
-    texts, places = held_out(sizes)
+    texts, positions = held_out(sizes)
     found = []
     for step, path in snapshots_in(folder).items():
         model = qkv.load(path)
-        found.append(Point(step, *scores(model, texts, places), accuracy(model, texts, places)))
+        found.append(
+            Point(step, *scores(model, texts, positions), accuracy(model, texts, positions))
+        )
     return found
 
 
@@ -281,11 +283,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = run(sizes, given.out, resume=given.resume)
     points = follow(given.out, sizes)
     print(*points, sep="\n")
-    texts, places = held_out(sizes)
+    texts, positions = held_out(sizes)
     cut = qkv.load(given.out)
     for head in range(sizes.heads):
         cut = without(cut, 0, head)
-    print(f"without the heads of layer 0: right {accuracy(cut, texts, places):.0%}")
+    print(f"without the heads of layer 0: right {accuracy(cut, texts, positions):.0%}")
     with replacing(given.out / PICTURE) as file:
         plot(given.out, points).savefig(file, format="png")
     qkv.replay(given.out, TEXT).to_html(given.out / REPLAY)

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import qkv
-from qkv.layers import parameters as layer_parameters
+from qkv.layers import layer as layer_parameters
 from qkv.models import Model, ModelError, load, random_model
 
 from .small_models import CONFIGS, write_small
