@@ -98,7 +98,7 @@ conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, o
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
-	$(BIN)/python -m pytest --quiet tests/course
+	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course
 	@echo "docs/_build/html/index.html"
 
 student: $(VENV)/.docs ## build the notebooks for students, without solutions: build/student
