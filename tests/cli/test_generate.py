@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import qkv
-from models.decoders import PLACES, gpt2, writer
+from models.decoders import POSITIONS, gpt2, writer
 from qkv.cli import main
 
 from .test_cli import qkv_process, refused, run
@@ -84,9 +84,9 @@ def test_options_of_drawing_need_a_temperature(option: str, random: str) -> None
 
 
 def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
-    long = ("--max-new-tokens", str(PLACES))
+    long = ("--max-new-tokens", str(POSITIONS))
     line = refused(run("generate", "A", "B", "--model", random, *long), "generate")
-    assert f"give at most {PLACES - 1}" in line
+    assert f"give at most {POSITIONS - 1}" in line
     assert "prompt 1 is empty" in refused(run("generate", "A", "", "--model", random), "generate")
     model = gpt2(tmp_path / "wild", seed=0)
     bias = model.parameters["blocks.1.mlp.up_proj.bias"].copy()
@@ -173,7 +173,7 @@ def test_refused(writes: str, random: str) -> None:
         (["--max-new-tokens", "0"], "max_new_tokens"),
         (["--max-new-tokens", "x"], "max-new-tokens"),
         (["--stop", ""], "stop"),
-        (["--max-new-tokens", "1000"], f"at most {PLACES}"),
+        (["--max-new-tokens", "1000"], f"at most {POSITIONS}"),
     ):
         assert words in refused(run("generate", "hi", "--model", random, *flags), "generate")
     assert "is empty" in refused(run("generate", "", "--model", random), "generate")

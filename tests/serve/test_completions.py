@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import qkv
-from models.decoders import EOS, PLACES, TOKENIZER, gpt2, ids_of, writer
+from models.decoders import EOS, POSITIONS, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
 from qkv.serve.completing import (
@@ -160,7 +160,7 @@ def test_what_is_not_said_is_as_with_openai(here: TestClient, model: qkv.Model) 
     assert first["choices"][0]["logprobs"] is None
     null = dict.fromkeys(["max_tokens", "temperature", "stop", "n", "echo", "logit_bias", "user"])
     assert post(here, prompt="the cat", **null, unknown=[{}]).json()["usage"] == first["usage"]
-    full = post(here, prompt=[1] * (PLACES - 3)).json()
+    full = post(here, prompt=[1] * (POSITIONS - 3)).json()
     assert full["usage"]["completion_tokens"] == 3  # what fits
 
 
@@ -275,8 +275,8 @@ def test_a_prompt_alone_is_measured(here: TestClient, model: qkv.Model) -> None:
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
     plain = post(here, prompt="the cat", max_tokens=0, echo=True).json()["choices"][0]
     assert (plain["text"], plain["logprobs"]) == ("the cat", None)
-    whole = post(here, prompt=[1] * PLACES, max_tokens=0, echo=True, logprobs=0)
-    assert len(whole.json()["choices"][0]["logprobs"]["tokens"]) == PLACES
+    whole = post(here, prompt=[1] * POSITIONS, max_tokens=0, echo=True, logprobs=0)
+    assert len(whole.json()["choices"][0]["logprobs"]["tokens"]) == POSITIONS
 
 
 # what is refused
@@ -462,7 +462,7 @@ def test_a_large_answer_is_refused_before_it_is_computed(
 
 
 def test_what_fails_on_the_way_is_told_in_the_stream(tmp_path: Path) -> None:
-    model = gpt2(tmp_path, script=[ids_of("a")[0]] * PLACES)
+    model = gpt2(tmp_path, script=[ids_of("a")[0]] * POSITIONS)
     steps = model.steps
 
     def failing(*arguments: Any, **options: Any) -> Iterator[Any]:

@@ -319,7 +319,7 @@ def test_edits_that_say_the_same_are_computed_once(encoder: Model) -> None:
         *([{"op": "ablate", "layer": 1, "head": 2}] * 500),
     ]
     found = changes_of(encoder, encoder.tokenize(TEXT), edits)
-    assert (len(found.run.hidden), found.run.ablated) == (3, {1: {2: 0}})
+    assert (len(found.run.masked), found.run.ablated) == (3, {1: {2: 0}})
 
 
 def test_many_causal_edits_are_answered_as_one(client: TestClient) -> None:
