@@ -1,10 +1,10 @@
 """The tasks of lesson 12: stories, the decoder that reads them, and its induction head."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import nbformat
 import numpy as np
 import pytest
 
@@ -380,12 +380,11 @@ def book(tmp_path):
     def write(**changed):
         cells = ["import numpy as np\nfrom types import SimpleNamespace"]
         cells += (CELLS | {name.replace("_", "-"): cell for name, cell in changed.items()}).values()
-        made = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
-            metadata={"qkv": {"tasks": [*CELLS]}},
-        )
-        nbformat.write(made, tmp_path / "mine.ipynb")
-        return tmp_path / "mine.ipynb"
+        code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+        metadata = {"qkv": {"tasks": [*CELLS]}}
+        path = tmp_path / "mine.ipynb"
+        path.write_text(json.dumps({"cells": code, "metadata": metadata, "nbformat": 4}))
+        return path
 
     return write
 

@@ -5,7 +5,7 @@ import pytest
 
 import qkv
 from browser.edited import examples
-from qkv.layers import gradient as gradient_of_layers
+from qkv.layers import layer as gradient_of_layers
 from qkv.models import load
 from qkv.models.network import embedding
 from qkv.trace.activations import activation, short_name
