@@ -1,5 +1,5 @@
 // The replay: one head through training, a slider over the snapshots.
-// The payload is described at the top of page/replay.py.
+// The payload is described at the top of page/payload.py.
 
 import { LINES, raster } from "../base/colours.js";
 import { choice, roving, stretcher } from "../base/controls.js";
@@ -76,7 +76,7 @@ export const start = starting((box, payload, ui) => {
   const share = (x) => number(x < 0.005 ? 0 : x); // no powers of ten among weights
 
   /**
-   * The score of a head that rose most, as choose of analysis/training.py finds it.
+   * The score of a head that rose most, as choose of analysis/snapshots.py finds it.
    * @param {number} l
    * @param {number} h
    */
@@ -87,7 +87,7 @@ export const start = starting((box, payload, ui) => {
   }
 
   /**
-   * What became of a head, as in_words of analysis/training.py says it.
+   * What became of a head, as in_words of analysis/snapshots.py says it.
    * @param {number} l
    * @param {number} h
    */

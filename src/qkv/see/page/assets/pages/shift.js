@@ -1,5 +1,5 @@
 // The shift: words as arrows from their static vector to where a layer has taken them, in one plane.
-// The payload is described at the top of page/shift.py.
+// The payload is described at the top of page/payload.py.
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";

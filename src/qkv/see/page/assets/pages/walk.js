@@ -1,5 +1,5 @@
 // The walk: one head step by step, each with its numbers, and the sum behind any of them.
-// The payload is described at the top of page/walk.py, how a number is made in parts/sums.js.
+// The payload is described at the top of page/payload.py, how a number is made in parts/sums.js.
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -25,7 +25,7 @@ export const start = starting((box, payload, ui) => {
 
 /**
  * A walk of a payload, with its numbers unpacked as they are asked for.
- * @param {any} walk  WALK of page/walk.py
+ * @param {any} walk  WALK of page/payload.py
  * @returns {Flow}
  */
 function walkFlow(walk) {

@@ -1,6 +1,6 @@
 // A layer as data flows through it: a node for each step, and between them ribbons as wide as the vector of one token is
 // long there. On the left is the residual stream, which the parts of the layer add to. What a node computed is told in
-// steps.js; what a step is, at the top of page/walk.py.
+// steps.js; what a step is, at the top of page/payload.py.
 
 import { roving } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";

@@ -1,4 +1,4 @@
-// What one layer of a run did to its text, step by step: as page/walk.py writes it of a recorded walk, told here of a run.
+// What one layer of a run did to its text, step by step: as page/payload.py writes it of a recorded walk, told here of a run.
 // What a step says is a row of steps.json, which Python reads too; here rows are chosen and their placeholders filled.
 
 import { visible } from "../base/text.js";
@@ -46,7 +46,7 @@ const { rows: ROWS, phrases: PHRASES } = STEPS;
 const TRACED = { N: "ln1.normalized", N1: "ln1.normalized", N2: "ln2.normalized", Y: "normalized_resid_post" };
 
 /**
- * What is given, in the place of the placeholders of a row or of a part of it: fill of steps/rows.py.
+ * What is given, in the place of the placeholders of a row or of a part of it: fill of steps/step.py.
  * @param {any} text
  * @param {Record<string, any>} given
  * @returns {any}

@@ -7,7 +7,7 @@ import { cut, number, visible } from "../base/text.js";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * What page/shift.py has written: words as arrows, each before and at each stage.
+ * What page/payload.py has written: words as arrows, each before and at each stage.
  * @typedef {[number, number]} Point
  * @typedef {{name: string, points: Point[], moved: number[], held: number, cosine: number[]}} Stage
  * @typedef {{sentences: string[], tokens: string[], of: number[], before: Point[], explained: [number, number], stages: Stage[],

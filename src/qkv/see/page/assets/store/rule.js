@@ -1,4 +1,4 @@
-// Which head a text opens on: the rule of analysis/selection.py and analysis/removal.py, on the same numbers. At a gap it
+// Which head a text opens on: the rule of analysis/selection.py and analysis/interventions.py, on the same numbers. At a gap it
 // is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
 
 import { percent } from "../base/text.js";
