@@ -94,8 +94,10 @@ def as_given(array: Array, *inputs: Any) -> Any:
 
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
     """Return the distances of each row of `a` to each of `b`, (n, m)."""
-    rows = [distance(b - row) for row in a]  # one at a time: all differences would be (n, m, D)
-    return np.array(rows, a.dtype).reshape(len(a), len(b))
+    distances = np.empty((len(a), len(b)), a.dtype)
+    for number, row in enumerate(a):  # one at a time: all differences would be (n, m, D)
+        distances[number] = distance(b - row)
+    return distances
 
 
 def _manhattan(rows: Array) -> Array:
