@@ -30,7 +30,7 @@ from qkv.models.parameters import Parameters
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import fit, plain, swapped
 from qkv.models.run.inputs import check_tokenizer
-from qkv.models.run.layout import Layout, layout_of
+from qkv.models.run.layout import Layout
 from qkv.models.run.reader import TextReader
 from qkv.models.run.streams import parts
 from qkv.ops.packing import frozen
@@ -446,16 +446,9 @@ class Core:
             top_k: keep summaries of this many weights instead of all weights.
             stop: the layer before which the run ends; None for after the last.
         """
-        layout = layout_of(range(len(batch)) if texts is None else texts, batch)
-        record = edits.recorder(layout, keep)
-        rows, cu_lengths = self.reader.run(
-            self.network,
-            batch,
-            record=record,
-            masks=edits.masks(layout, max(map(len, batch), default=0)),
-            top_k=top_k,
-            stop=stop,
-        )
+        options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)
+        record = options.get("record")
+        rows, cu_lengths = self.reader.run(self.network, batch, top_k=top_k, stop=stop, **options)
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
     def _swapped(self, edits: Edits, batch: Sequence[Tokenized], first: int = 0) -> list[Tokenized]:
@@ -469,8 +462,8 @@ class Core:
             edits,
             batch=map(reader.with_names, batch),
             body=self.network,
-            pieces=reader.subwords if reader.knows_words else None,
-            read=None if self.tokenizer is None else reader.ids,
+            pieces=reader.known_subwords,
+            read=reader.known_ids,
             **others,
         )
 
@@ -478,9 +471,7 @@ class Core:
         """Return the edits of one text as JSON can hold them, after checking them."""
         [swapped_text] = self._swapped(edits, [text])
         self._fit(edits, [swapped_text])
-        reader = self.reader
-        subwords = reader.subwords if reader.knows_words else None
-        return plain(edits, swapped_text, self.network, subwords)
+        return plain(edits, swapped_text, self.network, self.reader.known_subwords)
 
     def _with_means(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,11 @@ class Picture(Tokenized):
     pixels: Array
 
 
+def are_several(images: Any) -> bool:
+    """Return whether these are several images, and not a single one."""
+    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+
+
 @dataclass(frozen=True)
 class ImageReader(TextReader):
     """Turn images into batches of patches.
@@ -75,9 +80,9 @@ class ImageReader(TextReader):
     design: VisionDesign = field(kw_only=True)
 
     @property
-    def knows_words(self) -> bool:
-        """Whether a word can be found among the tokens: the name of a patch can."""
-        return True
+    def known_subwords(self) -> Callable[[str], list[list[str]]]:
+        """`subwords`: the name of a patch can be found among the tokens."""
+        return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""
@@ -92,8 +97,7 @@ class ImageReader(TextReader):
 
     def prepare(self, images: Any) -> Array:
         """Return images as pixel values, see `VisionModel.pixels`."""
-        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-        images = images if several else [images]
+        images = images if are_several(images) else [images]
         for image in images:
             if isinstance(image, str | bytes | os.PathLike):
                 raise TypeError(
@@ -124,6 +128,10 @@ class ImageReader(TextReader):
         """Return the rows and columns of patches in images (..., H, W)."""
         high, wide = self.design.patch
         return images.shape[-2] // high, images.shape[-1] // wide
+
+    def length_of(self, images: Array) -> int:
+        """Return the number of tokens of each of these images (..., H, W)."""
+        return 1 + math.prod(self.grid_of(images))
 
     def check(self, images: Sequence[Array] | Array, call: str) -> None:
         """Raise a ValueError unless each image has the shape that the model takes."""
@@ -177,7 +185,7 @@ class ImageReader(TextReader):
         self, network: Transformer, images: Array, **options: Any
     ) -> tuple[Array, Array]:
         """Run pixel values (B, C, H, W), see `run`."""
-        size = math.prod(self.grid_of(images)) + 1
+        size = self.length_of(images)
         cu_lengths = np.arange(len(images) + 1) * size
         positions = np.tile(np.arange(size), len(images))
         return network(images, positions, cu_lengths, **options), cu_lengths
@@ -223,7 +231,6 @@ def encode_images(
             "of an image: take a token's, as model(pixel_values).last_hidden_state[:, 0]"
         )
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
-    several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
     _, batch = model.reader.read(images, "encode")
     edits = edits_of(edit, ablate, hide, call="encode")
     batch = model._swapped(edits, batch)
@@ -237,7 +244,7 @@ def encode_images(
             advance(len(own))
     joined = np.concatenate(vectors)
     joined = to_length_one(joined) if normalize_embeddings else joined
-    return joined if several else joined[0]
+    return joined if are_several(images) else joined[0]
 
 
 def call_images(
@@ -278,7 +285,7 @@ def call_images(
     edited = model._with_means(model._fit(edits, batch), batch)
     options = edited.packed(range(len(images)), batch)
     rows, _ = reader.run_images(model.network, images, **options)
-    seen = np.ones((len(images), math.prod(reader.grid_of(images)) + 1), bool)
+    seen = np.ones((len(images), reader.length_of(images)), bool)
     return output_of(model.network, rows, seen)
 
 

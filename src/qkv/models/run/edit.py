@@ -287,13 +287,21 @@ class EditedRun:
         masks = self.masks(layout, keys, first=seen, queries=count)
         return {"record": record, "masks": masks}
 
-    def packed(self, texts: Sequence[int], batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of a run of a batch end to end, whose texts have these numbers."""
-        if not self.asked:
+    def packed(
+        self,
+        texts: Sequence[int],
+        batch: Sequence[Sized],
+        wanted: Callable[[str], bool] | None = None,
+    ) -> dict[str, Any]:
+        """Return the options of a run of a batch end to end, whose texts have these numbers.
+
+        The record keeps the activations that are `wanted`.
+        """
+        if not self.asked and wanted is None:
             return {}
         layout = layout_of(texts, batch)
         masks = self.masks(layout, max(map(len, batch), default=0))
-        return {"record": self.recorder(layout), "masks": masks}
+        return {"record": self.recorder(layout, wanted), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
         """Return the options of `EncoderDecoder.begin` for these texts; none for another model."""

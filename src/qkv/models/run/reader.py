@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,9 +47,14 @@ class TextReader:
         return self.tokenizer.mask if self.fills_gaps and self.tokenizer is not None else None
 
     @property
-    def knows_words(self) -> bool:
-        """Whether a word can be found among the tokens."""
-        return self.tokenizer is not None
+    def known_subwords(self) -> Callable[[str], list[list[str]]] | None:
+        """`subwords`, or None if no word can be found among the tokens."""
+        return None if self.tokenizer is None else self.subwords
+
+    @property
+    def known_ids(self) -> Callable[[str, str], Array] | None:
+        """`ids`, or None if the model reads no text."""
+        return None if self.tokenizer is None else self.ids
 
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Return the tokenizer.

@@ -126,7 +126,7 @@ def encode(
     own = model_for(model, task, "encode")
     texts = [inputs] if isinstance(inputs, str) else inputs
     edits = edits_of(edit, ablate, hide, call="encode")
-    check(edits, own.network, own.reader.ids)
+    check(edits, own.network, own.reader.known_ids)
 
     def fit(batch: Sequence[Tokenized]) -> tuple[list[Tokenized], EditedRun]:
         swapped = own._swapped(edits, batch)

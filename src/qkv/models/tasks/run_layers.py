@@ -74,8 +74,8 @@ def run_layers(
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
     edits = edits_of(edit, call=_CALL)
-    read = None if model.tokenizer is None else model.reader.ids
-    edited = fit(edits, batch=[blank] * texts, body=body, pieces=None, read=read)
+    batch = [blank] * texts
+    edited = fit(edits, batch=batch, body=body, pieces=None, read=model.reader.known_ids)
     for record in edits.records:
         layer = record.fields.get("layer", begin)
         if record.op == "swap":

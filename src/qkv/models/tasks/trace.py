@@ -158,7 +158,7 @@ def trace_stream(
     kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
     edits = edits_of(edit, ablate, hide, call="trace_stream")
     _keeping(model, "trace_stream", _known_names(model, edits), **kept)
-    check(edits, model.network, model.reader.ids if model.tokenizer is not None else None)
+    check(edits, model.network, model.reader.known_ids)
     absent = {hide_value(record) for record in edits.records if record.source == "hide"}
     in_batches = batches(texts, batch_size)
 

@@ -175,7 +175,7 @@ def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
     """Where a word stands, as the model cuts it; without a model as its pieces spell it."""
     if model is None:
         return _spelled(trace, word)
-    cuts = (find_pieces(trace.tokens, cut) for cut in model.pieces(word))
+    cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
     return next(filter(None, cuts), [])
 
 
