@@ -11,9 +11,6 @@ from .one_model import STAND_IN, OneModel
 from .support import Visit
 
 Scheme = Literal["light", "dark"]
-# when the page, with all that its script draws at once, was first painted
-PAINTED = """addEventListener("DOMContentLoaded", () => requestAnimationFrame(() =>
-  requestAnimationFrame(() => { window.painted = performance.now(); })));"""
 
 
 class Pages:
@@ -22,8 +19,7 @@ class Pages:
     What a page would keep is set anew: its size, what it prefers, where the pointer is.
     """
 
-    def __init__(self, context: BrowserContext, script: str) -> None:
-        context.add_init_script(script)
+    def __init__(self, context: BrowserContext) -> None:
         self.context = context
         self._idle: list[Page] = []
 
@@ -52,7 +48,7 @@ class Openers:
         self._model.close()
 
     def _pages(self, scripts: bool = True) -> Pages:
-        return Pages(self._chromium.new_context(java_script_enabled=scripts), PAINTED)
+        return Pages(self._chromium.new_context(java_script_enabled=scripts))
 
     @contextmanager
     def visiting(self, folder: Path) -> Iterator[Visit]:

@@ -302,7 +302,7 @@ def test_a_client_that_hangs_up_frees_its_work(small: Served) -> None:
     begin = time.monotonic()
     many = [connect(small) for _ in range(20)]
     for connection in many:
-        connection.sendall(request(b"1", "/slow"))
+        connection.sendall(request(b"3", "/slow"))
     has_begun(small, 20)
     for connection in many:
         connection.close()
@@ -310,7 +310,7 @@ def test_a_client_that_hangs_up_frees_its_work(small: Served) -> None:
     with small.client() as client:
         while "qkv_waiting 0.0" not in client.get("/metrics").text:
             time.sleep(0.05)
-    assert time.monotonic() - begin < 15  # 20 s, if all were computed
+    assert time.monotonic() - begin < 50  # 60 s, if all were computed
 
 
 def test_a_failure_tells_the_client_nothing_and_the_log_one_line() -> None:
@@ -393,7 +393,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         ending = threading.Thread(target=twice)
         ending.start()
         with pytest.raises(httpx.HTTPError):
-            client.post("/slow", content=b"25").raise_for_status()
+            client.post("/slow", content=b"100").raise_for_status()
         ending.join(20)
         assert server.process.wait(10) >= 0
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 60
