@@ -1,4 +1,4 @@
-"""The command line: one file per verb, no arithmetic."""
+"""The command line: parses options, calls the library and prints; no arithmetic."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from importlib import import_module
 
 import click
 
-from qkv.cli.bench import bench
 from qkv.cli.check import check
 from qkv.cli.common import Program, debug_option
-from qkv.cli.compare import compare
 from qkv.cli.conform import conform
 from qkv.cli.encode import encode
+from qkv.cli.findings import publish, verify
 from qkv.cli.generate import generate
-from qkv.cli.guess import guess
-from qkv.cli.info import info
-from qkv.cli.play import play
-from qkv.cli.publish import publish
-from qkv.cli.replay import replay
+from qkv.cli.machine import bench, info
 from qkv.cli.serve import serve
-from qkv.cli.show import show
 from qkv.cli.train import train
-from qkv.cli.verify import verify
-from qkv.cli.walk import walk
+from qkv.cli.views import compare, guess, play, replay, show, walk
 
 
 @click.group("qkv", cls=Program, invoke_without_command=True)
@@ -44,8 +37,8 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for verb in (
+for command in (
     *(walk, show, compare, play, replay, guess),
     *(encode, generate, train, check, conform, publish, verify, serve, bench, info),
 ):
-    main.add_command(verb)
+    main.add_command(command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qkv.cli.common import FAILED, debug_option, json_option, print_json, tell, writable
+from qkv.cli.common import FAILED, json_option, print_json, tell, writable
 from qkv.visible import visible
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 )
 @click.option("--html", metavar="FILE", callback=writable(".html"), help="Write it as a page.")
 @json_option
-@debug_option
 @click.pass_context
 def check(
     context: click.Context,

@@ -1,4 +1,4 @@
-"""What every verb shares: options, errors on one line, exit codes."""
+"""What all commands share: options, errors on one line, exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED, BAD_REQUEST = 1, 2
 
 _DISK_FULL = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
-# What a user can put right in the command; anything else is a failure while running.
+# Errors that a user can correct in the command; any other is a failure while running.
 _REQUESTS = (
     ValueError,
     LookupError,
@@ -42,16 +42,16 @@ _REQUESTS = (
 
 
 class Program(click.Group):
-    """The group of all verbs: errors and warnings are one line on standard error."""
+    """The group of all commands: errors and warnings are one line on standard error."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run, and leave with 0 (done), 1 (a failure), 2 (a bad request) or 128 and a signal."""
+        """Run, and exit with 0 (done), 1 (a failure), 2 (a bad request) or 128 plus a signal."""
         extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
             return super().main(*args, **extra)
         _fill_closed_streams()
         try:
-            with answering(leave):  # half a file is taken away
+            with answering(leave):  # so that unfinished files are removed
                 code = super().main(*args, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
@@ -62,16 +62,16 @@ class Program(click.Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; what it raises is told, and becomes an exit code."""
+        """Run the command; print its error, which becomes an exit code."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")
             try:
                 result = super().invoke(ctx)
-                if sys.stdout is not None:  # it is where the shell closed it
+                if sys.stdout is not None:  # the shell may have closed it
                     sys.stdout.flush()
                 return result
-            except BrokenPipeError:  # whoever read us has seen enough
+            except BrokenPipeError:  # the reader of the output has stopped
                 _forget_stdout()
             except Interrupted as error:
                 leave(error.signal)
@@ -84,10 +84,14 @@ class Program(click.Group):
                 complain(path, _in_words(error).removeprefix(f"{path.split()[-1]}: "))
                 ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
 
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with the option `--debug`."""
+        super().add_command(debug_option(cmd), name)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb, or name those that are like it."""
+        """Find the command, or name those that are like it."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5) or names
@@ -98,9 +102,9 @@ class Program(click.Group):
 
 
 def _fill_closed_streams() -> None:
-    """Give what the shell closed (`2>&-`) to nobody, or the next file that is opened would be it.
+    """Open the streams that the shell closed (`2>&-`) on the null device.
 
-    What a library prints there would stand in that file.
+    Otherwise the next opened file would get their number, and what a library prints.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -112,7 +116,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # one dictionary for the program and its verb
+        context.meta[_DEBUG] = True  # the program and its command share this dictionary
 
 
 debug_option = click.option(
@@ -125,7 +129,7 @@ debug_option = click.option(
 
 
 def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A check that a file of one of these kinds can be written, before any work."""
+    """Make a check, before any work, that a file with one of these endings can be written."""
 
     def check(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
         if path is None:
@@ -144,7 +148,7 @@ def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def _named_model(names: str, default: str) -> Callable[..., Any]:
-    """An option for a model, with some names to give and the one that is taken without it."""
+    """Make `--model`, with examples of names and the default model in its help."""
     return click.option(
         "--model",
         metavar="NAME",
@@ -157,25 +161,26 @@ _HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 def _heads(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> list[tuple[int, int]]:
-    """LAYER.HEAD as pairs."""
-    found = [(one, _HEAD.fullmatch(one)) for one in given]
-    for one, match in found:
+    """Parse each LAYER.HEAD to a pair."""
+    heads: dict[tuple[int, int], None] = {}
+    for value in values:
+        match = _HEAD.fullmatch(value)
         if match is None:
-            raise click.BadParameter(f"{one}: write LAYER.HEAD, as 0.3")
-    heads = [(int(match[1]), int(match[2])) for _, match in found if match is not None]
-    return list(dict.fromkeys(heads))
+            raise click.BadParameter(f"{value}: write LAYER.HEAD, as 0.3")
+        heads[int(match[1]), int(match[2])] = None
+    return list(heads)
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """`--hide WORD`, with what it does as its help."""
-    about = f"{does} with WORD out of sight; may be given repeatedly."
+    """Make `--hide WORD`, with its effect as its help."""
+    about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """`--ablate LAYER.HEAD`, with what it does as its help."""
+    """Make `--ablate LAYER.HEAD`, with its effect as its help."""
     about = f"{does} without this head, as 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
@@ -184,17 +189,11 @@ def ablate_option(does: str) -> Callable[..., Any]:
 
 model_option = _named_model("books, books-decoder, minilm, random", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
-finding_model_option = click.option(
-    "--model",
-    metavar="NAME",
-    help="The model of the findings, where it does not come with qkv: a folder, or a name that was "
-    "downloaded before.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
 
 def console() -> Console:
-    """Standard output; a reader that goes away is a BrokenPipeError, as everywhere."""
+    """Standard output as a rich console; a closed pipe is a BrokenPipeError, as elsewhere."""
     from rich.console import Console
 
     from qkv.see.draw.screen import with_a_width
@@ -207,26 +206,25 @@ def console() -> Console:
 
 
 def print_json(data: Any) -> None:
-    """One line of JSON, with letters beyond ASCII where the stream takes them."""
+    """Print one line of JSON, with letters beyond ASCII if the stream takes them."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
     click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def say(message: str) -> None:
-    """A line about the work on standard error."""
-    context = click.get_current_context()
-    complain(context.command_path, message)
+    """Print a line about the work to standard error."""
+    complain(click.get_current_context().command_path, message)
 
 
 def complain(path: str, message: str) -> None:
-    """One line on standard error, whatever the message holds."""
-    with suppress(OSError):  # a terminal that was closed, a disk that is full
+    """Print a message to standard error, on one line and without control characters."""
+    with suppress(OSError):  # a closed terminal, a full disk
         click.echo(f"{path}: {visible(message.strip())}", err=True)
 
 
 def tell(line: str = "") -> None:
-    """A line, or several, on standard output, whatever they hold."""
+    """Print lines to standard output, without control characters."""
     click.echo(visible(line, "\n"))
 
 
@@ -236,7 +234,7 @@ def _path(context: click.Context) -> str:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        unnamed = "standard output: " if error.errno in _DISK_FULL else ""  # files have their name
+        unnamed = "standard output: " if error.errno in _DISK_FULL else ""  # files have names
         return (f"{error.filename}: " if error.filename else unnamed) + error.strerror
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
@@ -244,6 +242,6 @@ def _in_words(error: Exception) -> str:
 
 
 def _forget_stdout() -> None:
-    """Let nothing more be written to a pipe that is closed."""
+    """Send all further output to the null device, since the pipe is closed."""
     with suppress(OSError, ValueError):  # not a real file, as in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from qkv.cli.common import debug_option, json_option, model_option, print_json, say, writable
+from qkv.cli.common import json_option, model_option, print_json, say, writable
 from qkv.files import replacing
 from qkv.text.lines import Lines, lines_of, read_lines
 
@@ -57,7 +57,6 @@ _EMPTY = "{} is empty: write one text a line"
 )
 @model_option
 @json_option
-@debug_option
 @click.pass_context
 def encode(
     context: click.Context,

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import debug_option, json_option, print_json, writer_option
+from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
 # what steers a terminal; marks that join letters, or turn one word, belong to a text
@@ -39,7 +39,6 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
     "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given repeatedly."
 )
 @json_option
-@debug_option
 def generate(
     prompts: tuple[str, ...],
     model: str | None,

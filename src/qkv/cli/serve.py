@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qkv.cli.common import debug_option, model_option, say
+from qkv.cli.common import model_option, say
 
 
 @click.command()
@@ -28,7 +28,6 @@ from qkv.cli.common import debug_option, model_option, say
 )
 @click.option("--api-key-file", "key_file", metavar="F", help="A file with the key to ask for.")
 @click.option("--no-key", is_flag=True, help="Let anybody ask who reaches the address.")
-@debug_option
 def serve(
     model: str | None,
     host: str,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from qkv.cli.common import debug_option, json_option, print_json, say
+from qkv.cli.common import json_option, print_json, say
 
 
 @click.command()
@@ -37,7 +37,6 @@ from qkv.cli.common import debug_option, json_option, print_json, say
 )
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
 @json_option
-@debug_option
 def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     """A model of your own from text files: CORPUS is one or more of them, UTF-8.
 

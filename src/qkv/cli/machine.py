@@ -1,4 +1,4 @@
-"""`qkv info`: what runs here, and which models are found."""
+"""The commands about this machine: `qkv bench` (its speed) and `qkv info` (what it runs)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,49 @@ from importlib import import_module
 
 import click
 
-from qkv.cli.common import debug_option, json_option, print_json, tell
+from qkv.cli.common import console, json_option, print_json, tell
 from qkv.visible import visible
 
 NO_KERNEL = """\
-the native kernel was not built, so that NumPy computes: it wants a C++17 compiler (GCC 10 or newer,
+the native kernel was not built, so that NumPy computes: it needs a C++17 compiler (GCC 10 or newer,
 or clang) when qkv is installed from its source; QKV_NEED_KERNEL=1 pip install . shows what fails"""
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="Load this model and say what it is.")
 @json_option
-@debug_option
+def bench(as_json: bool) -> None:
+    """Time attention beside plain NumPy, and beside the peak of this machine.
+
+    Each result is verified against float64 before it is timed; the table has the largest errors.
+    Times are medians of at least nine, taken in turn.
+    """
+    from qkv.measure import ROUNDS, TASKS, machine, survey, table
+    from qkv.progress import progress
+
+    about = machine()
+    with progress("measuring", len(TASKS) * (ROUNDS + 1)) as advance:
+        results = survey(advance=advance)
+    if as_json:
+        print_json({"machine": about, "results": results})
+        return
+    from rich.table import Table
+
+    out = console()
+    out.print("{processor}, {cores} cores: {backend}, threads: {threads}".format(**about))
+    heading, *lines = table(results)
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for column, name in enumerate(heading):
+        grid.add_column(name, justify="right" if column else "left")
+    for line in lines:
+        grid.add_row(*line)
+    out.print(grid)
+
+
+@click.command()
+@click.option("--model", metavar="NAME", help="Load this model and describe it.")
+@json_option
 def info(model: str | None, as_json: bool) -> None:
-    """Version, backend, threads, and where models are looked for and found."""
+    """Version, backend, threads, the folders where models are looked for, and the models there."""
     import numpy as np
 
     from qkv.models import load, places
@@ -29,7 +58,6 @@ def info(model: str | None, as_json: bool) -> None:
     from qkv.ops.kernel import BACKENDS, backend, kernel
     from qkv.ops.threads import get_num_threads
 
-    found = places()
     about = {
         "version": import_module("qkv").__version__,
         "python": platform.python_version(),
@@ -53,7 +81,7 @@ def info(model: str | None, as_json: bool) -> None:
     if as_json:
         models = [
             {"name": name, "place": place, "folder": None if folder is None else str(folder)}
-            for name, place, folder in found
+            for name, place, folder in places()
         ]
         print_json({**about, "models": models})
         return
@@ -62,7 +90,7 @@ def info(model: str | None, as_json: bool) -> None:
     if kernel is None:
         click.echo(NO_KERNEL)
     click.echo("models")
-    for name, place, folder in found:
+    for name, place, folder in places():
         tell(visible(f"  {name}: {place}"))
         tell(visible(f"      {folder if folder is not None else 'nothing found'}"))
     click.echo("  random: made when asked for, for lessons")

@@ -1,0 +1,81 @@
+"""The commands for files of findings: `qkv publish` and `qkv verify`."""
+
+from __future__ import annotations
+
+import click
+
+from qkv.cli.common import FAILED, json_option, print_json, tell
+from qkv.cli.views import page_options, present
+from qkv.visible import visible
+
+_model_option = click.option(
+    "--model",
+    metavar="NAME",
+    help="The model of the findings, where it does not come with qkv: a folder, or a name that was "
+    "downloaded before.",
+)
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...", required=True)
+@page_options("qkv-findings.html")
+@_model_option
+def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | None) -> None:
+    """Write FILEs, findings (.json) and up to one article (.md), as one page with the model inside.
+
+    The page measures each finding again, says whether it holds, and lets its reader change
+    everything. It needs no network. A paragraph ![claim](finding.json) in the article places a
+    finding, relative to the folder of the article; findings that it does not place follow it.
+
+    \b
+        qkv publish glass.json -o glass.html
+        qkv publish article.md -o article.html
+    """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
+    from qkv.findings import Finding
+    from qkv.findings.measured import view_of
+
+    articles = [file for file in files if file.lower().endswith(".md")]
+    if len(articles) > 1:
+        raise ValueError(f"there are {len(articles)} articles, {', '.join(articles)}: give one")
+    findings = [Finding.load(file) for file in files if file not in articles]
+    article = articles[0] if articles else None
+    present(
+        lambda: view_of(findings, article=article, model=model),
+        {"html": output},
+        open_page=open_page,
+    )
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="FILE...", required=True)
+@_model_option
+@json_option
+@click.pass_context
+def verify(
+    context: click.Context, files: tuple[str, ...], model: str | None, as_json: bool
+) -> None:
+    """Measure the findings in FILEs (.json) again, and say which ones hold.
+
+    A finding holds if the model has the parameters of the finding, words keep their order, and
+    probabilities agree to 0.0001. Exit code 0: all hold; 1: one does not; 2: a bad request. Nothing
+    is downloaded.
+    """
+    from qkv.findings.measured import verify_files
+
+    verified = [(file, *pair) for file, pair in zip(files, verify_files(files, model), strict=True)]
+    if as_json:
+        print_json([
+            {
+                **{"file": file, "claim": finding.claim, "model": finding.model["name"]},
+                **result._asdict(),
+            }
+            for file, finding, result in verified
+        ])  # fmt: skip
+    else:
+        for file, finding, result in verified:
+            claim = visible(finding.claim or finding.text)
+            tell(f"{visible(file)}: {'holds' if result.holds else 'does not hold'}: {claim}")
+            for difference in result.differences:
+                tell(f"  {visible(difference)}")
+    if not all(result.holds for *_, check in verified):
+        context.exit(FAILED)

@@ -1,0 +1,302 @@
+"""The commands that draw a view (walk, show, compare, play, replay, guess) and what they share."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qkv.cli.common import (
+    ablate_option,
+    console,
+    hide_option,
+    json_option,
+    model_option,
+    print_json,
+    say,
+    writable,
+)
+from qkv.extras import need
+
+if TYPE_CHECKING:
+    from qkv.see import Stories, Story, View
+
+# The files that a view can be written to: kind, endings of the name, help of the option.
+_FILES = (
+    ("html", (".html", ".htm"), "Write the view as a page that needs nothing else."),
+    ("svg", (".svg",), "Draw it to an SVG file as well."),
+    ("png", (".png",), "Draw the picture to a PNG file as well."),
+)
+_KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
+
+_stretch_option = click.option(
+    "--stretch", is_flag=True, help="End scales at the largest weight shown, not at 1."
+)
+_open_option = click.option(
+    "--open",
+    "open_page",
+    is_flag=True,
+    help="Open the page in the browser; it is a temporary file unless you name one.",
+)
+_pieces_option = click.option(
+    "--pieces", is_flag=True, help="Show subwords as they are, not merged into words."
+)
+
+
+def _which(name: str, default: str) -> Callable[..., Any]:
+    """`--layer` or `--head`, with the one that is shown without it."""
+    return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
+
+
+def _view_command(make: Callable[..., View]) -> Any:
+    """Turn a function that makes a view into a command that presents it, with shared options."""
+
+    @functools.wraps(make)
+    def command(as_json: bool, open_page: bool, **options: Any) -> None:
+        files = {kind: options.pop(kind) for kind, *_ in _FILES}
+        present(lambda: make(**options), files, as_json=as_json, open_page=open_page)
+
+    shared = [
+        *(_which(name, "that stands out") for name in ("layer", "head")),
+        *(model_option, json_option, _stretch_option),
+        *(
+            click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
+            for kind, endings, text in _FILES
+        ),
+        _open_option,
+    ]
+    return functools.reduce(lambda made, option: option(made), reversed(shared), command)
+
+
+def page_options(default: str) -> Callable[..., Any]:
+    """`-o` and `--open` of a command that writes one page."""
+    output = click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        callback=writable(".html", ".htm"),
+        default=default,
+        help=f"Where to write the page. Default: {default}.",
+    )
+    opened = click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
+    return lambda command: output(opened(command))
+
+
+def present(
+    make: Callable[[], View],
+    files: Mapping[str, str | None],
+    *,
+    as_json: bool = False,
+    open_page: bool = False,
+) -> None:
+    """Make a view, write it to the files that were named by kind, open its page, and print it."""
+    if files.get("png") is not None:
+        need("matplotlib", "plot")  # before any work
+    view = make()
+    for kind, path in files.items():
+        if path is not None:
+            getattr(view, f"to_{kind}")(path)
+            say(f"wrote {path}")
+    if open_page:
+        _open_in_browser(view, files.get("html"))
+    if as_json:
+        print_json(view.to_dict())
+    else:
+        view.print(console())
+
+
+def _open_in_browser(view: View, path: str | None) -> None:
+    """Open a view's page in the browser; a page without a file gets a temporary file."""
+    import webbrowser
+
+    if path is None:
+        path = str(Path(tempfile.mkdtemp(prefix="qkv-"), "view.html"))
+        view.to_html(path)
+        say(f"wrote {path}")
+    if not webbrowser.open(Path(path).resolve().as_uri()):
+        say(f"no browser was found: open {path}")
+
+
+@click.command()
+@click.argument("text")
+@_view_command
+@click.option("--dim", type=click.IntRange(1), help="Random model: size of the vectors (8).")
+@click.option("--heads", type=click.IntRange(1), help="Random model: number of heads (2).")
+@click.option("--seed", type=click.IntRange(0), help="Random model: seed of its parameters (0).")
+@click.option("--causal", is_flag=True, help="Random model: no word sees those after it.")
+@click.option("--no-positions", is_flag=True, help="Random model: words without their positions.")
+def walk(text: str, model: str | None, **options: Any) -> View:
+    """Each step of one head over TEXT: its formula, its NumPy line, its real numbers.
+
+    From the head on through the layer, its norms and its MLP; then the model's head, to the
+    likeliest words at the first [MASK] of TEXT, or at the token of the head's strongest link.
+    """
+    from qkv import see
+    from qkv.models import random_model
+    from qkv.see.analysis.inputs import texts_of
+
+    names = ("dim", "heads", "seed", "causal", "no_positions")
+    values = {name: options.pop(name) for name in names}
+    random = {n: value for n, value in values.items() if value is not None and value is not False}
+    if not random:
+        return see.walk(text, model=model, **options)
+    if model != "random":
+        typed = ", ".join(f"--{name.replace('_', '-')}" for name in random)
+        raise click.UsageError(f"{typed} shapes the random model: add --model random")
+    positions = not random.pop("no_positions", False)
+    made = random_model(texts_of([text], "walk"), positions=positions, **random)
+    return see.walk(text, model=made, **options)
+
+
+@click.command()
+@click.argument("text")
+@click.option("--from", "query", metavar="WORD", help="Rank heads by the links of this word ...")
+@click.option("--to", "key", metavar="WORD", help="... or to this one; both: by this one link.")
+@_pieces_option
+@_view_command
+def show(text: str, **options: Any) -> View:
+    """One head's weights over TEXT, and how far attention moved each word."""
+    from qkv import see
+
+    return see.show(text, **options)
+
+
+@click.command()
+@click.argument("text_a")
+@click.argument("text_b")
+@click.option("--word", help="A word that both texts have. Default: the content word they share.")
+@_pieces_option
+@_view_command
+def compare(text_a: str, text_b: str, **options: Any) -> View:
+    """How alike a word is in TEXT_A and in TEXT_B, and what it looks at in each."""
+    from qkv import see
+
+    view: View = see.compare(text_a, text_b, **options)
+    return view
+
+
+@click.command()
+@click.argument("text", required=False)
+@page_options("qkv-play.html")
+@hide_option("Open the page")
+@ablate_option("Open the page")
+@model_option
+def play(text: str | None, output: str, open_page: bool, **options: Any) -> None:
+    """A page with a model inside, which computes TEXT, and the edits of its reader, in the page.
+
+    One file, which needs no network. Without --model both models that come with qkv are in it, in
+    at most 16 MB: one names missing words, the other writes on. Any encoder that names masked words
+    and most decoders can be given.
+    """
+    from qkv import see
+
+    present(lambda: see.play(text, **options), {"html": output}, open_page=open_page)
+
+
+@click.command()
+@click.argument("run", metavar="DIR")
+@click.argument("text")
+@_which("layer", "that learned most")
+@_which("head", "that learned most")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=writable(*_KINDS),
+    help="Write the view as well: a page (.html), or its picture (.png, .svg).",
+)
+@_stretch_option
+@json_option
+@_open_option
+def replay(
+    run: str, text: str, output: str | None, as_json: bool, open_page: bool, **options: Any
+) -> None:
+    """What a head looks at in TEXT, at each snapshot of the training run in DIR."""
+    from qkv import see
+
+    files = {} if output is None else {_KINDS[Path(output).suffix.lower()]: output}
+    present(lambda: see.replay(run, text, **options), files, as_json=as_json, open_page=open_page)
+
+
+@click.command()
+@click.argument("text", required=False)
+@click.option("--top", type=click.IntRange(1), default=5, help="How many words. Default: 5.")
+@hide_option("Guess once more")
+@ablate_option("Guess once more")
+@model_option
+@json_option
+@click.pass_context
+def guess(
+    context: click.Context,
+    text: str | None,
+    top: int,
+    hide: tuple[str, ...],
+    ablate: list[tuple[int, int]],
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """The likeliest words where TEXT has [MASK] or _, or, of a decoder, behind TEXT.
+
+    A gap is also "?" behind a blank and before more of TEXT: "The oak is a small ?."
+
+    With --hide or --ablate the model guesses a second time, without these words and heads, and the
+    words of both guesses stand side by side. Without TEXT: a sentence chosen because its guess
+    changes for a plain reason.
+    """
+    from qkv import see
+
+    question: str | Story
+    if text is not None:
+        question, others = text, ""
+    elif model or os.environ.get("QKV_MODEL") or hide or ablate:
+        raise click.UsageError(
+            "Missing argument 'TEXT': only books has sentences of its own, without --hide, "
+            "--ablate, --model and QKV_MODEL",
+            context,
+        )
+    else:
+        stories = see.stories()
+        question, others = stories.told[0], _other_stories(stories)
+
+    def view() -> View:
+        try:
+            hidden = tuple(dict.fromkeys(hide))
+            return see.guess(question, model=model, top_k=top, hide=hidden, ablate=ablate)
+        except ValueError as error:  # it names an argument; the user typed an option
+            message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
+            raise ValueError(message) from error
+
+    present(view, {}, as_json=as_json)
+    if others and not as_json:
+        click.echo(others)
+
+
+def _other_stories(stories: Stories) -> str:
+    """How the first sentence was chosen, and the commands that show the others."""
+    commands = [
+        " ".join(
+            [
+                f'  qkv guess "{story.sentence}"',
+                *(f"--hide {word}" for word in story.hide),
+                *(f"--ablate {layer}.{head}" for layer, head in story.ablate),
+            ]
+        )
+        for story in stories.told[1:]
+    ]
+    count = stories.searched
+    heads = [(story.sentence, *story.ablate[0]) for story in stories.told if story.ablate]
+    walks = [f'  qkv walk "{text}" --layer {layer} --head {head}' for text, layer, head in heads]
+    return "\n".join(
+        [
+            "",
+            f"Chosen, with the next ones, out of {count:,} sentences that were searched:",
+            *commands,
+            *(["", "Such a head step by step, and on to the word:"] if walks else []),
+            *walks[:1],
+        ]
+    )
