@@ -1,17 +1,23 @@
 """The tasks by their names, in the order of the course: a module each."""
 
 from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
-from qkv.marking.tasks.averages import RECURRENCE_TABLE, SCORE_NEEDED
-from qkv.marking.tasks.backward import GRADIENTS, SOFTMAX_BACK
 from qkv.marking.tasks.block import BLOCK
 from qkv.marking.tasks.cross import CROSS_ATTENTION, DECODER_BLOCK, WRITING_STEP
 from qkv.marking.tasks.decoder import DECODER
+from qkv.marking.tasks.exercises import (
+    CLOSENESS,
+    GRADIENTS,
+    NEIGHBOUR_SCORE,
+    RECURRENCE_TABLE,
+    ROTATION,
+    SCORE_NEEDED,
+    SOFTMAX_BACK,
+    TO_IDS,
+)
 from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
 from qkv.marking.tasks.mask import BATCHED_MASK, MASK
 from qkv.marking.tasks.positions import POSITIONS
-from qkv.marking.tasks.roles import CLOSENESS, NEIGHBOUR_SCORE
-from qkv.marking.tasks.rotation import ROTATION
 from qkv.marking.tasks.self_attention_class import SELF_ATTENTION_CLASS
 from qkv.marking.tasks.softmax import SOFTMAX
 from qkv.marking.tasks.stories import (
@@ -23,7 +29,6 @@ from qkv.marking.tasks.stories import (
 )
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.values import ADJECTIVES, CALM_QUERY, PROJECTIONS
-from qkv.marking.tasks.words import TO_IDS
 
 _IN_ORDER = (
     RECURRENCE_TABLE,

@@ -18,6 +18,7 @@ from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
 _DO = "do"
 
@@ -45,6 +46,14 @@ def slip(
     """A mistake, as the functions that make it in one way or another."""
     variants = [{_DO: one} for one in wrong]
     return mistake(key, says, shows, *variants, remedy=remedy, nudge=nudge, where=where)
+
+
+def slips(texts: Texts, wrong: Mapping[str, Sequence[Callable[..., Any]]]) -> list[Mistake]:
+    """Return mistakes by their names, each as the functions that make it in one way or another."""
+    return [
+        texts.mistake(name, *({_DO: function} for function in functions))
+        for name, functions in wrong.items()
+    ]
 
 
 def exercise(

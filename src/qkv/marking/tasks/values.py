@@ -14,7 +14,7 @@ from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.backward import gradients
+from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task
 
 # water, money, noun, adjective: what words of lessons 2 and 9 are made of; others are zeros

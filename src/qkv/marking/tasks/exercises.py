@@ -1,0 +1,428 @@
+"""The tasks that are one short function each: lessons 1, 2, 4, 7 and 9.
+
+Sources: Vaswani et al. 2017, section 3.5 (the rotation of sinusoidal positions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.draws import generator
+from qkv.marking.findings import Finding, told
+from qkv.marking.outcome import Outcome
+from qkv.marking.tasks.attention.steps import softmax
+from qkv.marking.tasks.exercise import exercise, slips
+from qkv.marking.tasks.texts import Texts
+
+_TEXTS = Texts(__name__)
+
+# lesson 1: a recurrence as a table of weights, and the score that a weight needs
+
+
+def _steps(length: int) -> Array:
+    positions = np.arange(length)
+    return np.asarray(positions - positions[:, None])
+
+
+def recurrence_table(length: int, keep: float) -> Array:
+    """Return the weights (length, length) of a state that keeps a part of itself at each word."""
+    steps = _steps(length)
+    return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
+
+
+def _rows_of_one(length: int, keep: float) -> Any:
+    table = recurrence_table(length, keep)
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def _from_first(length: int, keep: float) -> Array:
+    """Begin the state at the word that is read first, not at zero."""
+    table = recurrence_table(length, keep)
+    table[:, -1] /= 1 - keep
+    return table
+
+
+RECURRENCE_TABLE = exercise(
+    "recurrence-table",
+    recurrence_table,
+    lambda: [(2, 0.5), (4, 0.8), (7, int(generator(0).integers(12, 18)) / 20)],
+    *slips(
+        _TEXTS,
+        {
+            "table-other-way": [lambda n, keep: recurrence_table(n, keep).T],
+            "table-both-ways": [lambda n, keep: (1 - keep) * keep ** abs(_steps(n))],
+            "table-not-scaled": [lambda n, keep: recurrence_table(n, keep) / (1 - keep)],
+            "table-keep-for-take": [lambda n, keep: recurrence_table(n, 1 - keep)],
+            "table-off-by-one": [lambda n, keep: recurrence_table(n, keep) * keep],
+            "table-rows-of-one": [_rows_of_one, _from_first],
+        },
+    ),
+    signature="recurrence_table(length, keep) -> (length, length)",
+    asks="the weights of the loop state = keep * state + (1 - keep) * word, which begins at zero"
+    " and reads from the last word to the first: row i has what word i's state takes from each",
+    what="tables of 2, 4 and 7 words",
+    returns="return table  # (length, length)",
+)
+
+
+def score_needed(weight: float, others: float) -> Any:
+    """Return the score with which one word gets this weight among others of score 0."""
+    return np.log(others * weight / (1 - weight))
+
+
+SCORE_NEEDED = exercise(
+    "score-needed",
+    score_needed,
+    lambda: [(0.5, 3), (0.9, 1000), (int(generator(1).integers(1, 8)) / 16, 17)],
+    *slips(
+        _TEXTS,
+        {
+            "score-without-others": [lambda weight, n: np.log(weight / (1 - weight))],
+            "score-upside-down": [
+                lambda weight, n: np.log(n * (1 - weight) / weight),
+                lambda weight, n: -score_needed(weight, n),
+            ],
+            "score-other-logarithm": [
+                lambda weight, n: np.log10(n * weight / (1 - weight)),
+                lambda weight, n: np.log2(n * weight / (1 - weight)),
+            ],
+            "score-without-logarithm": [lambda weight, n: n * weight / (1 - weight)],
+            "score-without-rest": [
+                lambda weight, n: np.log(n * weight),
+                lambda weight, n: np.log(weight * (n + 1)),
+            ],
+        },
+    ),
+    signature="score_needed(weight, others) -> the score",
+    asks="the score s with e^s / (e^s + others) = weight",
+    what="weights among 3, 17 and 1000 others",
+    returns="return score",
+)
+
+# lesson 2: words to ids
+
+_UNKNOWN = "[UNK]"
+
+
+def _ids(words: Iterable[str], vocabulary: Mapping[str, int], unknown: int) -> list[int]:
+    return [vocabulary.get(word, unknown) for word in words]
+
+
+def to_ids(sentence: str, vocabulary: Mapping[str, int]) -> list[int]:
+    """Return the id of each word of a sentence; a word without an id gets that of [UNK]."""
+    return _ids(sentence.split(), vocabulary, vocabulary[_UNKNOWN])
+
+
+def _sentences() -> list[tuple[Any, ...]]:
+    words = ["the", "bank", "of", "river", "gave", "a", "loan"]
+    generator(0).shuffle(words)
+    words.insert(4, _UNKNOWN)  # neither the first nor the last
+    vocabulary = {word: number for number, word in enumerate(words)}
+    texts = ("bank", "the bank of the river", "the creek gave a bank to the the river")
+    return [(text, vocabulary) for text in texts]
+
+
+def _no_such_word(wrong: Outcome) -> Finding | None:
+    """Recognize a function that looks up a word without an id."""
+    if not isinstance(wrong.error, KeyError):
+        return None
+    return _TEXTS.finding("ids-unknown-raises", wrong, error=told(wrong))
+
+
+TO_IDS = exercise(
+    "ids",
+    to_ids,
+    _sentences,
+    *slips(
+        _TEXTS,
+        {
+            "ids-unknown-left-out": [lambda text, ids: [ids[w] for w in text.split() if w in ids]],
+            "ids-unknown-number": [
+                *(lambda text, ids, n=n: _ids(text.split(), ids, n) for n in (0, -1, 8)),
+                lambda text, ids: _ids(text.split(), ids, len(ids)),
+                lambda text, ids: _ids(text.split(), ids, len(ids) - 1),
+            ],
+            "ids-of-letters": [lambda text, ids: _ids(text, ids, ids[_UNKNOWN])],
+            "ids-once": [lambda text, ids: _ids(dict.fromkeys(text.split()), ids, ids[_UNKNOWN])],
+            "ids-sorted": [
+                lambda text, ids: sorted(to_ids(text, ids)),
+                lambda text, ids: to_ids(text, ids)[::-1],
+            ],
+        },
+    ),
+    signature="to_ids(sentence, vocabulary) -> a list of T numbers",
+    asks="the id of each word of the sentence, in order; a word that the vocabulary does not have"
+    " gets the id of [UNK]",
+    what="one word, words that stand twice, unknown words",
+    returns="return ids  # a list of T numbers",
+    otherwise=_no_such_word,
+)
+
+# lesson 4: the matrix that moves sinusoidal positions on
+
+_BASE = 10000.0
+_SIGNS = ([[1, -1], [1, 1]], [[1, 1], [-1, 1]], [[1, 1], [1, -1]], [[-1, 1], [1, 1]])
+
+
+def _turned(dim: int, angles: Array) -> Array:
+    """Return a matrix that turns each pair of columns by its angle."""
+    even = np.arange(0, dim, 2)
+    matrix = np.zeros((dim, dim))
+    matrix[even, even] = matrix[even + 1, even + 1] = np.cos(angles)
+    matrix[even + 1, even] = np.sin(angles)
+    matrix[even, even + 1] = -np.sin(angles)
+    return matrix
+
+
+def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
+    return np.asarray(steps * _BASE ** (sign * np.arange(0, dim, 2) / dim))
+
+
+def rotation(dim: int, steps: int) -> Array:
+    """Return the matrix (dim, dim) by which a row of positions moves on by some positions."""
+    return _turned(dim, _angles(dim, steps))
+
+
+def _halves(dim: int, steps: int) -> Array:
+    """Turn columns i and i + dim / 2 together."""
+    order = np.arange(dim).reshape(-1, 2).T.ravel()
+    return rotation(dim, steps)[np.ix_(order, order)]
+
+
+ROTATION = exercise(
+    "rotation",
+    rotation,
+    lambda: [(2, 1), (4, 1), (6, int(generator(0).integers(2, 6))), (8, -2)],
+    *slips(
+        _TEXTS,
+        {
+            "rotation-other-way": [lambda dim, steps: rotation(dim, -steps)],
+            "rotation-one-step": [lambda dim, steps: rotation(dim, 1)],
+            "rotation-one-speed": [
+                lambda dim, steps: _turned(dim, np.full(dim // 2, float(steps)))
+            ],
+            "rotation-exponent": [
+                lambda dim, steps, sign=sign: _turned(dim, _angles(dim, steps, sign))
+                for sign in (-2.0, -0.5, 1.0)
+            ],
+            "rotation-halves": [_halves],
+            "rotation-reflection": [
+                lambda dim, steps, signs=signs: (
+                    rotation(dim, steps) * np.tile(signs, (dim // 2,) * 2)
+                )
+                for signs in _SIGNS
+            ],
+        },
+    ),
+    signature="rotation(dim, steps) -> (dim, dim)",
+    asks="the matrix with which table[p] @ rotation(dim, steps) is table[p + steps], of sinusoidal"
+    " positions with a sine and its cosine side by side, dim even",
+    what="one pair and more, one step and more, forwards and back",
+    returns="return matrix  # (dim, dim)",
+)
+
+# lesson 7: how much a head looks at a neighbour, and what it does
+
+
+def neighbour_score(weights: Array, step: int) -> Any:
+    """Return the mean weight of a pattern (T, T) on the token some steps on."""
+    return np.diagonal(weights, step).mean()
+
+
+def _wrapped(weights: Array, step: int) -> Any:
+    return np.diagonal(np.roll(weights, -step, axis=1)).mean()
+
+
+def _patterns() -> list[tuple[Any, ...]]:
+    """Return rows of weights that sum to 1, no two of which are alike."""
+    cases: list[tuple[Any, ...]] = []
+    for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
+        weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)
+        cases.append((weights / weights.sum(axis=1, keepdims=True), step))
+    return cases
+
+
+NEIGHBOUR_SCORE = exercise(
+    "neighbour-score",
+    neighbour_score,
+    _patterns,
+    *slips(
+        _TEXTS,
+        {
+            "neighbour-other-side": [lambda weights, step: neighbour_score(weights, -step)],
+            "neighbour-all-tokens": [
+                lambda weights, step: np.diagonal(weights, step).sum() / len(weights),
+                lambda weights, step: np.diagonal(weights, step).sum() / (len(weights) - 1),
+            ],
+            "neighbour-wraps": [
+                _wrapped,
+                lambda weights, step: (_wrapped if step < 0 else neighbour_score)(weights, step),
+            ],
+            "neighbour-sum": [lambda weights, step: np.diagonal(weights, step).sum()],
+            "neighbour-itself": [lambda weights, step: np.diagonal(weights).mean()],
+            "neighbour-one-step": [
+                lambda weights, step: neighbour_score(weights, 1),
+                lambda weights, step: neighbour_score(weights, np.sign(step)),
+            ],
+            "neighbour-whole-rows": [lambda weights, step: weights.mean()],
+        },
+    ),
+    signature="neighbour_score(weights, step) -> one number",
+    asks="the mean weight that tokens give to the token `step` places on, of weights (T, T); tokens"
+    " without such a neighbour do not count",
+    what="one and two steps, forwards and back",
+    returns="return score",
+)
+
+# of the two bank that qkv's own encoder gives without these heads: their cosine; that with the
+# heads taken from the first text alone, and from the second; with layer and head exchanged; and
+# their product (a test measures them)
+_MEASURED = {
+    (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
+    ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
+    ((1, 3),): (0.4456, 0.4253, 0.4106, 0.3973, 82.1055),
+    ((2, 1), (3, 0)): (0.3878, 0.3483, 0.3858, 0.5521, 71.4075),
+}
+
+
+def _measured(column: int) -> Callable[..., Any]:
+    return lambda heads: _MEASURED[tuple(map(tuple, heads))][column]
+
+
+def closeness(heads: Any) -> Any:
+    """Return the cosine of the two bank without some heads."""
+    return _measured(0)(heads)
+
+
+CLOSENESS = exercise(
+    "closeness",
+    closeness,
+    lambda: [([*heads],) for heads in _MEASURED],
+    *slips(
+        _TEXTS,
+        {
+            "closeness-heads-ignored": [lambda heads: _MEASURED[()][0]],
+            "closeness-one-text": [_measured(1), _measured(2)],
+            "closeness-exchanged": [_measured(3)],
+            "closeness-product": [_measured(4)],
+            "closeness-distance": [lambda heads: 1 - closeness(heads)],
+        },
+    ),
+    signature="closeness(heads) -> one number",
+    asks="the cosine of bank in the lesson's two sentences, after the last layer of qkv's own"
+    " encoder, without these heads",
+    what="no head, one and two",
+    returns="return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads",
+    within=2e-3,
+    may_use=True,
+)
+
+# lesson 9: back through the softmax, and through a whole head
+
+
+def softmax_back(weights: Array, d_weights: Array) -> Array:
+    """Return the gradient of the scores, from the weights and their gradient (L, S)."""
+    out: Array = weights * (d_weights - (weights * d_weights).sum(axis=-1, keepdims=True))
+    return out
+
+
+def _weights() -> list[tuple[Any, ...]]:
+    cases: list[tuple[Any, ...]] = []
+    for number, shape in enumerate([(1, 2), (2, 3), (4, 4)]):
+        scores, up = generator(number).integers(-4, 5, (2, *shape)) / 2
+        cases.append((softmax(scores + np.arange(shape[1]) / 4), up + np.arange(shape[1]) / 2))
+    return cases
+
+
+SOFTMAX_BACK = exercise(
+    "softmax-back",
+    softmax_back,
+    _weights,
+    *slips(
+        _TEXTS,
+        {
+            "back-without-mean": [lambda a, g: a * g],
+            "back-plain-mean": [
+                lambda a, g: a * (g - g.mean(axis=-1, keepdims=True)),
+                lambda a, g: a * (g - (a * g).mean(axis=-1, keepdims=True)),
+            ],
+            "back-columns": [lambda a, g: a * (g - (a * g).sum(axis=0, keepdims=True))],
+            "back-whole-matrix": [lambda a, g: a * (g - (a * g).sum())],
+            "back-keepdims": [lambda a, g: a * (g - (a * g).sum(axis=-1))],
+            "back-without-weights": [lambda a, g: g - (a * g).sum(axis=-1, keepdims=True)],
+            "back-sign": [lambda a, g: -softmax_back(a, g)],
+            "back-squared": [lambda a, g: a * (1 - a) * g],
+        },
+    ),
+    signature="softmax_back(weights, d_weights) -> (L, S)",
+    asks="the gradient of the scores, given the weights that softmax made of them and the gradient"
+    " of these (L, S)",
+    what="one row and more",
+    returns="return weights * (...)  # (L, S)",
+)
+
+
+def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
+    """Return the gradients of a head's projections, from that of its context (T, d_v)."""
+    return _head(x, w_q, w_k, w_v, d_context)
+
+
+def _head(
+    *arrays: Array,
+    root: float = -0.5,
+    back: Callable[..., Array] = softmax_back,
+    transposed: bool = True,
+    values: bool = True,
+    changed: bool = False,
+) -> tuple[Array, Array, Array]:
+    """Return the same, with a step of the backward pass changed."""
+    x, w_q, w_k, w_v, d_context = arrays
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))
+    d_v = (weights.T if values else weights) @ d_context
+    d_scores = back(weights, d_context @ v.T) * q.shape[-1] ** root
+    d_q, d_k = d_scores @ k, (d_scores.T if transposed else d_scores) @ q
+    if changed:
+        d_q, d_k = d_k, d_q
+    return x.T @ d_q, x.T @ d_k, x.T @ d_v
+
+
+def _heads() -> list[tuple[Any, ...]]:
+    cases: list[tuple[Any, ...]] = []
+    for number, (tokens, width, d, d_v) in enumerate([(2, 2, 2, 2), (3, 4, 3, 2), (5, 3, 2, 4)]):
+        rng = generator(10 + number)
+        shapes = (tokens, width), (width, d), (width, d), (width, d_v), (tokens, d_v)
+        cases.append(tuple(rng.integers(-5, 6, shape) / 4 for shape in shapes))
+    return cases
+
+
+GRADIENTS = exercise(
+    "gradients",
+    gradients,
+    _heads,
+    *slips(
+        _TEXTS,
+        {
+            "gradients-no-root": [lambda *arrays: _head(*arrays, root=0.0)],
+            "gradients-root-twice": [lambda *arrays: _head(*arrays, root=-1.0)],
+            "gradients-times-root": [lambda *arrays: _head(*arrays, root=0.5)],
+            "gradients-keys-not-transposed": [lambda *arrays: _head(*arrays, transposed=False)],
+            "gradients-values-not-transposed": [lambda *arrays: _head(*arrays, values=False)],
+            "gradients-softmax-left-out": [lambda *arrays: _head(*arrays, back=lambda a, g: g)],
+            "gradients-softmax-without-mean": [
+                lambda *arrays: _head(*arrays, back=lambda a, g: a * g)
+            ],
+            "gradients-changed-places": [lambda *arrays: _head(*arrays, changed=True)],
+        },
+    ),
+    signature="gradients(x, w_q, w_k, w_v, d_context) -> (d_w_q, d_w_k, d_w_v)",
+    asks="the gradients of w_q, w_k (D, d) and w_v (D, d_v) of one head without a mask, given that"
+    " of its context (T, d_v)",
+    what="square projections and others",
+    returns="d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v",
+    parts=("d_w_q", "d_w_k", "d_w_v"),
+)

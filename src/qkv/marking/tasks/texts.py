@@ -1,0 +1,69 @@
+"""The texts of known mistakes: each module may have a TOML file of its own name beside it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+
+from qkv.marking.findings import Finding
+from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.outcome import Outcome
+
+
+class Texts:
+    """The texts of one module's mistakes.
+
+    A table of the TOML file is a mistake: it has fields of `Mistake`, such as `says`, and its name
+    is the key unless it has a field `key`. A table that contains tables is a group: its fields are
+    the defaults of the mistakes in it.
+
+    Args:
+        module: the module's `__name__`.
+
+    >>> Texts("qkv.marking.tasks.exercises").mistake("rotation-one-step").shows
+    'it is right for steps = 1'
+    """
+
+    def __init__(self, module: str) -> None:
+        package, _, name = module.rpartition(".")
+        tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
+        self._mistakes = dict(_mistakes(tables, {}))
+
+    def mistake(self, name: str, *variants: Steps, **values: object) -> Mistake:
+        """Return the mistake of a table.
+
+        Args:
+            name: the table's name.
+            variants: the steps that replace the right ones, one for each way to make the mistake.
+            values: replace placeholders in the texts, as `row` does in "the {row} row".
+        """
+        fields = {"key": name, **self._mistakes[name]}
+        if values:
+            texts = {field: text for field, text in fields.items() if isinstance(text, str)}
+            fields |= {field: text.format(**values) for field, text in texts.items()}
+        return Mistake(**fields, variants=variants)
+
+    def finding(
+        self,
+        name: str,
+        run: Outcome | None,
+        more: Mapping[str, Any] | None = None,
+        **values: object,
+    ) -> Finding:
+        """Return the mistake of a table as it shows in a run; `more` goes into the example."""
+        return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})
+
+
+def _mistakes(
+    tables: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the fields of each mistake in these tables."""
+    for name, table in tables.items():
+        inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+        fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
+        if inner:
+            yield from _mistakes(inner, fields)
+        else:
+            yield name, fields

@@ -1,0 +1,44 @@
+"""The texts of mistakes, which TOML files hold beside the modules of the tasks."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from qkv.marking import tasks
+from qkv.marking.tasks.texts import Texts
+
+FILES = sorted(Path(tasks.__file__).parent.rglob("*.toml"))
+
+
+def tables(table):
+    """Each table without tables in it, by its name."""
+    for name, inner in table.items():
+        if any(isinstance(value, dict) for value in inner.values()):
+            yield from tables({n: value for n, value in inner.items() if isinstance(value, dict)})
+        else:
+            yield name, inner
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_text_has_a_mistake_in_the_module_and_a_name_of_its_own(path):
+    names = [name for name, _ in tables(tomllib.loads(path.read_text("utf-8")))]
+    assert len(names) == len({*names})
+    code = path.with_suffix(".py").read_text("utf-8")
+    assert [name for name in names if f'"{name}"' not in code] == []
+
+
+def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypatch):
+    (tmp_path / "written.toml").write_text(
+        '[group]\nremedy = "all"\n'
+        '[group.one]\nsays = "the {row} row"\nshows = "a"\n'
+        '[group.two]\nkey = "other"\nsays = "b {c}"\nshows = "d"\nremedy = "own"\nalone = true\n'
+    )
+    monkeypatch.setattr("qkv.marking.tasks.texts.files", lambda package: tmp_path)
+    texts = Texts("package.written")
+    one, two = texts.mistake("one", {"a": min}, {"a": max}, row="last"), texts.mistake("two")
+    assert (one.key, one.says, one.remedy, one.alone) == ("one", "the last row", "all", False)
+    assert one.variants == ({"a": min}, {"a": max})
+    assert (two.key, two.says, two.remedy, two.alone) == ("other", "b {c}", "own", True)
+    with pytest.raises(KeyError, match="three"):
+        texts.mistake("three")
