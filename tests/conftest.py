@@ -70,7 +70,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     for name in BACKENDS[:1] if "best_backend_alone" in pyfuncitem.fixturenames else BACKENDS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("QKV_BACKEND", name)
-            patch.setattr(sys.modules["qkv.ops.threads"], "_threads", None)
+            patch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)
             try:
                 pyfuncitem.obj(**given | ({"backend": name} if "backend" in given else {}))
             except BaseException as error:
@@ -82,4 +82,4 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture(autouse=True)
 def _own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads as there are by default, whatever the test before has set."""
-    monkeypatch.setattr(sys.modules["qkv.ops.threads"], "_threads", None)
+    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "_threads", None)

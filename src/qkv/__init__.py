@@ -16,8 +16,7 @@ from qkv.attend import (
 from qkv.embed import TokenEmbedding, alibi_slopes, apply_rotary, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, SelfAttention, self_attention
 from qkv.marking import check
-from qkv.ops.kernel import backend
-from qkv.ops.threads import get_num_threads, set_num_threads
+from qkv.ops.kernel import backend, get_num_threads, set_num_threads
 from qkv.text import WordTokenizer
 from qkv.trace import Trace
 

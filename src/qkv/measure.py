@@ -16,8 +16,8 @@ import numpy as np
 
 from qkv.arrays import Array, float_type
 from qkv.attend import attention, trace_attention
-from qkv.ops.kernel import backend, body, kernel
-from qkv.ops.threads import get_num_threads, run_all
+from qkv.ops.kernel import backend, body, get_num_threads, kernel
+from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
 

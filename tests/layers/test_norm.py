@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.ops.threads import set_num_threads
+from qkv.ops.kernel import set_num_threads
 
 from .support import numbers
 

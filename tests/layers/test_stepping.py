@@ -15,9 +15,8 @@ from qkv.layers.stepping import steps_for
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.ops.kernel import body, kernel
+from qkv.ops.kernel import body, get_num_threads, kernel, set_num_threads
 from qkv.ops.packing import frozen
-from qkv.ops.threads import get_num_threads, set_num_threads
 
 if kernel is None:
     pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS, kernel
+from qkv.ops.kernel import BACKENDS, get_num_threads, kernel, set_num_threads
 from qkv.ops.linear import linear
-from qkv.ops.threads import get_num_threads, go_on, one_blas_thread, run_all, set_num_threads
+from qkv.ops.threads import go_on, one_blas_thread, run_all
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

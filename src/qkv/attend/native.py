@@ -8,9 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array, native
 from qkv.attend.call import Call, Packed
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import get_num_threads, kernel
 from qkv.ops.layout import bits, is_bfloat16
-from qkv.ops.threads import get_num_threads
 
 
 class Gradients(NamedTuple):

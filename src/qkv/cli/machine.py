@@ -55,8 +55,7 @@ def info(model: str | None, as_json: bool) -> None:
 
     from qkv.models import load, places
     from qkv.models.files.find import DEFAULT, WRITER
-    from qkv.ops.kernel import BACKENDS, backend, kernel
-    from qkv.ops.threads import get_num_threads
+    from qkv.ops.kernel import BACKENDS, backend, get_num_threads, kernel
 
     about = {
         "version": import_module("qkv").__version__,

@@ -25,7 +25,7 @@ from qkv.layers.layer import (
     shapes_of,
     upstream,
 )
-from qkv.ops.activation import activate, activation_grad, check_activation
+from qkv.ops.activation import activate, activation_grad, activation_named
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import unkept
 
@@ -103,7 +103,7 @@ class MLP(Feed):
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
         """Take parameters and activation once they fit."""
         call = type(self).__name__
-        check_activation(activation, call=call)
+        activation_named(activation, call=call)
         _check_sizes(parameters, call=call)
         self.parameters = parameters
         self.activation = activation

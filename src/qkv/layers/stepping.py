@@ -21,11 +21,10 @@ from qkv.layers.block import Block
 from qkv.layers.layer import quiet
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.ops.kernel import body
+from qkv.ops.kernel import body_and_threads
 from qkv.ops.layout import stays_bfloat16
 from qkv.ops.packing import is_frozen
 from qkv.ops.prepared import Prepared
-from qkv.ops.threads import get_num_threads
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]
@@ -72,7 +71,7 @@ def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
 ) -> Steps | None:
     """The same as these blocks; None where one of them needs what only the usual way has."""
-    here = body()
+    here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
     for block, given in zip(blocks, options, strict=True):
@@ -92,7 +91,7 @@ def steps_for(
         arrays = [part for part in made_of([block]) if isinstance(part, np.ndarray)]
         if not all(array.dtype == dtype and is_frozen(array) for array in arrays):
             return None
-    return Steps(blocks, options, Prepared(here, dtype, get_num_threads()))
+    return Steps(blocks, options, Prepared(here, dtype, threads))
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:

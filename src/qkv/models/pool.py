@@ -12,7 +12,7 @@ from qkv.models.loading import load
 from qkv.models.model import Model
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.sentence.encoder import EmptyText
-from qkv.ops.threads import get_num_threads, set_num_threads
+from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
 MOST = 5000  # the default limit of texts in a chunk, as in sentence-transformers

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import get_num_threads, kernel
 from qkv.ops.layout import CHUNK, body_for, contiguous, working
-from qkv.ops.threads import get_num_threads
 
 
 def activate(x: Array, name: str) -> Array:
@@ -21,19 +20,18 @@ def activate(x: Array, name: str) -> Array:
 
     `gelu` is `x / 2 * (1 + erf(x / sqrt(2)))` and `gelu_tanh` its approximation (Hendrycks and
     Gimpel 2016), `silu` is `x * sigmoid(x)`, `relu` is `max(x, 0)`. `gelu_bloom` is `gelu_tanh`
-    with `sqrt(2 / pi)` rounded to eight digits, which shows in float64 alone. `quick_gelu` is
+    with `sqrt(2 / pi)` rounded to eight digits, which matters only in float64. `quick_gelu` is
     `x * sigmoid(1.702 x)`, a rougher approximation of `gelu` by the same authors.
 
     >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
     array([0., 0., 2.])
     """
-    check_activation(name, call="activate")
-    here = body_for(x)
-    return activate_in_numpy(x, name) if here is None else _map(here, name, x, None)
+    code, here = activation_named(name, call="activate").code, body_for(x)
+    return activate_in_numpy(x, name) if here is None else _map(here, code, x, None)
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
-    """The same on every backend to the last bit."""
+    """Apply an activation with NumPy: every backend gives the same bits."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):
@@ -44,57 +42,50 @@ def activate_in_numpy(x: Array, name: str) -> Array:
 
 
 def activation_grad(x: Array, grad: Array, name: str) -> Array:
-    """`grad` times the derivative of the activation `name` at `x`, of the same shape.
+    """Multiply `grad` by the derivative of the activation `name` at `x`, of the same shape.
 
     >>> activation_grad(np.array([-1.0, 2.0]), np.array([5.0, 5.0]), "relu")
     array([0., 5.])
     """
-    check_activation(name, call="activation_grad")
+    activation = activation_named(name, call="activation_grad")
     x, grad = working(x, grad)
     if (here := body_for(x)) is not None:
-        return _map(here, name, x, grad)
+        return _map(here, activation.code, x, grad)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return ACTIVATIONS[name].gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
+        return activation.gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
 
-def check_activation(name: str, *, call: str) -> None:
-    """An error that lists the names there are unless `name` is one of them."""
+def activation_named(name: str, *, call: str) -> Activation:
+    """Return the activation `name`, or raise an error that lists the known names."""
     if name not in ACTIVATIONS:
         near = difflib.get_close_matches(str(name), ACTIVATIONS, n=1, cutoff=0.3)
         meant = f"did you mean {near[0]!r}? There are " if near else "choose "
         raise ValueError(
             f"{call}: there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}"
         )
+    return ACTIVATIONS[name]
 
 
-def activation_code(name: str, *, call: str) -> int:
-    """The number that the kernel knows an activation by; 0 is that of none."""
-    check_activation(name, call=call)
-    return ACTIVATIONS[name].code
-
-
-def _map(here: int, name: str, x: Array, grad: Array | None) -> Array:
-    """The activation of `x` in the kernel, or with `grad` its gradient."""
+def _map(here: int, code: int, x: Array, grad: Array | None) -> Array:
+    """Compute the activation of `x` in the kernel, or its gradient if `grad` is given."""
     x = contiguous(x)
     y, grad = np.empty_like(x), None if grad is None else contiguous(grad)
-    kernel.map(here, ACTIVATIONS[name].code, x, grad, y, get_num_threads())
+    kernel.map(here, code, x, grad, y, get_num_threads())
     return y
 
 
-# At BEYOND and -BEYOND each activation's derivative is that at infinity.
+# From here on each activation's derivative equals its limit at infinity.
 _BEYOND = 50.0
 
 
 def _gelu_grad(x: Array, grad: Array) -> Array:
     x = np.clip(x, -_BEYOND, _BEYOND)
     below = 0.5 * (1 + _erf(x * math.sqrt(0.5)))
-    y: Array = grad * (below + x * np.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi))
-    return y
+    return np.asarray(grad * (below + x * np.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi)))
 
 
 def _gelu_tanh(x: Array, factor: float = math.sqrt(2 / math.pi)) -> Array:
-    y: Array = 0.5 * x * (1 + np.tanh(factor * (x + 0.044715 * x * x * x)))
-    return y
+    return np.asarray(0.5 * x * (1 + np.tanh(factor * (x + 0.044715 * x * x * x))))
 
 
 def _gelu_tanh_grad(x: Array, grad: Array, factor: float = math.sqrt(2 / math.pi)) -> Array:
@@ -102,24 +93,21 @@ def _gelu_tanh_grad(x: Array, grad: Array, factor: float = math.sqrt(2 / math.pi
     square = x * x
     t = np.tanh(factor * x * (1 + 0.044715 * square))
     slope = factor * x * (1 + 3 * 0.044715 * square)
-    y: Array = grad * 0.5 * ((1 + t) + (1 - t * t) * slope)
-    return y
+    return np.asarray(grad * 0.5 * ((1 + t) + (1 - t * t) * slope))
 
 
 def _times_sigmoid(x: Array, rate: float = 1.0) -> Array:
-    y: Array = x / (1 + np.exp(-rate * x))
-    return y
+    return np.asarray(x / (1 + np.exp(-rate * x)))
 
 
 def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
     x = np.clip(x, -_BEYOND, _BEYOND)
     s = 1 / (1 + np.exp(-rate * x))
-    y: Array = grad * s * (1 + rate * x * (1 - s))
-    return y
+    return np.asarray(grad * s * (1 + rate * x * (1 - s)))
 
 
 class Activation(NamedTuple):
-    """An activation, its gradient from that of its result, and its code in native/problem.h."""
+    """An activation, the gradient of its input, and its code in native/problem.h."""
 
     function: Callable[[Array], Array]
     gradient: Callable[[Array, Array], Array]

@@ -7,9 +7,8 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import get_num_threads, kernel
 from qkv.ops.layout import CHUNK, body_for, contiguous, is_contiguous
-from qkv.ops.threads import get_num_threads
 
 
 def adamw(
@@ -25,19 +24,19 @@ def adamw(
     step: int,
     factor: float = 1.0,
 ) -> None:
-    """One step of AdamW, in place: `parameters`, `mean` and `square` are written to.
+    """Make one step of AdamW in place: change `parameters`, `mean` and `square`.
 
     Args:
         parameters: `(n,)` float32 or float64.
         gradient: `(n,)`.
         mean: `(n,)`, the running mean of gradients; zeros before the first step.
-        square: `(n,)`, that of their squares.
+        square: `(n,)`, the running mean of squared gradients.
         rate: the learning rate.
-        betas: how much of the two means stays at each step.
+        betas: the decay rates of the two means.
         eps: added to the root of the mean square.
-        decay: by how much of itself, times `rate`, each parameter shrinks: a number or `(n,)`.
+        decay: the weight decay, a number or `(n,)`; each step multiplies it by `rate`.
         step: counts from 1.
-        factor: what the gradient is multiplied by first.
+        factor: scales the gradient first.
 
     Source:
         Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
@@ -74,7 +73,7 @@ def adamw(
 
 
 def gradient_norm(x: Array) -> float:
-    """The root of the sum of all squares, summed in float64.
+    """Return the root of the sum of all squares, summed in float64.
 
     >>> gradient_norm(np.array([3.0, 4.0], np.float32))
     5.0

@@ -1,8 +1,13 @@
-"""The only door to the native kernel: whether it is here, and which of its bodies computes."""
+"""The native kernel: whether it is installed, which body computes, and on how many threads."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qkv.arrays import whole_number
 
 try:
     from qkv import _kernel
@@ -13,29 +18,80 @@ BODIES = (
     {} if kernel is None else {f"native-{name}": i for i, (name, _) in enumerate(kernel.bodies())}
 )
 BACKENDS = (*BODIES, "numpy")  # those that this machine can run, the best first
+MOST_THREADS = 1024  # native/arguments.h
+_threads: int | None = None
+_here = threading.local()  # whether a thread computes alone
 
 
 def backend() -> str:
-    """The name of what computes here: the best body of the native kernel, or `"numpy"`.
+    """Return the name of the backend: the best body of the native kernel, or `"numpy"`.
 
-    `"native-avx512"`, `"native-avx2"` and `"native-portable"` are the kernel's bodies; which there
-    are depends on the machine and the compiler. float64, and attention of a head size above 256,
-    is computed by NumPy in any case. The environment variable `QKV_BACKEND` picks one; a ValueError
-    names those there are when it asks for one that is not here.
+    The kernel's bodies are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine
+    and the compiler decide which of them exist. NumPy always computes float64, and attention with a
+    head size above 256. The environment variable `QKV_BACKEND` selects a backend; a ValueError
+    lists the available backends if the selected one is not among them.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True
     """
-    wanted = os.environ.get("QKV_BACKEND", "")
-    if not wanted:
+    name = os.environ.get("QKV_BACKEND", "")
+    if not name:
         return BACKENDS[0]
-    if wanted not in BACKENDS:
-        raise ValueError(
-            f"QKV_BACKEND={wanted} is not available here: choose {', '.join(BACKENDS)}"
-        )
-    return wanted
+    if name not in BACKENDS:
+        raise ValueError(f"QKV_BACKEND={name} is not available here: choose {', '.join(BACKENDS)}")
+    return name
 
 
 def body() -> int | None:
-    """The kernel's body that computes here, for the first argument of its functions; or None."""
+    """Return the kernel's body that computes, the first argument of its functions; or None."""
     return BODIES.get(backend())
+
+
+def body_and_threads() -> tuple[int | None, int]:
+    """Return `body()` and `get_num_threads()`: every call of the kernel needs both."""
+    return BODIES.get(backend()), get_num_threads()
+
+
+def get_num_threads() -> int:
+    """Return how many threads may compute: `set_num_threads`, `QKV_NUM_THREADS` or the cores.
+
+    The cores are those that this process may use. Attention and linear layers give the same bits
+    with any number of threads.
+    """
+    if getattr(_here, "alone", False):
+        return 1
+    if _threads is not None:
+        return _threads
+    text = os.environ.get("QKV_NUM_THREADS", "")
+    if not text:
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        return min(len(cores) or os.cpu_count() or 1, MOST_THREADS)
+    if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MOST_THREADS):
+        raise ValueError(
+            f"QKV_NUM_THREADS={text:.40} is not a number of threads: write 1 to {MOST_THREADS}"
+        )
+    return int(text)
+
+
+def set_num_threads(n: int) -> None:
+    """Let attention and linear layers use `n` threads (1 to 1024) in this process.
+
+    >>> set_num_threads(2)
+    >>> get_num_threads()
+    2
+    """
+    global _threads
+    _threads = whole_number(n, call="set_num_threads", name="n", least=1, most=MOST_THREADS)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute only on the calling thread, whatever number of threads is set.
+
+    Tasks of a scheduler need this: the scheduler already runs one task per core.
+    """
+    before, _here.alone = getattr(_here, "alone", False), True
+    try:
+        yield
+    finally:
+        _here.alone = before

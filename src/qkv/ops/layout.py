@@ -1,4 +1,4 @@
-"""Arrays as the kernel reads them, and the float types that work is done in."""
+"""Arrays as the kernel reads them, and the float types of computation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.ops.kernel import body, kernel
-from qkv.ops.threads import get_num_threads
+from qkv.ops.kernel import body, get_num_threads, kernel
 
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # numbers at a time, so that what lies between two steps stays in the cache
+CHUNK = 1 << 14  # numbers at a time, so that intermediate results stay in the cache
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of `dtype`, half precision, go from one operation to the next as they are.
+    """Return whether operations pass numbers of `dtype`, half precision, to each other unchanged.
 
     The kernel multiplies bfloat16 as it is, with sums in float32. NumPy widens all half precision.
     """
@@ -24,9 +23,9 @@ def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
 
 
 def narrowed(x: Array, weight: Array) -> Array:
-    """`x` as a product with `weight` takes it: rounded to bfloat16 where both stay half precision.
+    """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies it as it is.
 
-    Without it, the product of float32 with bfloat16 is one of float32.
+    Otherwise the product of float32 with bfloat16 would be computed in float32.
     """
     here, kind = body(), weight.dtype
     if here is None or not stays_bfloat16(kind) or x.dtype == kind:
@@ -39,19 +38,19 @@ def narrowed(x: Array, weight: Array) -> Array:
 
 
 def working(*arrays: Array) -> tuple[Array, ...]:
-    """All in the one type that they are computed in: float32 or float64."""
+    """Convert all arrays to the one type that computes them: float32 or float64."""
     kind = compute_type(np.result_type(*arrays))
     return tuple(array.astype(kind, copy=False) for array in arrays)
 
 
 def body_for(*arrays: Array) -> int | None:
-    """The kernel's body where it computes these: all are float32."""
+    """Return the kernel's body if it computes these arrays (all float32); else None."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
     return body() if plain else None
 
 
 def as_rows(array: Array, count: int, size: int, kind: np.dtype[Any] = FLOAT32) -> Array:
-    """`(..., size)` as `(count, size)` of `kind`, each row contiguous."""
+    """Reshape `(..., size)` to `(count, size)` of `kind`, each row contiguous."""
     array = array.astype(kind, copy=False).reshape(count, size)
     if array.strides[1] != array.itemsize or not array.flags.aligned:
         array = contiguous(array)
@@ -59,27 +58,27 @@ def as_rows(array: Array, count: int, size: int, kind: np.dtype[Any] = FLOAT32) 
 
 
 def contiguous(array: Array) -> Array:
-    """The array where it is contiguous and aligned, else a copy that is."""
+    """Return the array if it is contiguous and aligned, else a copy that is."""
     return np.require(array, None, ["C", "A"])
 
 
 def is_contiguous(array: Array) -> bool:
-    """Whether it is contiguous and aligned."""
+    """Return whether the array is contiguous and aligned."""
     return array.flags.c_contiguous and array.flags.aligned
 
 
 def bits(array: Array) -> Array:
-    """An array as the kernel takes it: bfloat16 by its bits."""
+    """View a bfloat16 array by its bits, as the kernel takes it; return others unchanged."""
     return array.view(np.uint16) if is_bfloat16(array.dtype) else array
 
 
 @functools.cache
 def bits_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that the kernel knows numbers of `dtype` by."""
+    """Return the type by which the kernel knows numbers of `dtype`."""
     return np.dtype(np.uint16) if is_bfloat16(dtype) else dtype
 
 
 @functools.cache
 def is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Whether it is bfloat16, in any byte order."""
+    """Return whether `dtype` is bfloat16, in any byte order."""
     return dtype.name == "bfloat16"

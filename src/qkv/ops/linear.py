@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, is_float, native
-from qkv.ops.activation import activate_in_numpy, activation_code
-from qkv.ops.kernel import body, kernel
+from qkv.ops.activation import activate_in_numpy, activation_named
+from qkv.ops.kernel import body_and_threads, get_num_threads, kernel
 from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, working
 from qkv.ops.packing import packed, packed_once
-from qkv.ops.threads import get_num_threads, run_all
+from qkv.ops.threads import run_all
 
 _narrow: ContextVar[np.dtype[Any] | None] = ContextVar("_narrow", default=None)
 
 
 @contextmanager
 def products_in_bfloat16() -> Iterator[None]:
-    """Within it, factors of float32 are rounded to bfloat16 where the kernel multiplies.
+    """Round factors of float32 to bfloat16 inside the `with` block where the kernel multiplies.
 
-    That is in `linear`, and in `linear_grad` for the gradient of `x`; sums and results stay
-    float32. Without a kernel nothing changes.
+    The kernel does so in `linear`, and in `linear_grad` for the gradient of `x`; sums and results
+    stay float32. Without a kernel nothing changes.
 
     Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
@@ -51,34 +51,34 @@ def linear(
     residual: Array | None = None,
     wide: bool = False,
 ) -> Array:
-    """`activation(x @ weight + bias) * gate + residual`: every linear layer goes through here.
+    """Compute `activation(x @ weight + bias) * gate + residual`, for every linear layer.
 
-    The kernel lays weights out anew before it multiplies by them. A frozen weight (one that nothing
-    can be written to, see `is_frozen`) is laid out once, and kept so for as long as it lives.
+    The kernel packs weights before it multiplies by them. It packs a frozen weight (read-only, see
+    `is_frozen`) once, and keeps the packed copy for the weight's lifetime.
 
     Args:
         x: `(..., in)`.
         weight: `(in, out)`, in any strides.
         bias: `(out,)`.
         activation: a name that `activate` knows.
-        gate: `(..., out)`, multiplies what the activation gave.
+        gate: `(..., out)`, multiplies the result of the activation.
         residual: `(..., out)`, added last.
-        wide: whether sums of half precision stay float32.
+        wide: whether results of half precision stay float32.
 
     Returns:
         `(..., out)` of the type that `x` and `weight` promote to. Half precision is summed in
-        float32 and rounded once, or left so.
+        float32, and rounded once unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
     """
-    code = 0 if activation is None else activation_code(activation, call="linear")
-    here, kind = body(), _product_type(x.dtype, weight.dtype)
-    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy has an error for it
+    code = 0 if activation is None else activation_named(activation, call="linear").code
+    (here, threads), kind = body_and_threads(), _product_type(x.dtype, weight.dtype)
+    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy raises the error
     if here is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
-        threads, result = get_num_threads(), FLOAT32 if wide else kind
+        result = FLOAT32 if wide else kind
         if kind == FLOAT32:
             kind = _narrow.get() or kind
         y = np.empty((rows, width), bits_type(result))
@@ -105,7 +105,7 @@ def linear(
 
 
 def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array | None:
-    """A gate or a residual, which broadcasts to the result's shape, as rows for the kernel."""
+    """Broadcast a gate or a residual to the result's shape, as rows for the kernel."""
     if x is None:
         return None
     whole = x if x.shape == shape else np.broadcast_to(x, shape)
@@ -114,7 +114,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]
 
 @functools.cache
 def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
-    """The float type that a product of these two has; None for others, which NumPy knows best."""
+    """Return the float type of a product of these types; None where NumPy decides."""
     if not (is_float(x) and is_float(weight)):
         return None
     try:
@@ -126,21 +126,21 @@ def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | No
 def linear_grad(
     x: Array, weight: Array, grad: Array, *, bias: bool
 ) -> tuple[Array, Array, Array | None]:
-    """The gradients of `x @ weight + bias`.
+    """Compute the gradients of `x @ weight + bias`.
 
     Args:
         x: `(..., in)`.
         weight: `(in, out)`, in any strides.
         grad: `(..., out)`, the gradient of the result.
-        bias: whether there is one.
+        bias: whether the layer has a bias.
 
     Returns:
         The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
-        That of a transposed weight is transposed too: it lies in memory as the weight does.
+        The gradient of a transposed weight is transposed too, with the weight's memory layout.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
-    >>> for found in linear_grad(x, weight, grad, bias=True):
-    ...     print(found.tolist())
+    >>> for gradient in linear_grad(x, weight, grad, bias=True):
+    ...     print(gradient.tolist())
     [[30.0, 40.0]]
     [[10.0], [20.0]]
     [10.0]
@@ -168,7 +168,7 @@ def linear_grad(
 
 
 def input_grad(weight: Array, grad: Array) -> Array:
-    """The gradient of `x` `(..., in)` for the result `x @ weight`, from its own `(..., out)`.
+    """Compute the gradient of `x` `(..., in)` from that of `x @ weight` `(..., out)`.
 
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]
@@ -180,20 +180,20 @@ def input_grad(weight: Array, grad: Array) -> Array:
         return multiply(grad, weight.T)
     count, threads = grad.size // width, get_num_threads()
     kind = _narrow.get() or FLOAT32
-    found = np.empty((count, depth), grad.dtype)
+    grad_x = np.empty((count, depth), grad.dtype)
     rows = as_rows(grad.reshape(count, width), count, width, kind)
     weights = packed_once(weight.T, here, kind, threads)
-    kernel.linear(here, rows, weights, None, 0, None, None, found, threads)
-    return found.reshape(*grad.shape[:-1], depth)
+    kernel.linear(here, rows, weights, None, 0, None, None, grad_x, threads)
+    return grad_x.reshape(*grad.shape[:-1], depth)
 
 
 def multiply(left: Array, right: Array) -> Array:
-    """`left (..., in) @ right (in, out)` of floats by NumPy, cut into pieces by shapes alone.
+    """Multiply floats `left (..., in) @ right (in, out)` by NumPy, in pieces cut by shapes alone.
 
-    The same bits on any number of threads, whatever else the process does.
+    The result has the same bits on any number of threads.
     """
     if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
-        return np.asarray(left @ right)  # NumPy has an error for it
+        return np.asarray(left @ right)  # NumPy raises the error
     depth, columns = right.shape
     flat = left.reshape(-1, depth) if left.size else np.empty((0, depth), left.dtype)
     rows = math.prod(left.shape[:-1])
@@ -209,8 +209,8 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """How large the pieces of a product are: enough to share, each worth a thread's while."""
-    work = (rows + 8) * columns * depth  # reading `right` takes as long as to multiply a few rows
+    """Return the size of a product's pieces: enough pieces to share, each large enough to pay."""
+    work = (rows + 8) * columns * depth  # reading `right` takes as long as multiplying a few rows
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)
     while high * wide * pieces > rows * columns and max(high, wide) > 128:

@@ -7,23 +7,22 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import get_num_threads, kernel
 from qkv.ops.layout import as_rows, body_for, contiguous, working
-from qkv.ops.threads import get_num_threads
 
 
 def cross_entropy(
     logits: Array, targets: Array, weights: Array | None = None
 ) -> tuple[Array, Array]:
-    """What each row of `logits` loses by not being sure of its target, and the gradient of that.
+    """Compute the cross entropy of each row of `logits`, and its gradient.
 
     Args:
         logits: `(N, V)`.
         targets: `(N,)` integers, each at least 0 and below V.
-        weights: `(N,)` factors of the losses, and of the gradients with them.
+        weights: `(N,)` factors of the losses and of their gradients.
 
     Returns:
-        The losses `(N,)`, `-log(softmax(logits)[target])`, and `(N, V)` the gradient of each row's.
+        The losses `(N,)`, `-log(softmax(logits)[target])`, and `(N, V)` the gradient of each loss.
 
     >>> losses, grad = cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]))
     >>> losses, grad

@@ -7,50 +7,41 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import body, kernel
-from qkv.ops.layout import (
-    FLOAT32,
-    as_rows,
-    bits_type,
-    body_for,
-    contiguous,
-    stays_bfloat16,
-    working,
-)
-from qkv.ops.threads import get_num_threads
+from qkv.ops.kernel import body_and_threads, get_num_threads, kernel
+from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, contiguous, working
 
 
 def normalize(
     x: Array, weight: Array, bias: Array | None, *, eps: float, centred: bool
 ) -> tuple[Array, Array]:
-    """LayerNorm (`centred`) or RMSNorm.
+    """Compute LayerNorm (`centred`) or RMSNorm.
 
     Args:
-        x: (..., D), float32, float64, or bfloat16 where that stays as it is (`stays_bfloat16`).
+        x: (..., D), float32, float64, or bfloat16 where `stays_bfloat16`.
         weight: (D,) of any float type.
         bias: (D,) of any float type.
         eps: added to the mean square.
-        centred: whether the mean is taken from each vector first.
+        centred: whether the mean of each vector is subtracted first.
 
     Returns:
-        The normalised vectors times `weight`, plus `bias`, and what was divided by, (..., 1).
+        The normalised vectors times `weight`, plus `bias`; and the divisors (..., 1).
 
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
     """
-    here, kind = body(), x.dtype
+    (here, threads), kind = body_and_threads(), x.dtype
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    if here is not None and (kind == FLOAT32 or stays_bfloat16(kind)) and size:
+    if here is not None and kind != np.float64 and size:
         y, scale = np.empty((rows, size), bits_type(kind)), np.empty(rows, np.float32)
         if bias is not None:
             bias = np.require(bias, FLOAT32, ["C", "A"])
         weight = np.require(weight, FLOAT32, ["C", "A"])
         x, shape = as_rows(x, rows, size, kind), x.shape
-        kernel.norm(here, x, weight, bias, eps, centred, y, scale, get_num_threads())
+        kernel.norm(here, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
-        # The variance is that of what is centred: the mean of the squares less the square of
-        # the mean would lose every digit where the mean is large.
+        # The mean of the squares less the square of the mean would lose every digit where the mean
+        # is large, so the variance is computed from centred numbers.
         x = x - x.mean(-1, keepdims=True)
     scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + kind.type(eps))  # (..., 1)
     y = x / scale
@@ -63,15 +54,15 @@ def normalize(
 def norm_grad(
     x: Array, weight: Array, scale: Array, grad: Array, *, centred: bool, bias: bool
 ) -> tuple[Array, Array, Array | None]:
-    """The gradients of LayerNorm (`centred`) or RMSNorm.
+    """Compute the gradients of LayerNorm (`centred`) or RMSNorm.
 
     Args:
-        x: `(..., D)`, what was normalised.
-        weight: `(D,)`, as it was multiplied by.
-        scale: `(..., 1)`, what the forward pass divided by.
+        x: `(..., D)`, the input of the norm.
+        weight: `(D,)`.
+        scale: `(..., 1)`, the divisors of the forward pass.
         grad: `(..., D)`, the gradient of the result.
-        centred: whether the mean was taken from each vector first.
-        bias: whether there is one.
+        centred: whether the mean of each vector was subtracted first.
+        bias: whether the norm has a bias.
 
     Returns:
         The gradients of `x` `(..., D)`, of `weight` `(D,)` and of the bias `(D,)` or None.

@@ -1,10 +1,11 @@
-"""Weights as the kernel multiplies by them: packed once where they are frozen, and kept."""
+"""Weights packed for the kernel's products; the packed copies of frozen weights are kept."""
 
 from __future__ import annotations
 
 import mmap
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = 
 
 
 def is_frozen(array: Array) -> bool:
-    """Whether nothing can be written to `array`, not through an array that it is a view of either.
+    """Return whether nothing can write to `array`, nor to an array that it is a view of.
 
     >>> weight = np.ones((2, 3))
     >>> view = weight.T
@@ -40,10 +41,10 @@ def is_frozen(array: Array) -> bool:
 
 
 def frozen(array: Array) -> Array:
-    """`array` where it stands, from now on so that nothing can be written to it.
+    """Make `array` read-only in place, and return a view of it.
 
-    What comes back is a view, and NumPy lets no view of a frozen array be made writeable. Those
-    that `array` is a view of are frozen too, so they must not be the user's.
+    NumPy lets no view of a frozen array be made writeable. The arrays that `array` is a view of are
+    frozen too, so they must not belong to the user.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -53,7 +54,7 @@ def frozen(array: Array) -> Array:
 
 
 def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
-    """The weight as the kernel multiplies by it."""
+    """Return the weight packed for products: the kept copy of a frozen weight, else a new one."""
     key = (id(weight), here, kind)
     if not is_frozen(weight):
         _forget(key)  # it was thawed
@@ -66,18 +67,20 @@ def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array
 def packed_together(
     weights: Sequence[Array], here: int, kind: np.dtype[Any], threads: int
 ) -> Array:
-    """Frozen weights packed side by side, each kept for as long as it lives."""
+    """Pack frozen weights side by side, and keep each packed copy for its weight's lifetime."""
     sizes = [packed_size(weight.shape, here, kind) for weight in weights]
     memory, end = _lasting_memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
-        part, end = memory[end : end + size], end + size
+        part, end, key = memory[end : end + size], end + size, (id(weight), here, kind)
         _pack_into(part, weight, here, kind, threads)
-        _keep(weight, here, kind, part)
+        _forget(key)
+        _kept[key] = weakref.ref(weight, partial(_forget, key)), part
+        _count(part.base, part.nbytes)
     return memory
 
 
 def packed_once(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
-    """The weight (in, out) as the kernel's body `here` multiplies by it, for one product."""
+    """Pack the weight (in, out) for one product by the kernel's body `here`."""
     size = packed_size(weight.shape, here, kind)
     memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
     _pack_into(memory, weight, here, kind, threads)
@@ -85,7 +88,7 @@ def packed_once(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> 
 
 
 def packed_size(shape: tuple[int, ...], here: int, kind: np.dtype[Any]) -> int:
-    """How many float32 a weight of this shape takes when it is packed."""
+    """Return how many float32 a packed weight of this shape takes."""
     depth, width = shape
     return kernel.packed_size(here, depth, width, bits(np.empty((0, 0), kind)))
 
@@ -95,21 +98,13 @@ def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], thr
     kernel.pack(here, bits(np.require(weight, kind, "A")), packed, threads)
 
 
-def _keep(weight: Array, here: int, kind: np.dtype[Any], packed: Array) -> None:
-    """Keep a packed weight for as long as the weight lives."""
-    key = (id(weight), here, kind)
-    _forget(key)
-    _kept[key] = weakref.ref(weight, lambda _: _forget(key)), packed
-    _count(packed.base, packed.nbytes)
+def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
+    if (kept := _kept.pop(key, None)) is not None:
+        _count(kept[1].base, -kept[1].nbytes)
 
 
-def _forget(key: tuple[int, int, np.dtype[Any]]) -> None:
-    if (found := _kept.pop(key, None)) is not None:
-        _count(found[1].base, -found[1].nbytes)
-
-
-# Weights that are kept lie side by side: NumPy asks for large pages (2 MB) only for large arrays,
-# and out of small pages a weight that is read once per token comes at half the machine's rate.
+# Kept weights lie side by side: NumPy asks for large pages (2 MB) only for large arrays, and from
+# small pages the processor reads a weight, once per token, at half its rate.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # bytes of an array that several weights share
 _shelf = np.empty(0, np.float32)  # what is left of the last one
@@ -117,7 +112,7 @@ _taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights th
 
 
 def _lasting_memory(count: int) -> Array:
-    """Memory for so many float32, beginning at a multiple of 64 bytes, on large pages."""
+    """Return memory for `count` float32 on large pages, from a multiple of 64 bytes on."""
     global _shelf
     size = -(-count // 16) * 16
     if size * 4 > _SHELF // 4:
@@ -132,9 +127,9 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Count `size` more bytes of a shelf as taken. One that becomes nearly empty is let go.
+    """Count `size` more bytes of a shelf as taken, and drop a shelf that becomes nearly empty.
 
-    The few weights that are still there are laid out once more when they are needed.
+    The few weights that are still on it are packed again at their next use.
     """
     if shelf is None:  # there was none yet
         return
@@ -151,5 +146,5 @@ def _count(shelf: Any, size: int) -> None:
 
 
 def _aligned(memory: Array, to: int) -> Array:
-    """The part of an array of float32 that begins at a multiple of `to` bytes."""
+    """Return the part of a float32 array that begins at a multiple of `to` bytes."""
     return memory[-memory.__array_interface__["data"][0] % to // 4 :]

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.activation import activation_code
+from qkv.ops.activation import activation_named
 from qkv.ops.kernel import kernel
 from qkv.ops.layout import FLOAT32, bits_type
 from qkv.ops.packing import packed, packed_size, packed_together
 
 
 class Prepared:
-    """Products and norms in the kernel for many small calls: what they need is looked up once.
+    """Products and norms in the kernel for many small calls: constants are looked up once.
 
     Arrays are (rows, size), each row contiguous; bfloat16 by its bits, see `handed`.
 
     Attributes:
-        body: which of the kernel's bodies computes.
-        kind: float32 or bfloat16, what products are of.
-        bits: the type that arrays of them have in the kernel.
-        threads: how many may compute.
+        body: the kernel's body that computes.
+        kind: float32 or bfloat16, the type of the factors.
+        bits: the type of such arrays in the kernel.
+        threads: how many threads may compute.
     """
 
     def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
@@ -31,23 +31,23 @@ class Prepared:
         self.bits = bits_type(kind)
 
     def handed(self, x: Array) -> Array:
-        """Numbers as products take them."""
+        """Convert numbers to the type that products take."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Whether products by these frozen weights (in, out) can be one: all panels are full."""
+        """Return whether one product can compute these frozen weights (in, out): no padding."""
         shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
     def linear(
         self, weight: Array, bias: Array | None = None, activation: str | None = None
     ) -> Callable[..., Array]:
-        """`linear` by a frozen weight; with a residual of float32 its result is that too."""
+        """Return `linear` by a frozen weight; a float32 residual makes the result float32."""
         whole = packed(weight, self.body, self.kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """The same by several that `joins` is true of, side by side; `bias` is that of all."""
+        """Return one product by several weights that `joins` accepts; `bias` is of all of them."""
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
@@ -55,7 +55,7 @@ class Prepared:
         self, weights: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
         bits, threads, here = self.bits, self.threads, self.body
-        code = 0 if activation is None else activation_code(activation, call="linear")
+        code = 0 if activation is None else activation_named(activation, call="linear").code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
@@ -68,7 +68,7 @@ class Prepared:
     def norm(
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
-        """`normalize` by this weight; the result has the type of its input."""
+        """Return `normalize` by this weight; the result has the type of its input."""
         threads, here = self.threads, self.body
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])

@@ -1,4 +1,4 @@
-"""How many threads compute, and work that is shared among them."""
+"""Work that threads share, and NumPy's products on one thread."""
 
 from __future__ import annotations
 
@@ -10,72 +10,25 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from qkv.arrays import whole_number
+from qkv.ops.kernel import get_num_threads
 
-MOST_THREADS = 1024  # native/arguments.h
-_threads: int | None = None
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # what a thread of `run_all` works for
-
-
-def get_num_threads() -> int:
-    """How many threads may compute: what was set, else `QKV_NUM_THREADS`, else the cores.
-
-    The cores are those that this process may run on. Attention and linear layers give the same bits
-    on any number.
-    """
-    if getattr(_here, "alone", False):
-        return 1
-    if _threads is not None:
-        return _threads
-    wanted = os.environ.get("QKV_NUM_THREADS", "")
-    if not wanted:
-        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        return min(len(cores) or os.cpu_count() or 1, MOST_THREADS)
-    if not (wanted.isdecimal() and len(wanted) < 9 and 1 <= int(wanted) <= MOST_THREADS):
-        raise ValueError(
-            f"QKV_NUM_THREADS={wanted:.40} is not a number of threads: write 1 to {MOST_THREADS}"
-        )
-    return int(wanted)
-
-
-def set_num_threads(n: int) -> None:
-    """Let attention and linear layers use `n` threads (from 1 to 1024) in this process.
-
-    >>> set_num_threads(2)
-    >>> get_num_threads()
-    2
-    """
-    global _threads
-    _threads = whole_number(n, call="set_num_threads", name="n", least=1, most=MOST_THREADS)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on the thread that asks and on no other, whatever number is set.
-
-    For tasks of a scheduler, which has as many at a time as there are cores.
-    """
-    before, _here.alone = getattr(_here, "alone", False), True
-    try:
-        yield
-    finally:
-        _here.alone = before
+_here = threading.local()  # the errors of the `run_all` that a thread works for
 
 
 def lock() -> threading.RLock:
-    """The lock of what threads share in this process, for a few lines at a time."""
+    """Return the lock of state that threads of this process share; hold it for a few lines only."""
     return _lock
 
 
 def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
-    """Call `task(*case)` for every case, on as many threads as may be used.
+    """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
-    The cases must be independent of each other; how they were cut must not depend on the number of
-    threads. After an error, an interrupt included, no further case begins, and it is raised once
-    all that had begun are done; long ones ask `go_on` in between.
+    The cases must be independent of each other, and the number of threads must not decide how work
+    is cut into cases. After an error or an interrupt no further case begins; `run_all` raises it
+    when all running cases have ended. Long cases call `go_on` in between.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
@@ -118,7 +71,7 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
                 with changed:
                     open_ = False
                     changed.wait_for(lambda: not active)
-            except BaseException as error:  # an interrupt: whoever helps still writes results
+            except BaseException as error:  # an interrupt: other threads still write results
                 errors.append(error)
     if errors:
         raise errors[0]
@@ -129,13 +82,13 @@ class _Stopped(Exception):
 
 
 def go_on() -> None:
-    """Between the pieces of a case of `run_all`: ends it where another one has failed."""
+    """End this case of `run_all` if another case has failed; call it between steps of a case."""
     if getattr(_here, "errors", None):
         raise _Stopped
 
 
 def _ask_for_help(count: int, join: Callable[[], None]) -> None:
-    """Have `join` called on up to `count` other threads, as far as there are any to be had."""
+    """Call `join` on up to `count` other threads, or on as many as the system can start."""
     try:
         while len(_helpers) < count:
             helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
@@ -153,16 +106,17 @@ def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
 
 
 _one_blas_thread = 0  # how many callers are in `one_blas_thread`
-_blas_threads: dict[int, int] = {}  # what was set before the first came, by place in `_blas()`
+_blas_threads: dict[int, int] = {}  # what the first caller found set, by index in `_blas()`
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Keep NumPy's products on the thread that asks for them.
+    """Compute NumPy's products on the calling thread.
 
-    Cut over several threads they round differently; and several threads of ours, each with several
-    of BLAS's, would fight for the same cores (up to ten times slower on a busy machine). The
-    setting belongs to the whole process: the first caller makes it, the last one takes it back.
+    Products that BLAS shares among threads round differently, and if several of our threads used
+    several BLAS threads each, all would compete for the same cores (up to ten times slower on a
+    busy machine). The setting applies to the whole process: the first caller makes it, and the last
+    caller restores the previous one.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0
@@ -186,19 +140,19 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
-    """The libraries that multiply for NumPy, and what sets the threads of each.
+    """Return the libraries that multiply for NumPy, each with the function that sets its threads.
 
-    threadpoolctl 3.7 on obeys only the first Python thread that sets them, as long as that one
-    lives; here callers are counted, so what it wraps is called.
+    From version 3.7, threadpoolctl obeys only the first Python thread that sets a number, while
+    that thread lives. `one_blas_thread` counts callers itself, so it calls the wrapped function.
     """
     from threadpoolctl import ThreadpoolController
 
-    found = ThreadpoolController().select(user_api="blas").lib_controllers
-    return [(it, getattr(it, "_real_set_num_threads", it.set_num_threads)) for it in found]
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [(lib, getattr(lib, "_real_set_num_threads", lib.set_num_threads)) for lib in libraries]
 
 
 def _forget_threads() -> None:
-    """A child process has none of its parent's threads, nor its locks."""
+    """Reset the state of a child process, which has none of its parent's threads and locks."""
     global _helpers, _jobs, _lock, _one_blas_thread
     _helpers, _jobs, _one_blas_thread = [], SimpleQueue(), 0
     _lock = threading.RLock()

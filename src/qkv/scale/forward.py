@@ -14,7 +14,7 @@ from qkv.attend.options import check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import log_sums
 from qkv.attend.visibility import check_flag
-from qkv.ops.threads import one_thread
+from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
 _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # by each block

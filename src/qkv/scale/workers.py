@@ -21,7 +21,7 @@ from qkv.extras import need
 from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.read import CONFIG, NEEDED
-from qkv.ops.threads import get_num_threads, set_num_threads
+from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # seconds without any worker before a run gives up
 AHEAD = 8  # tasks for each thread of the cluster that are given out at once

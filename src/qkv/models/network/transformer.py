@@ -22,8 +22,7 @@ from qkv.models.network.embedding import Embedding, EmbeddingSaved
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
 from qkv.models.network.untrained import is_untrained
-from qkv.ops.kernel import body
-from qkv.ops.threads import get_num_threads
+from qkv.ops.kernel import body_and_threads
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, places
 
@@ -414,7 +413,7 @@ class Transformer:
 
     def _quick(self) -> Steps | None:
         """Its layers for single tokens, made anew when a part or what computes is another."""
-        wanted, parts, last = (body(), get_num_threads()), made_of(self.layers), self._steps
+        wanted, parts, last = body_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == wanted and len(last[2]) == len(parts)
         if last is None or not same or not all(map(is_, last[2], parts)):
             made = steps_for(self.layers, self.options, self.embedding.table.dtype)
