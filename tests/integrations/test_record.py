@@ -18,7 +18,7 @@ import pytest
 import qkv
 from qkv.attend.call import check_call
 from qkv.integrations import record as module
-from qkv.integrations.record import Ran, current
+from qkv.integrations.record import CURRENT, Ran
 
 
 @dataclass(eq=False)
@@ -30,9 +30,9 @@ class Layer:
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "_REGISTERED", ["a library"])
+    monkeypatch.setattr(module, "REGISTERED", {"a library"})
     yield
-    assert current() is None
+    assert CURRENT.get() is None
 
 
 def inputs(texts: int = 2, heads: int = 3, length: int = 7, seed: int = 0) -> list[Any]:
@@ -42,7 +42,7 @@ def inputs(texts: int = 2, heads: int = 3, length: int = 7, seed: int = 0) -> li
 
 def run(layer: Layer, query: Any, key: Any, value: Any, *, rules: Any = None, **about: Any) -> Any:
     """What a layer does under `attn_implementation="qkv"`."""
-    recording = current()
+    recording = CURRENT.get()
     assert recording is not None
     rules = rules or {}
     out, lse = recording.add(Ran(layer, **about), check_call(query, key, value, **rules))
@@ -429,7 +429,7 @@ def test_a_batch_is_shown_text_by_text(tmp_path: Any) -> None:
 
 
 def test_nothing_registered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REGISTERED", [])
+    monkeypatch.setattr(module, "REGISTERED", set())
     with pytest.raises(RuntimeError, match=r"call qkv\.integrations\.transformers\.register"):
         qkv.record().__enter__()
 
@@ -461,10 +461,10 @@ def test_other_threads_are_not_recorded() -> None:
     seen: list[Any] = []
     with qkv.record() as trace:
         run(Layer(0), *inputs())
-        thread = threading.Thread(target=lambda: seen.append(current()))
+        thread = threading.Thread(target=lambda: seen.append(CURRENT.get()))
         thread.start()
         thread.join()
-        assert current() is trace
+        assert CURRENT.get() is trace
     assert seen == [None]
 
 

@@ -13,8 +13,7 @@ import torch
 import transformers
 
 import qkv
-from qkv.integrations.masks import mask
-from qkv.integrations.tensors import as_array
+from qkv.integrations.tensors import as_array, mask
 from qkv.integrations.transformers import attend, register
 
 from .models import double, scatter

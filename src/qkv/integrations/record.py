@@ -1,4 +1,4 @@
-"""What the attention of somebody else's model looked at, kept while the model runs."""
+"""Record the attention of another library's model while it runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qkv.attend.solve import answer
 from qkv.attend.summary import AttentionSummary, summarize_call
 from qkv.trace import Trace
 
-# What is kept of each layer, and what it is where nothing was looked at.
+# The summaries of each layer, with their values for queries and keys that took no part.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
-_CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
-_REGISTERED: list[str] = []  # the libraries whose models can be recorded
+CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
+REGISTERED: set[str] = set()  # the libraries whose models can be recorded
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Ran:
 
     Attributes:
         owner: the layer that called.
-        mask: an object that is the same in all layers of one forward pass and in no other pass;
-            None where there is none.
-        start: the place of query 0 in its text, None where that is not known.
-        first_key: the place of key 0 in its text.
-        is_causal: whether a query sees none of the places behind its own.
-        padding: `(B, T)`, True where there is a token; None where there is no padding.
-        call: an object that is the same in all attention of one call of `owner`, and no other.
-        part: the part of the model that the layer is in, such as the encoder; it has all its layers
-            under their names (`named_modules`). None where that is not known.
+        mask: an object that all layers of one forward pass share, and no other pass; None if there
+            is none.
+        start: the position of query 0 in its text; None if unknown.
+        first_key: the position of key 0 in its text.
+        is_causal: whether no query sees positions behind its own.
+        padding: `(B, T)`, True where there is a token; None if there is no padding.
+        call: an object that all attention of one call of `owner` shares, and no other call.
+        part: the part of the model that contains the layer, such as the encoder; its
+            `named_modules` name all its layers. None if unknown.
         whole: the outermost module that ran.
     """
 
@@ -54,7 +54,7 @@ class Ran:
 
 @dataclass
 class _Layer:
-    """What one layer looked at in one forward pass, step by step where there is a cache."""
+    """The attention of one layer in one forward pass, in steps if there is a cache."""
 
     first: Ran
     crosses: bool  # whether its keys are other tokens than its queries
@@ -63,82 +63,86 @@ class _Layer:
 
     @property
     def rows(self) -> int:
-        """The place after that of the last query."""
+        """The position after the last query."""
         return self.ahead + sum(int(part.lse.shape[-1]) for part in self.parts)
 
     @property
     def ahead(self) -> int:
-        """The place of the first query."""
+        """The position of the first query."""
         return 0 if self.crosses else self.first.start or 0
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of texts, and the length of the longest."""
+        return len(self.parts[0].lse), self.rows
+
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
-        """Whether these queries are the next ones of the texts that were seen so far."""
+        """Return whether these queries are the next ones of the texts seen so far."""
         same = self.parts[0].lse.shape[:-1] == call.plan.rows[:-1]
         return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
-        """All steps as one: rows stand at the places of their queries, columns at those of keys."""
+        """Return all steps as one: rows and columns are the positions of queries and keys."""
         steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
-            keys = min(keys, self.rows)  # a cache may have places for what is yet to come
+            keys = min(keys, self.rows)  # a cache may have positions for tokens yet to come
         *lead, _, kept = first.top_indices.shape
-        found = {  # as it is where nothing was looked at
-            "top_indices": np.full((*lead, self.rows, kept), -1, first.top_indices.dtype),
-            "top_weights": np.zeros((*lead, self.rows, kept), first.top_weights.dtype),
-            "received": np.zeros((*lead, keys), first.received.dtype),
-            "lse": np.full((*lead, self.rows), -np.inf, first.lse.dtype),
+        shapes = dict.fromkeys(("top_indices", "top_weights"), (*lead, self.rows, kept))
+        shapes |= {"received": (*lead, keys), "lse": (*lead, self.rows)}
+        arrays = {
+            name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
+            for name, shape in shapes.items()
         }
-        at = self.ahead  # rows of what was asked before the recording began stay empty
+        at = self.ahead  # rows of earlier queries, which were not recorded, stay empty
         for ran, part in steps:
             queries = slice(at, at + part.lse.shape[-1])
             indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
-            found["top_indices"][..., queries, :] = indices
-            found["top_weights"][..., queries, :] = part.top_weights
-            found["lse"][..., queries] = part.lse
+            arrays["top_indices"][..., queries, :] = indices
+            arrays["top_weights"][..., queries, :] = part.top_weights
+            arrays["lse"][..., queries] = part.lse
             here = part.received[..., : keys - ran.first_key]
-            found["received"][..., ran.first_key : ran.first_key + here.shape[-1]] += here
+            arrays["received"][..., ran.first_key : ran.first_key + here.shape[-1]] += here
             at = queries.stop
-        return found
+        return arrays
 
 
 class Recording(Trace):
-    """The trace that `qkv.record` fills: of each layer what its attention looked at.
+    """The trace that `qkv.record` fills with a summary of each layer's attention.
 
-    `tokens` can be set: for one text its tokens, for several a list for each. Until then they are
-    the numbers of the places.
+    `tokens` can be set: a list of tokens for one text, a list of such lists for several. Until then
+    the tokens are the numbers of their positions.
     """
 
     def __init__(
         self, top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
     ) -> None:
         super().__init__({})
-        self._top_k = top_k
-        self._module = module
+        self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
-        self._given: Sequence[Any] | None = None
         self._layers: dict[tuple[int, int], _Layer] = {}
-        self._latest: dict[int, tuple[Any, int]] = {}  # of an owner: its mask, and how often
+        self._latest: dict[int, tuple[Any, int]] = {}  # of an owner: its mask, and how often it ran
         self._call: Any = None  # the last
-        self._places: list[slice] = []  # of each text: where its tokens stand in the batch
+        self._spans: list[slice] = []  # of each text: where its tokens stand in the batch
         self._longest = 0
+        self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
             self.tokens = tokens
 
     def wants(self, owner: Any) -> bool:
-        """Whether what this layer looks at is kept."""
+        """Return whether the attention of this layer is kept."""
         return self._wanted is None or id(owner) in self._wanted
 
     def add(self, ran: Ran, call: Call) -> tuple[Array, Array]:
-        """Run a checked call, keep its summary; gives the result and the log-sum-exp.
+        """Run a checked call and keep its summary; return the result and the log-sum-exp.
 
         Raises:
-            NotImplementedError: the owner attends several times in one call, not always alike.
+            NotImplementedError: the owner attends several times in one call, with other results.
         """
         before, times = self._latest.get(id(ran.owner), (None, 0))
         again = ran.call is not None and ran.call is self._call
         if not again:
-            # one layer called again in the same pass is the next layer: its weights are shared
+            # a layer that runs again in the same pass is the next layer, with shared parameters
             times = times + 1 if ran.mask is not None and ran.mask is before else 0
         self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
         ran = replace(ran, mask=None, call=None)
@@ -147,7 +151,7 @@ class Recording(Trace):
             self._layers.clear()  # the next forward pass
             layer = None
         if layer is None:
-            # what is not causal in a decoder looks at other tokens, those of an encoder
+            # attention that is not causal in a decoder attends to the tokens of an encoder
             others = (x.first for x in self._layers.values() if x.first.part is ran.part)
             crosses = not ran.is_causal and any(other.is_causal for other in others)
             layer = self._layers[id(ran.owner), times] = _Layer(ran, crosses)
@@ -166,7 +170,7 @@ class Recording(Trace):
         return out, lse
 
     def finish(self) -> None:
-        """Put together what was kept, under the names of a trace."""
+        """Join the summaries under the names of a trace."""
         layers = list(self._layers.values())
         if not layers:
             whose = "" if self._module is None else f" of {type(self._module).__name__}"
@@ -175,67 +179,58 @@ class Recording(Trace):
                 'attn_implementation="qkv", and run it inside the block (a model of qkv itself: '
                 "model.trace(texts, top_k=8))"
             )
-        places = _places_in_parts(layers)
-        _check_one_part(layers, places)
-        numbers = [getattr(layer.first.owner, "layer_idx", None) for layer in layers]
+        paths = _paths(layers)
+        _check_one_part(layers, paths)
+        numbers: list[Any] = [getattr(layer.first.owner, "layer_idx", None) for layer in layers]
         if not all(isinstance(n, int) for n in numbers) or len(set(numbers)) < len(numbers):
             numbers = list(range(len(layers)))
         first = layers[0]
-        texts, self._longest = first.parts[0].lse.shape[0], first.rows
-        self._places = _places(first.ran[-1].padding, texts, self._longest)
-        arrays: dict[str, Array] = {}
-        others: dict[Any, str] = {}
-        seen: dict[Any, Any] = {}
-        for number, layer, place in zip(numbers, layers, places, strict=True):
+        texts, self._longest = first.size
+        self._spans = _spans(first.ran[-1].padding, texts, self._longest)
+        owners: dict[Any, Any] = {}
+        for number, layer, path in zip(numbers, layers, paths, strict=True):
             parts = layer.arrays()
-            padding = layer.ran[-1].padding
+            padding, owner = layer.ran[-1].padding, layer.first.owner
             if padding is not None and parts["received"].shape[-1] == layer.rows:
-                _to_the_front(parts, _places(padding, len(parts["lse"]), layer.rows))
-            arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _EMPTY}
-            what = _other(layer, first, parts)
-            owner = layer.first.owner
-            if (
-                not what
-                and not layer.first.is_causal
-                and seen.setdefault(place, owner) is not owner
-            ):
-                what = "a second attention of its layer"
-            if what:
-                others[number] = what
-        self._arrays, self._others = arrays, others
+                _to_the_front(parts, _spans(padding, *layer.size))
+            self._arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _EMPTY}
+            other = _other(layer, first, parts)
+            own = layer.first.is_causal or owners.setdefault(path, owner) is owner
+            if other or not own:
+                self._others[number] = other or "a second attention of its layer"
         self._layers.clear()
         self._latest.clear()
-        self._name([[str(i) for i in range(p.stop - p.start)] for p in self._places])
-        if self._given is not None:
-            self.tokens = self._given
+        self._name([[str(i) for i in range(span.stop - span.start)] for span in self._spans])
+        if self._asked is not None:
+            self.tokens = self._asked
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens, a list of strings for one text and a list of such lists for several."""
+        """The tokens: a list of strings for one text, a list of such lists for several."""
         return super().tokens
 
     @tokens.setter
     def tokens(self, tokens: Sequence[Any]) -> None:
         if isinstance(tokens, str):
             raise TypeError("record: tokens is a string: give a list of tokens")
-        if not self._places:
-            self._given = tokens
+        if not self._spans:
+            self._asked = tokens
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
-        if len(texts) != len(self._places):
+        if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: tokens of {len(texts)} texts for a run of {len(self._places)}: "
+                f"record: tokens of {len(texts)} texts for a run of {len(self._spans)}: "
                 "give a list of tokens for each"
             )
         named = []
-        for number, (text, place) in enumerate(zip(texts, self._places, strict=True)):
-            size = place.stop - place.start
+        for number, (text, span) in enumerate(zip(texts, self._spans, strict=True)):
+            size = span.stop - span.start
             if len(text) not in (size, self._longest):
                 raise ValueError(
                     f"record: {len(text)} tokens for text {number}, which has {size}: "
                     "give one for each, with those of its padding or without"
                 )
-            named.append([str(t) for t in (text if len(text) == size else text[place])])
+            named.append([str(t) for t in (text if len(text) == size else text[span])])
         self._name(named)
 
     def _name(self, texts: list[list[str]]) -> None:
@@ -249,33 +244,32 @@ class Recording(Trace):
 def record(
     top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
 ) -> Iterator[Recording]:
-    """Keep what the attention of another library's model looks at, in O(L * top_k + S) memory.
+    """Record the attention of another library's model, in O(L * top_k + S) memory.
 
     For models of `transformers` that were loaded with `attn_implementation="qkv"`, after
-    `qkv.integrations.transformers.register()`. When the block ends the trace holds for each layer
+    `qkv.integrations.transformers.register()`. When the block ends, the trace holds for each layer
 
-    - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys that each query looked at most,
-      the largest weight first, padded with -1 and 0;
+    - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
+      query, the largest weight first, padded with -1 and 0;
     - `received (B, Hq, T)`: the weight that each key received from all queries;
     - `lse (B, Hq, T)`: the natural log of each query's sum of exponentials;
 
-    and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. Of an encoder-decoder the
-    tokens are the encoder's, and its layers are shown; `trace.other_layers` names the others, whose
-    numbers are in the trace too. Of a model with several parts, such as one for images and one for
-    text, `module` says which is recorded.
+    and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. For an encoder-decoder, the
+    tokens and the layers shown are the encoder's; `trace.other_layers` names the other layers,
+    whose numbers are in the trace too. If a model has several parts, such as one for images and one
+    for text, `module` chooses the part to record.
 
-    What was padding is cut off, on whichever side it stood. Layers have the numbers that they carry
-    themselves (`layer_idx`) or, where some carry none or the same, those of the order in which they
-    were called. Steps with a cache of keys are joined, as if all tokens had been run at once; any
-    other second forward pass of the model starts the trace anew. What runs in other threads is not
-    recorded.
+    Padding is removed on both sides. Layers are numbered by their own `layer_idx`, or in the order
+    of their calls if some have no number or the same number. Steps with a key/value cache are
+    joined, as if all tokens had run at once; any other second forward pass of the model restarts
+    the trace. Other threads are not recorded.
 
     Args:
-        top_k: how many of each query's weights to keep.
-        tokens: for one text its tokens, for several a list for each; `trace.tokens` can be set
+        top_k: the number of weights to keep for each query.
+        tokens: the tokens of one text, or a list of tokens for each text; `trace.tokens` can be set
             later too.
-        module: the part of the model to record, such as `model.language_model`: all else runs as
-            it would without the block.
+        module: the part of the model to record, such as `model.language_model`. Other parts run as
+            they would without the block.
 
     Raises:
         RuntimeError: nothing was registered, a recording is under way already, or no attention ran
@@ -283,17 +277,17 @@ def record(
         TypeError: `module` is no part of a model.
         NotImplementedError: a part cuts its inputs into windows, packs several into one, or attends
             several times in a layer to different tokens (when it runs).
-        ValueError: attention ran in several parts or models, and `module` names none; or as many
-            tokens as do not fit (when the block ends).
+        ValueError: attention ran in several parts or models, and `module` names none; or the number
+            of tokens does not fit (when the block ends).
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
-    if not _REGISTERED:
+    if not REGISTERED:
         raise RuntimeError(
             "record: no library's models run through qkv: call "
             "qkv.integrations.transformers.register(), and load the model with "
             'attn_implementation="qkv"'
         )
-    if _CURRENT.get() is not None:
+    if CURRENT.get() is not None:
         raise RuntimeError(
             "record: a recording is under way: end its block before the next one begins"
         )
@@ -303,27 +297,16 @@ def record(
             "model.language_model"
         )
     recording = Recording(kept, tokens, module)
-    token = _CURRENT.set(recording)
+    token = CURRENT.set(recording)
     try:
         yield recording
     finally:
-        _CURRENT.reset(token)
+        CURRENT.reset(token)
     recording.finish()
 
 
-def current() -> Recording | None:
-    """The recording that is under way here."""
-    return _CURRENT.get()
-
-
-def can_record(library: str) -> None:
-    """From now on the models of `library` can be recorded."""
-    if library not in _REGISTERED:
-        _REGISTERED.append(library)
-
-
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """The same call where what is padding asks nothing, so that no key receives its weight."""
+    """Return the call without the queries of the padding, whose weight no key then receives."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
@@ -341,7 +324,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
 
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
-    """An error where one layer attends several times in one call, to different tokens."""
+    """Raise an error if one layer attends several times in one call, to different tokens."""
     pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
@@ -355,30 +338,25 @@ def _names(whole: Any) -> dict[int, str]:
     return {id(module): name for name, module in whole.named_modules()}
 
 
-def _places_in_parts(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
-    """Of each layer the part that it is in, and its place there, such as `"layers.3"`."""
-    names: dict[int, dict[int, str]] = {}
-    places = []
-    for layer in layers:
-        part, owner = layer.first.part, layer.first.owner
-        if part is None:
-            places.append((owner, ""))
-            continue
-        if id(part) not in names:
-            names[id(part)] = _names(part)
-        path = names[id(part)].get(id(owner), "")
+def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
+    """Return the part that contains each layer, and its path there, such as `"layers.3"`."""
+    names = {id(part): _names(part) for x in layers if (part := x.first.part) is not None}
+    paths = []
+    for part, owner in ((layer.first.part, layer.first.owner) for layer in layers):
+        path = names.get(id(part), {}).get(id(owner), "")
         numbered = re.match(r"(.*\b)?\d+(?=\.|$)", path)
-        places.append((part, numbered.group() if numbered else path.rpartition(".")[0]))
-    return places
+        inside = numbered.group() if numbered else path.rpartition(".")[0]
+        paths.append((owner if part is None else part, inside))
+    return paths
 
 
-def _check_one_part(layers: Sequence[_Layer], places: Sequence[tuple[Any, str]]) -> None:
-    """An error where several parts ran, unless the second is a decoder that reads the first."""
-    found: dict[tuple[int, str], list[_Layer]] = {}
-    for layer, (part, place) in zip(layers, places, strict=True):
+def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) -> None:
+    """Raise an error if several parts ran, unless the second is a decoder that reads the first."""
+    groups: dict[tuple[int, str], list[_Layer]] = {}
+    for layer, (part, path) in zip(layers, paths, strict=True):
         if layer.first.part is not None:
-            found.setdefault((id(part), re.sub(r"\d+", "*", place)), []).append(layer)
-    if len(found) < 2 or (len(found) == 2 and _reads(*found.values())):
+            groups.setdefault((id(part), re.sub(r"\d+", "*", path)), []).append(layer)
+    if len(groups) < 2 or (len(groups) == 2 and _reads(*groups.values())):
         return
     owners = {id(layer.first.owner) for layer in layers}
     wholes = {id(layer.first.whole): layer.first.whole for layer in layers}
@@ -389,11 +367,11 @@ def _check_one_part(layers: Sequence[_Layer], places: Sequence[tuple[Any, str]])
             f"record: several models ran in one block, {models}: give each a block of its own, "
             "or say which to keep, record(module=model)"
         )
-    names = _names(whole)
+    names, ids = _names(whole), [part for part, _ in groups]
     parts = {}
-    for (_, inside), [layer, *_rest] in found.items():
-        path = names[id(layer.first.part)]
-        if sum(id(x[0].first.part) == id(layer.first.part) for x in found.values()) > 1:
+    for (part, inside), [layer, *_rest] in groups.items():
+        path = names[part]
+        if ids.count(part) > 1:
             path = f"{path}.{inside.split('*')[0].strip('.')}".strip(".")
         parts[re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")] = type(layer.first.owner).__name__
     listed = ", ".join(f"{path} ({kind})" for path, kind in parts.items())
@@ -404,43 +382,42 @@ def _check_one_part(layers: Sequence[_Layer], places: Sequence[tuple[Any, str]])
 
 
 def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
-    """Whether `second` is a decoder whose cross-attention looks at the tokens of `first`."""
+    """Return whether `second` is a decoder whose cross-attention reads the tokens of `first`."""
     crossing = [layer for layer in second if layer.crosses]
-    size = (first[0].parts[0].lse.shape[0], first[0].rows)
     read = ((len(x.parts[0].lse), x.parts[0].received.shape[-1]) for x in crossing)
-    return bool(crossing) and all(keys == size for keys in read) and not first[0].crosses
+    return bool(crossing) and all(keys == first[0].size for keys in read) and not first[0].crosses
 
 
 def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
-    """What a layer is whose queries or keys are other tokens than the first layer's queries."""
+    """Describe a layer whose queries or keys are not the first layer's queries; else ""."""
     if layer.crosses:
         return "cross-attention"
     if layer.first.is_causal and not first.first.is_causal:
         return "the decoder's"
-    size = (first.parts[0].lse.shape[0], first.rows)
-    fits = all((len(parts[name]), parts[name].shape[-1]) == size for name in ("lse", "received"))
-    return "" if fits else "attention of other tokens"
+    sizes = ((len(parts[name]), parts[name].shape[-1]) for name in ("lse", "received"))
+    return "" if all(size == first.size for size in sizes) else "attention of other tokens"
 
 
-def _places(padding: Array | None, texts: int, longest: int) -> list[slice]:
-    """Where the tokens of each text stand, if its padding is in front of them or behind."""
-    places = []
+def _spans(padding: Array | None, texts: int, longest: int) -> list[slice]:
+    """Return where the tokens of each text stand, if its padding is on one side or both."""
+    spans = []
     for row in range(texts):
         real = np.arange(longest)
         if padding is not None and len(padding) == texts:
-            found = np.flatnonzero(padding[row, :longest])
-            real = found if len(found) and len(found) == found[-1] - found[0] + 1 else real
-        places.append(slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0))
-    return places
+            unpadded = np.flatnonzero(padding[row, :longest])
+            adjacent = len(unpadded) and len(unpadded) == unpadded[-1] - unpadded[0] + 1
+            real = unpadded if adjacent else real
+        spans.append(slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0))
+    return spans
 
 
-def _to_the_front(parts: dict[str, Array], places: Sequence[slice]) -> None:
-    """Bring the tokens of each text to the front, where padding stood before them."""
-    for text, place in enumerate(places):
-        size = place.stop - place.start
+def _to_the_front(parts: dict[str, Array], spans: Sequence[slice]) -> None:
+    """Move the tokens of each text to the front, if padding stands before them."""
+    for text, span in enumerate(spans):
+        size = span.stop - span.start
         for name, empty in _EMPTY.items():
             array = parts[name][text]  # (Hq, T), or (Hq, T, top_k)
-            array[:, :size] = array[:, place].copy()
+            array[:, :size] = array[:, span].copy()
             array[:, size:] = empty
         indices = parts["top_indices"][text]
-        indices[indices >= 0] -= place.start
+        indices[indices >= 0] -= span.start

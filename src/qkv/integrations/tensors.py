@@ -1,7 +1,8 @@
-"""Tensors of torch as arrays where they stand, and which of them can be read."""
+"""Read tensors of torch as arrays, and the masks of transformers as rules of `qkv.attention`."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -11,20 +12,19 @@ from qkv.arrays import Array, torch_bfloat16
 
 
 def torch_module() -> Any:
-    """The module torch: whoever has a tensor has imported it."""
+    """Return the module torch: a caller that has a tensor has imported it."""
     return sys.modules["torch"]
 
 
 def as_array(tensor: Any) -> Array:
-    """A tensor where it stands, as an array."""
-    torch = torch_module()
+    """Return a tensor as an array that shares its memory."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    array: Array = torch_bfloat16(tensor) if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    return array
+    is_bfloat16 = tensor.dtype is torch_module().bfloat16
+    return np.asarray(torch_bfloat16(tensor) if is_bfloat16 else tensor.numpy())
 
 
 def as_tensor(array: Array) -> Any:
-    """An array where it stands, as a tensor."""
+    """Return an array as a tensor that shares its memory."""
     torch = torch_module()
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -32,7 +32,7 @@ def as_tensor(array: Array) -> Any:
 
 
 def unreadable(*tensors: Any) -> str:
-    """What torch does to these tensors that leaves no numbers to read, or does not see us read."""
+    """Return why the numbers of these tensors cannot be read now, in words; "" if they can."""
     torch = torch_module()
     functorch, modes = torch._C._functorch, torch._C._TorchDispatchModeKey
     if functorch.peek_interpreter_stack() or any(map(functorch.is_legacy_batchedtensor, tensors)):
@@ -51,9 +51,192 @@ def unreadable(*tensors: Any) -> str:
 
 
 def check_readable(name: str, *tensors: Any) -> None:
-    """An error for tensors whose numbers cannot be read."""
-    what = unreadable(*tensors)
-    if what:
+    """Raise an error for tensors whose numbers cannot be read."""
+    reason = unreadable(*tensors)
+    if reason:
         raise NotImplementedError(
-            f'{name}: {what} qkv: load the model with attn_implementation="eager"'
+            f'{name}: {reason} qkv: load the model with attn_implementation="eager"'
         )
+
+
+def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any) -> Any:
+    """Make the mask of a forward pass, as the models of transformers ask for it.
+
+    Returns:
+        A tensor that stands for `(B, 1, L, S)` numbers, 0 where a query sees a key and the lowest
+        number elsewhere, as models of transformers expect without qkv. The numbers are computed
+        when code asks for them; `attend` asks for the rules instead.
+    """
+    torch, masking = torch_module(), _masking()
+    request = {"q_offset": 0, "kv_offset": 0} | others
+    request |= {
+        "mask_function": mask_function or masking.causal_mask_function,
+        "attention_mask": attention_mask,
+        "allow_is_causal_skip": False,
+        "allow_is_bidirectional_skip": False,
+    }
+    elsewhere = torch.device(others.get("device", "cpu")).type != "cpu"
+    padding = [] if attention_mask is None else [attention_mask]
+    if elsewhere or torch.compiler.is_compiling() or unreadable(*padding):
+        return masking.eager_mask(**request)
+    return mask_type()(Rules(request))
+
+
+Window = tuple[int | None, int | None]
+
+
+class Rules:
+    """A mask of transformers as arguments of `qkv.attention`, if they can express it.
+
+    Args:
+        request: the arguments with which transformers called its mask function.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.length, self.keys = request["q_length"], request["kv_length"]
+        self.start, self.first_key = int(request["q_offset"]), int(request["kv_offset"])
+        self.windows = windows(request["mask_function"])
+        self.changed = False  # whether other code may have written to the numbers
+        padding = request["attention_mask"]
+        self.padding: Array | None = None  # (B, T), True where there is a token
+        if padding is not None and padding.ndim == 2:
+            self.padding = padding.detach().bool().numpy()
+        elif padding is not None:
+            self.windows.append(None)  # a mask of the model's own is no window
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no query sees keys behind its own position."""
+        return any(window is not None and window[1] == 0 for window in self.windows)
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `qkv.attention`."""
+        known = [window for window in self.windows if window is not None]
+        if len(known) < len(self.windows):
+            return {"attn_mask": _masking().sdpa_mask(**self.request).numpy()}
+        sides = zip(*known, strict=True)
+        left, right = (min((n for n in side if n is not None), default=None) for side in sides)
+        offset = self.start - self.first_key
+        if left is not None and offset + self.length - 1 - left <= 0:
+            left = None
+        if right is not None and offset + right >= self.keys - 1:
+            right = None
+        if (left, right, offset) == (None, 0, 0) and self.length == self.keys:
+            return {"is_causal": True, **self._padding()}
+        if left is None and right is None:
+            return self._padding()
+        return {"window": (left, right), "q_offset": offset, **self._padding()}
+
+    def _padding(self) -> dict[str, Any]:
+        """Return lengths if the padding stands behind the tokens, otherwise a mask of the keys."""
+        if self.padding is None:
+            return {}
+        seen = self.padding[:, self.first_key : self.first_key + self.keys]
+        if seen.shape[1] < self.keys:  # keys beyond the mask are masked
+            seen = np.pad(seen, [(0, 0), (0, self.keys - seen.shape[1])])
+        if seen.all():
+            return {}
+        lengths = seen.sum(axis=1)
+        if (seen == (np.arange(self.keys) < lengths[:, None])).all():
+            return {"key_lengths": lengths}
+        return {"attn_mask": seen[:, None, None, :].copy()}  # (B, 1, 1, S)
+
+    @functools.cached_property
+    def numbers(self) -> Any:
+        """The whole mask, for code that knows no rules."""
+        return _masking().eager_mask(**self.request)
+
+
+def windows(function: Any) -> list[Window | None]:
+    """Return `window` of `qkv.attention` for each mask function that `function` joins by AND.
+
+    An unknown function gives None. Known functions are recognised by their code (`_known`).
+    """
+    rule = _known().get(getattr(function, "__code__", None))
+    if rule is None:
+        return [None]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    inside = {name: cell.cell_contents for name, cell in cells}
+    if rule == "and":
+        return [window for part in inside["mask_functions"] for window in windows(part)]
+    size = inside.get("sliding_window")
+    return [None if size is not None and size < 1 else _BANDS[rule](size)]
+
+
+_BANDS: dict[str, Any] = {
+    "causal_mask_function": lambda size: (None, 0),
+    "bidirectional_mask_function": lambda size: (None, None),
+    "sliding_window_overlay": lambda size: (size - 1, None),
+    "sliding_window_bidirectional_overlay": lambda size: (size, size),
+}
+
+
+@functools.cache
+def _known() -> dict[Any, str]:
+    """Return the rule of each known mask function, by its code, after a test on a small square."""
+    torch, masking = torch_module(), _masking()
+    query, key = torch.arange(9)[:, None], torch.arange(9)[None]
+
+    def is_band(function: Any, left: int | None, right: int | None) -> bool:
+        visible = (key >= query - (9 if left is None else left)) & (
+            key <= query + (9 if right is None else right)
+        )
+        return bool((function(0, 0, query, key).expand(9, 9) == visible).all())
+
+    found = {}
+    for name, sides in _BANDS.items():
+        function = getattr(masking, name, None)
+        if function is None:
+            continue
+        made = {size: function(size) if "sliding" in name else function for size in (1, 2, 4)}
+        if all(is_band(band, *sides(size)) for size, band in made.items()):
+            found[made[1].__code__] = name
+    if hasattr(masking, "and_masks"):
+        joined = masking.and_masks(masking.sliding_window_overlay(3), masking.causal_mask_function)
+        if is_band(joined, 2, 0):
+            found[joined.__code__] = "and"
+    return found
+
+
+@functools.cache
+def mask_type() -> Any:
+    """Return the class of the tensors that `mask` gives."""
+    torch = torch_module()
+    aten = torch.ops.aten
+
+    def new(cls: Any, rules: Rules) -> Any:
+        size = (rules.request["batch_size"], 1, rules.length, rules.keys)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, size, dtype=rules.request.get("dtype", torch.float32), device="cpu"
+        )
+        made.rules = rules
+        return made
+
+    def dispatch(
+        cls: Any, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in (aten.alias.default, aten.detach.default):
+            return cls(args[0].rules)
+
+        def whole(made: Any) -> Any:
+            # code that holds a view of the numbers may write to them
+            schema, rules = function._schema, made.rules
+            rules.changed |= schema.is_mutable or any(x.alias_info for x in schema.returns)
+            return rules.numbers
+
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    own = {
+        "__doc__": "A mask of transformers that keeps the rules it was made of.",
+        "__new__": staticmethod(new),
+        "__torch_function__": torch._C._disabled_torch_function_impl,
+        "__torch_dispatch__": classmethod(dispatch),
+    }
+    return type("Mask", (torch.Tensor,), own)
+
+
+def _masking() -> Any:
+    return sys.modules["transformers.masking_utils"]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.arrays import Array
 from qkv.attend.call import check_call
 from qkv.attend.gradient import attention_grad
 from qkv.attend.solve import answer
 from qkv.extras import need
-from qkv.integrations.callers import located
-from qkv.integrations.masks import Rules, mask, mask_type
-from qkv.integrations.record import Ran, can_record, current
+from qkv.integrations import tensors
+from qkv.integrations.record import CURRENT, REGISTERED, Ran
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# What a few models pass beside the usual to say what is seen: not done here.
+# Arguments by which a few models say what is visible, and that `attend` does not support.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager" for a whole one'
@@ -26,13 +28,13 @@ OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager"
 def register() -> None:
     """Make `attn_implementation="qkv"` work for the models of `transformers`, on a CPU.
 
-    After this call, once in a process, `from_pretrained(name, attn_implementation="qkv")` and
-    `model.set_attn_implementation("qkv")` have every attention that goes through the interface of
-    `transformers` computed by qkv. Tensors are read where they stand and results are given
-    back where they stand: float32, float64, float16 and bfloat16. Causal masks, sliding windows and
-    padding reach the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks,
-    position bias and grouped heads are those of the model. Models train: whatever of this needs a
-    gradient gets it, in memory that grows with the length and not with its square.
+    Call it once in a process. Then `from_pretrained(name, attn_implementation="qkv")` and
+    `model.set_attn_implementation("qkv")` have qkv compute every attention that goes through the
+    interface of `transformers`. qkv reads tensors without copying them and returns tensors without
+    copying: float32, float64, float16 and bfloat16. Causal masks, sliding windows and padding reach
+    the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks, position bias and
+    grouped heads are those of the model. Models train: each of these inputs that needs a gradient
+    gets it, in memory that grows with the length and not with its square.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -45,8 +47,8 @@ def register() -> None:
     masking = need("transformers.masking_utils", "torch")
     compiler = need("torch.compiler", "torch")
     utils.AttentionInterface.register("qkv", compiler.disable(attend, reason=OUTSIDE))
-    masking.AttentionMaskInterface.register("qkv", mask)
-    can_record("transformers")
+    masking.AttentionMaskInterface.register("qkv", tensors.mask)
+    REGISTERED.add("transformers")
 
 
 def attend(
@@ -70,88 +72,79 @@ def attend(
         query: `(B, Hq, L, d)`.
         key: `(B, Hkv, S, d)`.
         value: `(B, Hkv, S, dv)`.
-        attention_mask: what `mask` gave, or the model's own; None where there is none.
+        attention_mask: the result of `mask`, or the model's own mask; None if there is none.
         dropout: must be 0 while a model is trained.
-        scaling: what the scores are multiplied by; a tensor may be learned.
-        is_causal: counts where there is no mask; if None, what the module says.
+        scaling: multiplies the scores; a tensor may be learned.
+        is_causal: used if there is no mask; if None, the module decides.
         softcap: as `qkv.attention` takes it.
         s_aux: `(Hq,)`, the sinks.
         position_bias: added to the scores, broadcasts to `(B, Hq, L, S)`.
-        **others: of no account, but for what `REFUSED` lists and `output_attentions`.
+        **others: ignored, except those in `REFUSED` and `output_attentions`.
 
     Returns:
         `(B, L, Hq, dv)`, and the weights `(B, Hq, L, S)` if `output_attentions` asks for them.
     """
     torch = torch_module()
     name = type(module).__name__
-    all_given = (query, key, value, s_aux, position_bias, attention_mask, scaling)
-    _check(module, [x for x in all_given if torch.is_tensor(x)], dropout, others)
+    arguments = (query, key, value, s_aux, position_bias, attention_mask, scaling)
+    _check(module, [x for x in arguments if torch.is_tensor(x)], dropout, others)
     options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
     if torch.is_tensor(scaling) and scaling.requires_grad:
         query, scaling = query * scaling.to(query.dtype), 1.0
-    options["scale"] = scaling
-    if softcap is not None:
-        options["softcap"] = softcap
-    if numbers is not None and numbers.requires_grad:  # a bias that is learned
+    options |= {"scale": scaling} | ({} if softcap is None else {"softcap": softcap})
+    if numbers is not None and numbers.requires_grad:  # a learned bias
         position_bias = numbers if position_bias is None else position_bias + numbers
         numbers = None
     if torch.is_autocast_enabled("cpu") and not query.dtype == key.dtype == value.dtype:
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
-    given = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "attn_mask": numbers,
-        "bias": position_bias,
-        "sinks": None if s_aux is None else s_aux.reshape(-1),
-    }
-    tensors = {n: x for n, x in given.items() if x is not None}
+    inputs = {"query": query, "key": key, "value": value, "attn_mask": numbers}
+    inputs |= {"bias": position_bias, "sinks": None if s_aux is None else s_aux.reshape(-1)}
+    inputs = {n: x for n, x in inputs.items() if x is not None}
     weights = bool(others.get("output_attentions")) or _collects_weights()
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values()):
-        asked = (name, [*tensors], options, ran, weights)
-        out, shown = _function().apply(asked, *tensors.values())
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs.values()):
+        out, shown = _function().apply((name, [*inputs], options, ran, weights), *inputs.values())
         return out, shown
-    arrays = {n: as_array(x) for n, x in tensors.items()}
+    arrays = {n: as_array(x) for n, x in inputs.items()}
     out, shown, _ = _answer(name, arrays, options, ran, weights=weights)
     return out, shown
 
 
 @functools.cache
 def _function() -> Any:
-    """Attention as a step in the graph of torch: the forward pass and the backward pass."""
+    """Return attention as a step of torch's graph, with its forward pass and its backward pass."""
     torch = torch_module()
 
-    def forward(ctx: Any, asked: tuple[Any, ...], *tensors: Any) -> Any:
-        name, names, options, ran, weights = asked
-        arrays = dict(zip(names, map(as_array, tensors), strict=True))
+    def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
+        name, names, options, ran, weights = request
+        arrays = dict(zip(names, map(as_array, inputs), strict=True))
         out, shown, lse = _answer(name, arrays, options, ran, weights=weights, lse=True)
-        ctx.asked = name, names, options
-        ctx.save_for_backward(*tensors, out, lse)
+        ctx.request = name, names, options
+        ctx.save_for_backward(*inputs, out, lse)
         ctx.set_materialize_grads(False)
         return out, shown
 
     def backward(ctx: Any, grad: Any, grad_weights: Any) -> Any:
-        name = ctx.asked[0]
+        name = ctx.request[0]
         if grad_weights is not None:
             raise NotImplementedError(
                 f"{name}: the weights that output_attentions gives have no gradient with qkv: "
                 'load the model with attn_implementation="eager"'
             )
-        if grad is None:  # nothing came of the result
+        if grad is None:  # the loss does not depend on the result
             return (None,) * len(ctx.needs_input_grad)
         check_readable(name, grad)
-        return None, *gradients.apply(ctx.asked, ctx.needs_input_grad[1:], grad, *ctx.saved_tensors)
+        needed = ctx.needs_input_grad[1:]
+        return None, *gradients.apply(ctx.request, needed, grad, *ctx.saved_tensors)
 
-    def gradient(ctx: Any, asked: Any, wanted: Any, grad: Any, *saved: Any) -> Any:
-        ctx.name, names, options = asked
-        *tensors, out, lse = saved
-        arrays = dict(zip(names, map(as_array, tensors), strict=True))
-        forward = np.swapaxes(as_array(out), -3, -2), as_array(lse)
-        grad = np.swapaxes(as_array(grad), -3, -2)
-        found = attention_grad(**arrays, grad_out=grad, forward=forward, **options)
+    def gradient(ctx: Any, request: Any, needed: Any, grad: Any, *saved: Any) -> Any:
+        ctx.name, names, options = request
+        *inputs, out, lse = map(as_array, saved)
+        arrays = dict(zip(names, inputs, strict=True))
+        grad_out, context = (np.swapaxes(x, -3, -2) for x in (as_array(grad), out))
+        grads = attention_grad(**arrays, grad_out=grad_out, forward=(context, lse), **options)
         return tuple(
-            as_tensor(getattr(found, which)) if needed else None
-            for which, needed in zip(names, wanted, strict=True)
+            as_tensor(getattr(grads, name)) if is_needed else None
+            for name, is_needed in zip(names, needed, strict=True)
         )
 
     def refuse(ctx: Any, *grad: Any) -> Any:
@@ -160,15 +153,16 @@ def _function() -> Any:
             'load the model with attn_implementation="eager"'
         )
 
-    function = torch.autograd.Function
-    way = {"forward": staticmethod(gradient), "backward": staticmethod(refuse)}
-    gradients: Any = type("AttentionGradient", (function,), way)
-    way = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Attention", (function,), way)
+    def step(name: str, forward: Any, backward: Any) -> Any:
+        own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        return type(name, (torch.autograd.Function,), own)
+
+    gradients = step("AttentionGradient", gradient, refuse)
+    return step("Attention", forward, backward)
 
 
-def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, Any]) -> None:
-    """An error for what would be computed wrongly, or not at all."""
+def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any]) -> None:
+    """Raise an error for calls that qkv would compute wrongly, or cannot compute."""
     name = type(module).__name__
     for refused in REFUSED:
         if others.get(refused) is not None:
@@ -182,21 +176,21 @@ def _check(module: Any, tensors: list[Any], dropout: float, others: dict[str, An
             f"{name} asks for dropout {dropout} while it is trained, and qkv has none: "
             f"load the model with {option}=0.0 in its config, or call model.eval()"
         )
-    for tensor in tensors:
+    for tensor in inputs:
         if not tensor.is_cpu:
             raise ValueError(
                 f"{name}: a tensor is on {tensor.device} and qkv computes on the CPU: "
                 'move the model with model.to("cpu"), or take another attn_implementation'
             )
-    check_readable(name, *tensors)
+    check_readable(name, *inputs)
 
 
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
 ) -> tuple[dict[str, Any], Any, Ran]:
-    """What is visible, as arguments of `qkv.attention` and as a tensor, and what ran.
+    """Return the visible keys as arguments of `qkv.attention` and as a tensor, and its `Ran`.
 
-    The tensor is None where the arguments say it all. What ran is for a recording.
+    The tensor is None if the arguments are enough.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
@@ -209,10 +203,10 @@ def _options(
                 "and no mask says where the queries stand: hand it an attention_mask"
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
-    if type(attention_mask) is not mask_type():
-        # the user may hand the same one to the next forward pass: it does not say which this is
+    if type(attention_mask) is not tensors.mask_type():
+        # users may pass the same mask to the next forward pass, so it does not identify this one
         return {}, attention_mask, Ran(module)
-    rules: Rules = attention_mask.rules
+    rules: tensors.Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if rules.changed or (rules.length, rules.keys) != (length, keys):
         return {}, attention_mask + 0, ran
@@ -220,7 +214,7 @@ def _options(
 
 
 def _collects_weights() -> bool:
-    """Whether transformers collects the weights here, which it does not tell every layer."""
+    """Return whether transformers collects the weights here; it does not tell every layer."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
     collected = (active and active.get()) or ()
@@ -228,9 +222,9 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """The name of the option of a model that asks for this dropout, as far as can be told."""
-    given = getattr(config, "__dict__", {})
-    names = [name for name, value in given.items() if "drop" in name and value == dropout]
+    """Return the likeliest name of the option of a model that asks for this dropout."""
+    options = getattr(config, "__dict__", {})
+    names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")
 
 
@@ -243,15 +237,18 @@ def _answer(
     weights: bool,
     lse: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Out `(B, L, Hq, dv)`; where wanted weights `(B, Hq, L, S)` and log-sum-exp `(B, Hq, L)`."""
+    """Return out `(B, L, Hq, dv)`; weights `(B, Hq, L, S)` and log-sum-exp `(B, Hq, L)` if wanted.
+
+    The backward pass is not recorded: a checkpoint runs the forward pass a second time there.
+    """
     call = check_call(**arrays, **options, call=name)
-    recording = current()
-    if recording is not None and torch_module()._C._current_graph_task_id() != -1:
-        recording = None  # in the backward pass: a checkpoint has run once already
-    if recording is not None and not recording.wants(ran.owner):
-        recording = None
+    recording = CURRENT.get()
     shown = sums = None
-    if recording is not None:
+    if (
+        recording is not None
+        and torch_module()._C._current_graph_task_id() == -1
+        and recording.wants(ran.owner)
+    ):
         out, sums = recording.add(located(ran, arrays["query"], arrays["key"]), call)
         out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
@@ -259,9 +256,81 @@ def _answer(
     else:
         *lead, heads, length, size = call.plan.out
         out = np.empty((*lead, length, heads, size), call.plan.dtype)
-        _, *found = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
-        shown = found[0] if weights else None
-        sums = found[-1] if lse else None
+        _, *more = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
+        shown = more[0] if weights else None
+        sums = more[-1] if lse else None
     if shown is not None:
         shown = as_tensor(shown.astype(call.plan.dtype, copy=False))
     return as_tensor(out), shown, None if sums is None else as_tensor(sums)
+
+
+class Running(NamedTuple):
+    """A module that runs: its `kwargs` are a dict that no other call of it shares."""
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def argument(self, name: str) -> Any:
+        """The argument of this name; None if the caller left it out."""
+        names = inspect.signature(self.module.forward).parameters
+        return dict(zip(names, self.args, strict=False)).get(name, self.kwargs.get(name))
+
+    @property
+    def vectors(self) -> Any:
+        """The first argument that is a tensor of floats; None if there is none."""
+        is_tensor = torch_module().is_tensor
+        named = [*(("", x) for x in self.args), *self.kwargs.items()]
+        inputs = (x for name, x in named if is_tensor(x) and "mask" not in name)
+        return next((x for x in inputs if x.is_floating_point() and x.ndim > 1), None)
+
+
+def running(owner: Any) -> list[Running]:
+    """Return the modules that run, from `owner` outward to the whole model; [] if it does not run.
+
+    They are read from Python's frames: torch keeps no such list, and `torch.compile` skips hooks.
+    """
+    code = torch_module().nn.Module._call_impl.__code__
+    frame: Any = sys._getframe()
+    modules: list[Running] = []
+    while frame is not None:
+        if frame.f_code is code:
+            names = frame.f_locals
+            if modules or names["self"] is owner:
+                modules.append(Running(names["self"], names["args"], names["kwargs"]))
+        frame = frame.f_back
+    return modules
+
+
+def located(ran: Ran, query: Array, key: Array) -> Ran:
+    """Return `ran` with its call and the part of the model that it belongs to.
+
+    Raises:
+        NotImplementedError: the texts here are not those that the part was called with.
+    """
+    calls = running(ran.owner)
+    if not calls:
+        return ran
+    texts, length = query.shape[0], query.shape[-2]
+    # outward to the first part with a config of its own, such as a tower
+    model = sys.modules["transformers"].PreTrainedModel
+    last = next((n for n, x in enumerate(calls) if isinstance(x.module, model)), len(calls))
+    inside = calls[: last + 1]
+    for one in inside:
+        vectors = one.vectors
+        if vectors is None or len(vectors) == texts:
+            continue
+        if vectors.ndim > 2 or (texts, length) != (1, len(vectors)):
+            raise NotImplementedError(
+                f"record: {type(one.module).__name__} was given {len(vectors)} rows and "
+                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs that "
+                "are cut or packed have no trace: record a single input, or leave this part out, "
+                "record(module=another part)"
+            )
+    about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
+    if ran.mask is None and length == key.shape[-2]:  # a mask of the model's own making
+        for mask in (one.argument("attention_mask") for one in inside):
+            if mask is not None and tuple(mask.shape) == (texts, length):
+                about |= {"start": 0, "padding": mask.detach().bool().numpy()}
+                break
+    return replace(ran, mask=calls[-1].kwargs, **about)
