@@ -188,7 +188,7 @@ KNOWN = {
         *slips.OF_CAUSAL,
         caching.EXCHANGED,
     ),
-    ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, *decoding.LAST),
+    ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, decoding.LAST_POSITION),
     ("cross-attention", of_two_texts, "qkv"): (*crosses.KNOWN, *crosses.BATCHES),
     ("decoder-block", of_layers, "qkv"): (*layers.KNOWN, layers.ON_BATCH),
     ("writing-step", of_writing, "qkv"): (*written.KNOWN, *written.RECOMPUTED),

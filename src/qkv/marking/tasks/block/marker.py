@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
+from qkv.marking.explain import Compute, reproduces
 from qkv.marking.findings import Finding
+from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
-from qkv.marking.tasks.block.steps import RIGHT, Call, compute
-from qkv.marking.tasks.block.styles import style_of
+from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm
 from qkv.marking.tasks.mistakes.formula import LARGE, core
 from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
 from qkv.marking.tasks.task import Task
@@ -82,6 +84,41 @@ def _others() -> tuple[Group, ...]:
 @per_seed
 def _two_heads() -> Group:
     return Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS)
+
+
+# what is as right as LayerNorm and GELU: RMSNorm, and GELU by tanh
+_RMS: Steps = {"normalize": rms_norm}
+_NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
+_TANH: Steps = {"activation": gelu_tanh}
+_SAID_RMS, _SAID_TANH = "Its norm is RMSNorm.", "Its GELU is the one by tanh."
+STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
+    ({}, ()),
+    (_TANH, (_SAID_TANH,)),
+    (_RMS, (_SAID_RMS,)),
+    (_NO_SHIFT, (_SAID_RMS,)),
+    ({**_RMS, **_TANH}, (_SAID_RMS, _SAID_TANH)),
+    ({**_NO_SHIFT, **_TANH}, (_SAID_RMS, _SAID_TANH)),
+)
+
+
+def style_of(
+    runs: list[Outcome], right: Steps, known: Sequence[Mistake], compute: Compute
+) -> tuple[Steps, tuple[str, ...]]:
+    """The style in which a function is right, or wrong by one mistake; else the first.
+
+    Args:
+        runs: what its calls gave.
+        right: the right steps, in the first style.
+        known: the mistakes.
+        compute: what a case gives if it is computed by some steps.
+    """
+    none: Steps = {}
+    for variants in ((none,), *(one.variants for one in known)):
+        for (steps, said), variant in product(STYLES, variants):
+            done = {**right, **steps, **variant}
+            if all(reproduces(run, done, compute) for run in runs):
+                return steps, said
+    return STYLES[0]
 
 
 class BlockMarking(Marking):

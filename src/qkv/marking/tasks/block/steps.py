@@ -49,23 +49,12 @@ def compute(case: Call, steps: Steps) -> Array:
         arrays = {"x": x, **{name: p[name] for name in ("w_q", "w_k", "w_v")}}
         return attention(Case(arrays, heads=heads, output=p["w_o"]), steps)
 
-    def norm1(x: Array) -> Array:
-        return _norm(x, p["norm1_scale"], p["norm1_shift"], steps)
+    def norm(number: int) -> Part:
+        scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
+        return lambda x: steps["affine"](steps["normalize"](x), scale, shift)
 
-    def norm2(x: Array) -> Array:
-        return _norm(x, p["norm2_scale"], p["norm2_shift"], steps)
-
-    def mlp(x: Array) -> Array:
-        out: Array = steps["mlp"](x, p, steps["activation"])
-        return out
-
-    out: Array = steps["wire"](x, attend, mlp, norm1, norm2)
-    return out
-
-
-def _norm(x: Array, scale: Array, shift: Array, steps: Steps) -> Array:
-    """Each word vector at one size, then times scale and plus shift."""
-    out: Array = steps["affine"](steps["normalize"](x), scale, shift)
+    parts = attend, lambda x: steps["mlp"](x, p, steps["activation"])
+    out: Array = steps["wire"](x, parts, (norm(1), norm(2)))
     return out
 
 
@@ -76,20 +65,20 @@ def layer_norm(x: Array, axis: Any = -1, ddof: int = 0, eps: float = EPS) -> Arr
     return out
 
 
-def rms_norm(x: Array, axis: Any = -1) -> Array:
+def mean_square(x: Array, axis: Any = -1) -> Any:
+    """Return the mean square of each word vector."""
+    return (x * x).mean(axis=axis, keepdims=True)
+
+
+def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
     """A mean square of 1."""
-    out: Array = x / np.sqrt((x * x).mean(axis=axis, keepdims=True) + EPS)
-    return out
-
-
-def _erf(x: Array) -> Array:
-    out: Array = np.vectorize(math.erf, otypes=[float])(x)
+    out: Array = x / np.sqrt(mean_square(x, axis) + eps)
     return out
 
 
 def gelu(x: Array) -> Array:
     """Each number times the share of a normal distribution below it."""
-    out: Array = x * (1 + _erf(x / math.sqrt(2))) / 2
+    out: Array = x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
     return out
 
 

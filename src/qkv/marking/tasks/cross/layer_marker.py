@@ -16,9 +16,9 @@ from qkv.marking.mistake import Steps
 from qkv.marking.outcome import Outcome, close, first_wrong, name_of, outcome
 from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
+from qkv.marking.tasks.block.marker import style_of
 from qkv.marking.tasks.block.mistakes import EMPTY
 from qkv.marking.tasks.block.steps import layer_norm
-from qkv.marking.tasks.block.styles import style_of
 from qkv.marking.tasks.cross.layer import RIGHT, Call, compute
 from qkv.marking.tasks.cross.layer_mistakes import KNOWN, ON_BATCH
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT

@@ -22,7 +22,7 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.decoder.mistakes import (
     ENDS,
     HEADS,
-    LAST,
+    LAST_POSITION,
     LAST_ROW,
     LAYER,
     ROTARY,
@@ -179,7 +179,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     out = run(texts()[1]).out
     if out is not None and out.shape == (CONFIG["vocab_size"],):
         last_row = True
-        known, right = (*KNOWN, *LAST), {**RIGHT, "rows": lambda logits: logits[-1]}
+        known, right = (*KNOWN, LAST_POSITION), {**RIGHT, "rows": lambda logits: logits[-1]}
     m = DecoderMarking(
         "decoder",
         name_of(function),
@@ -200,7 +200,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(ANOTHER_MODEL)
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
-    if last_row and LAST[0].key not in {one.key for one in m.found}:
+    if last_row and LAST_POSITION.key not in {one.key for one in m.found}:
         m.find(of_mistake(LAST_ROW, run(texts()[1], right)))
     return m.result()
 

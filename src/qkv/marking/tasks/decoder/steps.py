@@ -18,7 +18,8 @@ from qkv.marking.draws import generator, per_seed
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
-from qkv.marking.tasks.wiring import pre_norm
+from qkv.marking.tasks.block.steps import rms_norm, sigmoid
+from qkv.marking.tasks.wiring import Part, pre_norm
 
 _Model = tuple[dict[str, Array], dict[str, Any]]  # weights by their names, and config
 CONFIG: Mapping[str, Any] = MappingProxyType(
@@ -163,12 +164,6 @@ def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
 def _block(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
     """One layer: attention, then the MLP, each added to what was there."""
 
-    def norm1(x: Array) -> Array:
-        return _norm(x, p["input_layernorm"], config["rms_norm_eps"], steps)
-
-    def norm2(x: Array) -> Array:
-        return _norm(x, p["post_attention_layernorm"], config["rms_norm_eps"], steps)
-
     def attend(x: Array) -> Array:
         return _attend(x, p, config, steps)
 
@@ -177,7 +172,11 @@ def _block(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: S
         out: Array = steps["linear"](steps["gate"](gate, up), p["mlp.down_proj"], "down_proj")
         return out
 
-    out: Array = steps["wire"](x, attend, mlp, norm1, norm2)
+    def norm(name: str) -> Part:
+        return lambda x: _norm(x, p[name], config["rms_norm_eps"], steps)
+
+    norms = norm("input_layernorm"), norm("post_attention_layernorm")
+    out: Array = steps["wire"](x, (attend, mlp), norms)
     return out
 
 
@@ -246,18 +245,6 @@ def joined_neighbours(first: Array, second: Array) -> Array:
     return both.reshape(*both.shape[:-2], -1)
 
 
-def rms_norm(x: Array, eps: float) -> Array:
-    """A mean square of 1."""
-    out: Array = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
-    return out
-
-
-def silu(x: Array) -> Array:
-    """Each number times its logistic function."""
-    out: Array = x / (1 + np.exp(-x))
-    return out
-
-
 RIGHT: Steps = MappingProxyType(
     {
         **ATTENTION,
@@ -268,16 +255,16 @@ RIGHT: Steps = MappingProxyType(
         "embed": lambda table, ids: table[ids],
         "layers": range,
         "wire": pre_norm,
-        "normalize": rms_norm,
+        "normalize": lambda x, eps: rms_norm(x, eps=eps),
         "norm_weight": lambda x, weight: x * weight,
-        "rotates": lambda q, k, v, turn: (turn(q), turn(k), v),
+        "rotates": lambda q, k, v, rotate: (rotate(q), rotate(k), v),
         "speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) / d),
-        "angle": lambda place, speeds: place * speeds,
+        "angle": lambda position, speeds: position * speeds,
         "pairs": halves,
         "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
         "unpair": joined_halves,
         "repeat": lambda a, times: np.repeat(a, times, axis=0),
-        "gate": lambda gate, up: silu(gate) * up,
+        "gate": lambda gate, up: gate * sigmoid(gate) * up,
         "final_norm": lambda x, norm: norm(x),
         "head": lambda x, table: x @ table.T,
         "rows": lambda logits: logits,
