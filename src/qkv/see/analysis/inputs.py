@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
+from qkv.models import Model, load_for
+from qkv.models.vision import VisionModel
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
 from qkv.see.analysis.words import bare, is_special, spans_of, words_of
 from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 # Tokens up to which a text is traced whole, with (T, T) weights for each head.
 WHOLE = 2 * LONG
@@ -60,8 +59,6 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
 
 def model_of(model: Model | str | None, texts: list[str]) -> Model:
     """The model itself, or by its name; "random" knows the words of these texts."""
-    from qkv.models import Model, load_for
-
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
@@ -71,8 +68,6 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
     Raises:
         ValueError: it looks at images.
     """
-    from qkv.models.vision import VisionModel
-
     used = model_of(model, texts)
     if isinstance(used, VisionModel):
         raise ValueError(

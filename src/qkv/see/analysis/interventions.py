@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import softmax
 from qkv.edits import edits_of
+from qkv.models import Model
 from qkv.models.model import handed_on
-from qkv.models.tasks.predict import in_words, likeliest
+from qkv.models.tasks.predict import Guesses, in_words, likeliest
 from qkv.see.analysis.links import STANDS_OUT
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
-    from qkv.models.tasks.predict import Guesses
 
 MOST_HEADS = 48  # are removed in turn, of the last layers; the same in assets/store/rule.js
 MOST_TOKENS = 512

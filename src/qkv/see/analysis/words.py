@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import string
+import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -24,31 +26,9 @@ Span = tuple[int, int, str]
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
 _BEFORE_MARK = re.compile(r" (?=[.,;:!?)\]}%](?: |$))")
-# English words that join others, and what tokenizers leave of them around an apostrophe.
-_FUNCTION = """
-a an the this that these those some any no none every each either neither both all few many much
-more most several such other others another own same
-i you he she it we they me him her us them my your his its our their mine yours hers ours theirs
-myself yourself himself herself itself ourselves yourselves themselves one ones
-who whom whose which what whoever whatever whichever someone somebody something anyone anybody
-anything everyone everybody everything nobody nothing
-and or but nor so yet if because although though unless until till while when whenever where
-wherever since as than whether that lest
-of in on at by for with about against between among into onto through throughout during before
-after above below to toward towards from up down out off over under beneath across along around
-behind beside besides beyond near within without upon via per despite except inside outside
-am is are was were be been being have has had having do does did doing will would shall should
-can cannot could may might must ought
-not never ever there here then now again once how why very too also just only even still quite
-rather almost
-don't didn't doesn't isn't wasn't aren't weren't won't wouldn't shouldn't couldn't
-can't it's i'm i've i'll he's she's that's there's they're we're you're
-"""
-_FUNCTION_PIECES = """
-s t d m ll re ve don didn doesn isn wasn aren weren won wouldn couldn shouldn hasn haven
-"""
-FUNCTION_WORDS = frozenset(_FUNCTION.split())
-LEFT_OVER = frozenset(_FUNCTION_PIECES.split())
+_LISTS = tomllib.loads(files("qkv.see.analysis").joinpath("function_words.toml").read_text("utf-8"))
+FUNCTION_WORDS = frozenset(_LISTS["words"].split())
+LEFT_OVER = frozenset(_LISTS["around_apostrophes"].split())
 _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
+from qkv.models import Model
 from qkv.models.files.tensors import exact_rows
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.rope_scaling import Dynamic, LongRope
@@ -20,9 +23,6 @@ from qkv.models.run.truncation import callers
 from qkv.see.page import packing
 from qkv.see.page.html import bundle, script, script_json
 from qkv.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 # What assets/engine/parameters.js reads, as JSON in a script of its own that is never run:
 #
@@ -49,7 +49,7 @@ def need_engine(model: Model, call: str = "play") -> None:
     Raises:
         ValueError: see `engine_payload`.
     """
-    for why in (*_reasons(model), *_reasons_of_tokenizer(model)):
+    for why in _reasons(model):
         raise ValueError(
             f"{call}: {model.name} {why}: a page computes decoders and encoders that name masked "
             f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
@@ -77,7 +77,12 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    parameters = {name: (array, exact_rows(array)) for name, array in _laid_out(model.parameters)}
+    # as the script reads them: the numbers that make one number of a result side by side
+    laid_out = {
+        name: array.T if name.endswith("_proj.weight") else array
+        for name, array in model.parameters.items()
+    }
+    parameters = {name: (array, exact_rows(array)) for name, array in laid_out.items()}
     first = design.layers[0]
     packed = {
         name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
@@ -201,7 +206,7 @@ def side_of(payload: Mapping[str, Any]) -> str:
 
 
 def _reasons(model: Model) -> Iterator[str]:
-    """Why a page cannot compute a model, as far as its network goes."""
+    """Why a page cannot compute with a model, one clause each; none if it can."""
     design = model.design
     if not isinstance(design, Design):
         yield f"is of the family {model.config.get('model_type')}"
@@ -228,14 +233,10 @@ def _reasons(model: Model) -> Iterator[str]:
             yield f"has numbers in {name} that float16 does not hold"
     if model.prepared("A") != "A":
         yield "has texts in lower case before they reach its tokenizer"
-
-
-def _reasons_of_tokenizer(model: Model) -> Iterator[str]:
-    """The same, as far as its tokenizer goes."""
     if model.tokenizer is None:
         yield "has no tokenizer"
-        return
-    yield from reasons_of_tokenizer(model.tokenizer)
+    else:
+        yield from reasons_of_tokenizer(model.tokenizer)
 
 
 def _sized(model: Model, size: int, call: str) -> str:
@@ -253,12 +254,6 @@ def _sized(model: Model, size: int, call: str) -> str:
     return said
 
 
-def _laid_out(parameters: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-    """Each parameter as the script reads it: what makes one number of a result side by side."""
-    for name, array in parameters.items():
-        yield name, array.T if name.endswith("_proj.weight") else array
-
-
 def _is_half(array: Array) -> bool:
     return bool((array.astype(np.float16).astype(array.dtype) == array).all())
 
@@ -266,28 +261,8 @@ def _is_half(array: Array) -> bool:
 # assets/engine/tokenizer.js and the modules beside it read the same kinds and options.
 
 
-_INSIDE = {  # where a Sequence has its parts
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "post_processor": "processors",
-    "decoder": "decoders",
-}
-_KINDS = {
-    "normalizer": (
-        *("BertNormalizer", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip"),
-        *("Replace", "Prepend"),
-    ),
-    "pre_tokenizer": (
-        *("BertPreTokenizer", "WhitespaceSplit", "Punctuation", "Digits", "Split", "ByteLevel"),
-        "Metaspace",
-    ),
-    "post_processor": ("ByteLevel", "BertProcessing", "RobertaProcessing", "TemplateProcessing"),
-    "decoder": (
-        *("ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "Replace", "ByteFallback", "Fuse"),
-        "Strip",
-    ),
-    "model": ("WordPiece", "BPE"),
-}
+_KINDS = tomllib.loads(files("qkv.see.page").joinpath("tokenizer_parts.toml").read_text("utf-8"))
+_INSIDE = _KINDS.pop("inside")
 _BYTES = [bytes([byte]).decode("latin-1") for byte in range(256)]
 _SHOWN = {one for one in _BYTES if re.match("[!-~¡-¬®-ÿ]", one)}  # as they stand for themselves
 _LEVELS = _SHOWN | {chr(256 + i) for i in range(256 - len(_SHOWN))}
@@ -319,8 +294,10 @@ def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
                 yield f"has the {part} {step['type']}"
             yield from _reasons_of_pattern(part, step)
     yield from _reasons_around(tokenizer, rules["post_processor"])
-    if model["type"] in _MODELS:
-        yield from _MODELS[model["type"]](model, vocabulary, rules)
+    if model["type"] == "BPE":
+        yield from _reasons_of_bpe(model, vocabulary, rules["pre_tokenizer"])
+    elif model["type"] == "WordPiece" and model["unk_token"] not in vocabulary:
+        yield f"has the unknown token {_short(model['unk_token'])} outside of its vocabulary"
 
 
 def _steps(part: str, rules: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -364,35 +341,20 @@ def _puts(step: Mapping[str, Any]) -> bool:
     return "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
 
 
-def _reasons_of_wordpiece(
-    model: Mapping[str, Any], vocabulary: Mapping[str, int], _: Mapping[str, Any]
-) -> Iterator[str]:
-    if model["unk_token"] not in vocabulary:
-        yield f"has the unknown token {_short(model['unk_token'])} outside of its vocabulary"
-
-
 def _reasons_of_bpe(
-    model: Mapping[str, Any], vocabulary: Mapping[str, int], rules: Mapping[str, Any]
+    model: Mapping[str, Any], vocabulary: Mapping[str, int], pre_tokenizer: Mapping[str, Any] | None
 ) -> Iterator[str]:
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model[name]:
             yield f"has a BPE with the {name} {_short(model[name])}"
-    bytewise = any(
-        step["type"] == "ByteLevel" for step in _steps("pre_tokenizer", rules["pre_tokenizer"])
-    )
-    if bytewise and vocabulary.keys() >= _LEVELS:
+    steps = _steps("pre_tokenizer", pre_tokenizer)
+    if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
         return  # nothing is unknown to it
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
             yield "has a BPE that falls back on bytes and has no token for some"
     elif model["unk_token"] not in vocabulary:
         yield "has a BPE that drops what it does not know"
-
-
-_MODELS: dict[str, Callable[..., Iterator[str]]] = {
-    "WordPiece": _reasons_of_wordpiece,
-    "BPE": _reasons_of_bpe,
-}
 
 
 def _short(text: str) -> str:

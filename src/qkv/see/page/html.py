@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from string import Template
+from typing import Any
 
 from qkv.arrays import finite
+from qkv.models import Model
 from qkv.see.draw import colours, svg
 from qkv.see.draw.colours import TONES, Tone
 from qkv.see.draw.panels import Rows, pictured
 from qkv.see.draw.svg import readable
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -67,16 +66,8 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
     said, shown = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
     bodies = [_pictured(title, [*lines, *said], shown, TONES[name]) for name in names]
-    rules = (
-        ".qkv-picture{padding:12px;border-radius:8px;overflow-wrap:anywhere}"
-        ".qkv-picture p{margin:8px 0;font-size:14px}.qkv-picture strong{font-size:16px}"
-        ".qkv-row{display:flex;flex-wrap:wrap;gap:24px;margin:16px 0}"
-        ".qkv-row>div{max-width:100%;overflow-x:auto}"
-    )
-    if theme == "auto":
-        body, more = _in_both_themes(*bodies)
-        return f"<style>{rules}{more}</style>{body}"
-    return f"<style>{rules}</style>{bodies[0]}"
+    body, more = _in_both_themes(*bodies) if theme == "auto" else (bodies[0], "")
+    return f"<style>{template('picture.css')}{more}</style>{body}"
 
 
 def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
@@ -130,20 +121,12 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
 
     `wide`: the body is as wide as the window, and what is in it says how wide it is.
     """
-    width = "none" if wide else "1400px"
-    scheme = {"auto": "light dark"}.get(theme, theme)
-    title = escape(readable(title), quote=True)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="{scheme}">\n<title>{title}</title>\n'
-        '<link rel="icon" href="data:,">\n'
-        f"<style>body{{margin:0 auto;padding:12px;max-width:{width};"
-        "font-family:system-ui,sans-serif}"
-        "h1{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}</style>\n"
-        f"</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n"
-        "</body>\n</html>\n"
+    return Template(template("document.html")).substitute(
+        title=escape(readable(title), quote=True),
+        body=body,
+        policy=policy,
+        scheme={"auto": "light dark"}.get(theme, theme),
+        width="none" if wide else "1400px",
     )
 
 
@@ -163,10 +146,19 @@ def script(*parts: str) -> str:
     return f'<script>(() => {{ "use strict";\n{code}\n}})();</script>'
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
+def _read(*path: str) -> str:
+    return files("qkv.see").joinpath("page", *path).read_text("utf-8")
+
+
 def bundle(name: str) -> str:
-    """The text of a file in bundles/, which `make bundles` puts together from those in assets/."""
-    return files("qkv.see").joinpath("page", "bundles", name).read_text("utf-8")
+    """Read a file of bundles/, which `make bundles` puts together from those in assets/."""
+    return _read("bundles", name)
+
+
+def template(name: str) -> str:
+    """Read a file of templates/: HTML and CSS around a view."""
+    return _read("templates", name)
 
 
 def _tokens(payload: dict[str, Any]) -> str:
@@ -182,14 +174,6 @@ def _tokens(payload: dict[str, Any]) -> str:
 
 # It is HTML of the page around a view, in whose shadow root base/mount.js has a slot for it. So it
 # is there without scripts too, and takes its colours from the view, where there is one.
-_STYLE = """
-.qkv-about summary { display: inline-block; min-height: 44px; padding: 11px 0;
-  box-sizing: border-box;
-  color: var(--accent, LinkText); text-decoration: underline; cursor: pointer; }
-.qkv-about h3 { margin: 12px 0 4px; padding: 0; font-size: 15px; }
-.qkv-about pre { margin: 0; padding: 0; background: none; color: inherit; white-space: pre-wrap;
-  overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
-"""
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:
@@ -200,7 +184,7 @@ def about_model(model: Model | None, name: str = "this model") -> str:
     parts = ((_html(name), _html(text)) for name, text in found.items())
     texts = "".join(f"<h3>{name}</h3><pre>{text}</pre>" for name, text in parts)
     return (
-        f'<style>{_STYLE}</style><details class="qkv-about" slot="about">'
+        f'<style>{template("about.css")}</style><details class="qkv-about" slot="about">'
         f"<summary>About {_html(name)}</summary>{texts}</details>"
     )
 

@@ -6,19 +6,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, shipped
 from qkv.see.analysis.inputs import places_in
 from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
-from qkv.see.page.html import POLICY, about_model, bundle, document, fragment, script, script_json
+from qkv.see.page.html import (
+    POLICY,
+    about_model,
+    bundle,
+    document,
+    fragment,
+    script,
+    script_json,
+    template,
+)
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 # PLAY = what stands in the payload of the kind "play", whose "texts" are empty: the page computes.
 # The model and its script are a part of their own, which comes after (see page/engine.py).
@@ -73,8 +80,6 @@ def known_of(model: Model) -> dict[str, Any]:
 
 def _folder_of(model: Model) -> Path | None:
     """The folder in qkv that a model is from, if it has the parameters there and no others."""
-    from qkv.models import load
-
     folder = shipped().get(model.name)
     if folder is None:
         return None
@@ -110,10 +115,6 @@ def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
 
 
 SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
-_FORM = (
-    '<form id="qkv-key" hidden><p role="status"></p><label>Key '
-    '<input type="password" autocomplete="off" required></label> <button>Use it</button></form>'
-)
 
 
 def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
@@ -135,7 +136,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
         'document.getElementById("qkv-key"));'
     )
     body = (
-        f"{_FORM}\n{fragment(payload, '', about_model(model))}\n"
+        f"{template('key_form.html')}\n{fragment(payload, '', about_model(model))}\n"
         f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
         f"{script(bundle('server.js'), call)}\n"
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import MLP, Block, LayerNorm, RMSNorm
+from qkv.models import Model
 from qkv.models.network.design import Design, under
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.predict import in_words, likeliest
 from qkv.see.steps.step import FEW, PHRASES, Walk, linear_step, norm_step, phrase
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 Norm = LayerNorm | RMSNorm
 

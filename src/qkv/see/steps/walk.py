@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.packed import settings as settings_of
+from qkv.models import Model
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families.lessons import AttentionOnly
 from qkv.models.network.embedding import Embedding
@@ -22,9 +23,6 @@ from qkv.see.steps.later_steps import block_steps, normed, parallel_steps, trace
 from qkv.see.steps.step import Step, Walk, biased
 from qkv.text.tokenizer import MASKS
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
 from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
@@ -23,9 +24,6 @@ from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dic
 from qkv.see.views.runs import RunsView, compare_runs
 from qkv.see.views.view import Heading, models_of
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 
 @dataclass(frozen=True, eq=False)

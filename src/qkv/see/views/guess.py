@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qkv.edits import edits_of
+from qkv.edits import Ablate, Hide, edits_of
+from qkv.models import Model
 from qkv.models.files.find import DEFAULT
+from qkv.models.tasks.predict import Guesses
 from qkv.see.analysis.inputs import model_of, texts_of
 from qkv.see.analysis.words import run_name
 from qkv.see.draw.panels import Panel, Prose
@@ -18,11 +20,6 @@ from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.text.tokenizer import MASKS
-
-if TYPE_CHECKING:
-    from qkv.edits import Ablate, Hide
-    from qkv.models import Model
-    from qkv.models.tasks.predict import Guesses
 
 
 @dataclass(frozen=True, eq=False, repr=False)

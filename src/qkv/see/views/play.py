@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 from qkv.arrays import shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.inputs import model_of, readable_trace, texts_of
@@ -22,16 +23,13 @@ from qkv.see.analysis.selection import PAGE, choose_head, percent
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import Panel
 from qkv.see.page.engine import engine_part, engine_payload, need_engine
-from qkv.see.page.html import WITH_WORKER, about_model, document
+from qkv.see.page.html import WITH_WORKER, about_model, document, template
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
 from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
 from qkv.see.views.view import Heading, View
 from qkv.text.gaps import masked
 from qkv.trace import Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 _FRAME = "width:100%;height:860px;border:0"
 
@@ -297,18 +295,6 @@ def play(
 
 MOST = 256  # tokens of a text that a page runs, MOST of assets/store/store.js
 
-# Of the article's HTML, which is the page's own and stands in slots of the view.
-_STYLE = """
-.qkv-prose { max-width: 44em; margin: 0 auto; font-size: 17px; line-height: 1.55; }
-.qkv-prose :is(h2, h3, h4) { line-height: 1.25; margin: 1.2em 0 0.4em; }
-.qkv-prose h2 { font-size: clamp(24px, 3vw, 36px); }
-.qkv-prose img { max-width: 100%; }
-.qkv-prose pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-.qkv-prose table { display: block; overflow-x: auto; }
-.qkv-prose :is(th, td) { padding: 3px 10px; text-align: left; }
-.qkv-prose a { color: var(--accent, LinkText); }
-"""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FindingsView(WithModels):
@@ -379,7 +365,7 @@ class FindingsView(WithModels):
 
     def _about(self) -> str:
         prose = [part for part in self.parts if isinstance(part, str)]
-        style = f"<style>{_STYLE}</style>" if prose else ""
+        style = f"<style>{template('prose.css')}</style>" if prose else ""
         slots = (
             f'<div class="qkv-prose" slot="prose-{n}">{part}</div>' for n, part in enumerate(prose)
         )

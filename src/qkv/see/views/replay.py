@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models import Model
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.snapshots import (
@@ -28,10 +29,7 @@ from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Pr
 from qkv.see.page.payload import check_theme, replay_payload
 from qkv.see.views.head_panels import HeadShown, heading_of
 from qkv.see.views.view import Heading
-
-if TYPE_CHECKING:
-    from qkv.models import Model
-    from qkv.trace import Trace
+from qkv.trace import Trace
 
 _STRIP = 6  # steps side by side in a picture
 _MOST_ROWS = 24

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from qkv.models import Model
 from qkv.see.analysis.inputs import one_text, reader_of, texts_of
 from qkv.see.analysis.measures import strongest
 from qkv.see.analysis.word_vectors import Shift, shift_of_traces
@@ -20,8 +21,6 @@ from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from qkv.models import Model
 
 _CALL = "plot_shift"
 _MOST_ROWS = 20

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qkv.arrays import Array
+from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Axis, Heads, by_word, heads_of, kept_in
 from qkv.see.analysis.inputs import heads_from, places_in, readable_trace, traced
@@ -20,9 +21,6 @@ from qkv.see.page.payload import check_theme
 from qkv.see.views.head_panels import OneText, heading_of, link_to_dict, movement_table
 from qkv.see.views.view import Heading
 from qkv.trace import Seq2SeqTrace, Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 
 @dataclass(frozen=True, eq=False, repr=False)

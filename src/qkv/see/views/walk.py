@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers import Block, MultiHeadAttention
+from qkv.models import Model
 from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.inputs import model_of, one_text, readable_trace, reader_of, texts_of
 from qkv.see.analysis.interventions import removal_of
@@ -25,10 +26,6 @@ from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.see.views.head_panels import EACH_ROW, arrows_of, heading_of
 from qkv.see.views.view import Heading, View
 from qkv.trace import Seq2SeqTrace, Trace
-
-if TYPE_CHECKING:
-    from qkv.models import Model
-
 
 # What `to_dict` gives of a step.
 _SAID = ("title", "formula", "shape", "code", "name", "sum", "note")
