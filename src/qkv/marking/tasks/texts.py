@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -44,6 +44,21 @@ class Texts:
             texts = {field: text for field, text in fields.items() if isinstance(text, str)}
             fields |= {field: text.format(**values) for field, text in texts.items()}
         return Mistake(**fields, variants=variants)
+
+    def mistakes(
+        self, variants: Mapping[str, Iterable[Steps | Callable[..., Any]]], step: str = ""
+    ) -> tuple[Mistake, ...]:
+        """Return the mistakes of these tables.
+
+        Args:
+            variants: by the table's name, the steps that replace the right ones, one for each way
+                to make the mistake. A function alone replaces `step`.
+            step: the name of that step.
+        """
+        return tuple(
+            self.mistake(name, *({step: way} if callable(way) else way for way in ways))
+            for name, ways in variants.items()
+        )
 
     def finding(
         self,

@@ -20,9 +20,9 @@ from qkv.marking.tasks.block.steps import (
     sigmoid,
 )
 from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.mistakes.texts import MistakeTexts
+from qkv.marking.tasks.texts import Texts
 
-_TEXTS = MistakeTexts(__package__, "mistakes.toml")
+_TEXTS = Texts(__name__)
 
 
 def _variance(x: Array) -> Any:
@@ -33,39 +33,27 @@ def _centred(x: Array) -> Any:
     return x - x.mean(axis=-1, keepdims=True)
 
 
-WIRING = (
-    *_TEXTS.mistakes(
-        "wiring",
-        {
-            "block-no-residual": wiring.NO_RESIDUAL,
-            "block-normed-stream": wiring.NORMED_STREAM,
-            "block-from-start": [
-                lambda x, parts, norms: x + parts[1](norms[1](x + parts[0](norms[0](x))))
-            ],
-            "block-mlp-first": [
-                lambda x, parts, norms: wiring.pre_norm(x, parts[::-1], norms[::-1])
-            ],
-            "block-no-norm": wiring.NO_NORM,
-            "block-norm-kept": wiring.NORM_KEPT,
-            "block-norms-exchanged": wiring.NORMS_EXCHANGED,
-        },
-        step="wire",
-    ),
-    *_TEXTS.mistakes(
-        "wired-otherwise",
-        {
-            "block-post-norm": [wiring.POST_NORM],
-            "block-norm-of-part": [wiring.NORM_OF_RESULT],
-            "block-parallel": [
-                lambda x, parts, norms: x + parts[0](norms[0](x)) + parts[1](norms[1](x))
-            ],
-        },
-        step="wire",
-    ),
+WIRING = _TEXTS.mistakes(
+    {
+        "block-no-residual": wiring.NO_RESIDUAL,
+        "block-normed-stream": wiring.NORMED_STREAM,
+        "block-from-start": [
+            lambda x, parts, norms: x + parts[1](norms[1](x + parts[0](norms[0](x))))
+        ],
+        "block-mlp-first": [lambda x, parts, norms: wiring.pre_norm(x, parts[::-1], norms[::-1])],
+        "block-no-norm": wiring.NO_NORM,
+        "block-norm-kept": wiring.NORM_KEPT,
+        "block-norms-exchanged": wiring.NORMS_EXCHANGED,
+        "block-post-norm": [wiring.POST_NORM],
+        "block-norm-of-part": [wiring.NORM_OF_RESULT],
+        "block-parallel": [
+            lambda x, parts, norms: x + parts[0](norms[0](x)) + parts[1](norms[1](x))
+        ],
+    },
+    step="wire",
 )
 
 NORMS = _TEXTS.mistakes(
-    "norms",
     {
         "norm-tokens": [lambda x: layer_norm(x, -2), lambda x: rms_norm(x, -2)],
         "norm-whole": [lambda x: layer_norm(x, (-1, -2)), lambda x: rms_norm(x, (-1, -2))],
@@ -87,12 +75,10 @@ NORMS = _TEXTS.mistakes(
     step="normalize",
 )
 EMPTY = _TEXTS.mistakes(
-    "words-of-zeros",
     {"norm-no-eps": [lambda x: layer_norm(x, eps=0.0), lambda x: rms_norm(x, eps=0.0)]},
     step="normalize",
 )
 MLPS = _TEXTS.mistakes(
-    "mlps",
     {
         "mlp-no-activation": [{"activation": same}],
         "mlp-activation-late": [
@@ -132,16 +118,15 @@ def _by_whole_means(x: Array) -> Any:
 
 SLIPS = (
     *_TEXTS.mistakes(
-        "norm-slips",
         {
-            "floor-division": [
+            "norm-floor-division": [
                 lambda x: _centred(x) // np.sqrt(_variance(x) + EPS),
                 lambda x: x // np.sqrt(mean_square(x) + EPS),
                 _by_whole_means,
                 lambda x: _centred(x) / np.sqrt(_whole_mean(_centred(x) ** 2) + EPS),
                 lambda x: x / np.sqrt(_whole_mean(x * x) + EPS),
             ],
-            "integer-table": [
+            "norm-integer-table": [
                 {"affine": lambda x, scale, shift: np.trunc(x * scale + shift)},
                 {"affine": lambda x, scale, shift: np.trunc(x * scale)},
                 lambda x: np.trunc(layer_norm(x)),
@@ -164,9 +149,8 @@ SLIPS = (
         step="normalize",
     ),
     *_TEXTS.mistakes(
-        "mlp-slips",
         {
-            "floor-division": [
+            "mlp-floor-division": [
                 {"activation": lambda x: gelu(x) / x * 2 * (x // 2)},
                 {"activation": lambda x: gelu_tanh(x) / x * 2 * (x // 2)},
                 {"activation": lambda x: x * ((gelu(x) / x * 2) // 2)},
@@ -174,7 +158,7 @@ SLIPS = (
                 {"activation": lambda x: gelu(x) * 2 // 2},
                 {"activation": lambda x: gelu_tanh(x) * 2 // 2},
             ],
-            "integer-table": [
+            "mlp-integer-table": [
                 {"activation": lambda x: np.trunc(gelu(x))},
                 {"activation": lambda x: np.trunc(gelu_tanh(x))},
             ],

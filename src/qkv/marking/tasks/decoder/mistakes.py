@@ -16,13 +16,12 @@ from qkv.marking.tasks.block.steps import mean_square, rms_norm, sigmoid
 from qkv.marking.tasks.decoder.steps import joined_halves, joined_neighbours, neighbours
 from qkv.marking.tasks.mistakes.build import without
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
-from qkv.marking.tasks.mistakes.texts import MistakeTexts
+from qkv.marking.tasks.texts import Texts
 
-_TEXTS = MistakeTexts(__package__, "mistakes.toml")
+_TEXTS = Texts(__name__)
 
 # before, between and after the layers
 ENDS = _TEXTS.mistakes(
-    "ends",
     {
         "decoder-final-norm": [{"final_norm": lambda x, norm: x}],
         "decoder-probabilities": [
@@ -50,31 +49,22 @@ def _speeds(base: float, d: int) -> Array:
 
 
 # of a model that has a matrix of its own for the logits
-UNTIED = (
-    *_TEXTS.mistakes(
-        "untied",
-        {
-            "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],
-            "decoder-head-embeds": [lambda embeddings, head: (head, head)],
-            "decoder-tables-exchanged": [lambda embeddings, head: (head, embeddings)],
-        },
-        step="tables",
-    ),
-    *_TEXTS.mistakes(
-        "written-down",
-        {
-            "decoder-written-down": [
-                {"normalize": lambda x, eps: rms_norm(x, eps=1e-6)},
-                {"speeds": lambda base, d, width: _speeds(500.0, d)},
-                {"layers": lambda n: range(2)},
-                {"counts": lambda heads, groups: (4, 2)},
-            ]
-        },
-    ),
+UNTIED = _TEXTS.mistakes(
+    {
+        "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],
+        "decoder-head-embeds": [lambda embeddings, head: (head, head)],
+        "decoder-tables-exchanged": [lambda embeddings, head: (head, embeddings)],
+        "decoder-written-down": [
+            {"normalize": lambda x, eps: rms_norm(x, eps=1e-6)},
+            {"speeds": lambda base, d, width: _speeds(500.0, d)},
+            {"layers": lambda n: range(2)},
+            {"counts": lambda heads, groups: (4, 2)},
+        ],
+    },
+    step="tables",
 )
 # of a decoder that gives the logits after the last word alone
 LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
-    "last-row",
     {
         "decoder-last-row": [],
         "decoder-last-place": [
@@ -93,7 +83,6 @@ def _counts(heads: int, groups: int) -> Steps:
 
 HEADS = (
     *_TEXTS.mistakes(
-        "heads",
         {
             "groups-missing": [lambda a, times: a],
             "groups-axis": [
@@ -110,7 +99,6 @@ HEADS = (
         step="repeat",
     ),
     *_TEXTS.mistakes(
-        "masks",
         {
             "decoder-no-mask": [lambda i, j, first: (i >= 0) & (j >= 0)],
             "decoder-mask-ahead": [lambda i, j, first: j <= i + 1],
@@ -122,7 +110,6 @@ HEADS = (
 
 LAYER = (
     *_TEXTS.mistakes(
-        "mlp",
         {
             "gate-up-swapped": [lambda gate, up: gate * up * sigmoid(up)],
             "gate-missing": [
@@ -140,7 +127,6 @@ LAYER = (
         step="gate",
     ),
     *_TEXTS.mistakes(
-        "norms",
         {
             "decoder-layer-norm": [
                 lambda x, eps: rms_norm(x - x.mean(axis=-1, keepdims=True), eps=eps)
@@ -158,7 +144,6 @@ LAYER = (
         step="normalize",
     ),
     *_TEXTS.mistakes(
-        "wiring",
         {
             "decoder-no-residual": wiring.NO_RESIDUAL,
             "decoder-norm-place": [wiring.POST_NORM, *wiring.NORMED_STREAM],
@@ -178,7 +163,6 @@ def _one_ahead(a: Array, rotate: Callable[[Array], Array]) -> Array:
 
 ROTARY = (
     *_TEXTS.mistakes(
-        "rotation",
         {
             "rotary-neighbours": [
                 {"pairs": neighbours, "unpair": joined_neighbours},
@@ -193,7 +177,6 @@ ROTARY = (
         step="turn",
     ),
     *_TEXTS.mistakes(
-        "rotated",
         {
             "rotary-missing": [lambda q, k, v, rotate: (q, k, v)],
             "rotary-one": [
@@ -210,7 +193,6 @@ ROTARY = (
         step="rotates",
     ),
     *_TEXTS.mistakes(
-        "angles",
         {
             "rotary-speed": [
                 lambda base, d, width: base ** (-np.arange(d // 2) / d),
@@ -242,7 +224,6 @@ def _untransposed(names: Sequence[str]) -> Steps:
 
 
 TRANSPOSED = _TEXTS.mistakes(
-    "transposed",
     {"decoder-transposed": [*map(_untransposed, _SOME), {"head": lambda x, table: x @ table}]},
 )
 
@@ -263,10 +244,8 @@ def _pairs(d: int) -> Array:
     return np.arange(d // 2)
 
 
-_PROJECTIONS = ("qvk", "kqv", "vqk")  # each where q, k and v come from
-
-
 def _chosen(names: str) -> Steps:
+    """Take q, k and v from the projections of these names."""
     return {"choose": lambda *qkv: [qkv["qkv".index(name)] for name in names]}
 
 
@@ -277,7 +256,6 @@ def _in_one_row(a: Array) -> Array:
 
 SLIPS = (
     *_TEXTS.mistakes(
-        "rotary-slips",
         {
             "floor-division-of-angles": [
                 {"angle": lambda position, speeds: np.floor(position * speeds)}
@@ -304,16 +282,16 @@ SLIPS = (
         step="speeds",
     ),
     *_TEXTS.mistakes(
-        "projections",
         {
             "query-key-swapped": [{"score": lambda q, k: k @ flip(q)}],
-            **{f"projections-{names}": [_chosen(names)] for names in _PROJECTIONS},
+            "projections-qvk": [_chosen("qvk")],
+            "projections-kqv": [_chosen("kqv")],
+            "projections-vqk": [_chosen("vqk")],
         },
     ),
     *_TEXTS.mistakes(
-        "norm-slips",
         {
-            "floor-division": [
+            "norm-floor-division": [
                 lambda x, eps: x // np.sqrt(mean_square(x) + eps),
                 lambda x, eps: x / np.sqrt(np.floor(mean_square(x)) + eps),
             ],
@@ -325,9 +303,8 @@ SLIPS = (
         step="normalize",
     ),
     *_TEXTS.mistakes(
-        "mlp-slips",
         {
-            "floor-division": [lambda gate, up: gate // (1 + np.exp(-gate)) * up],
+            "mlp-floor-division": [lambda gate, up: gate // (1 + np.exp(-gate)) * up],
             "gate-brackets": [
                 lambda gate, up: (gate + np.exp(-gate)) * up,
                 lambda gate, up: gate * (1 + np.exp(-gate)) * up,
