@@ -7,7 +7,7 @@ import pytest
 
 from qkv.marking import check
 from qkv.marking.errors import alike, clash, line_of
-from qkv.marking.files.found import of_error
+from qkv.marking.files.verdicts import of_error
 
 from .written import TASK_OF, planted
 
@@ -189,7 +189,7 @@ MOST_LIKELY = [
     ("block", "loops", 'par["w_k"]', 'par["W_k"]', "key-unknown", "'W_k', which .*'w_k' is meant"),
     # a slip: the key is what is told
     ("softmax", "loops", "0.0", "math.exp(x[i])", "array-for-number", ""),
-    ("attention", "lists", "len(k)", "len(k) + 1", "index-past-end", "the last has the index"),
+    ("attention", "lists", "len(k)", "len(k) + 1", "index-past-end", "n elements has the index"),
     ("attention", "tables", "range(d)", "range(d + 1)", "index-past-end", ""),
     ("attention", "matmul", "np.sqrt(d)", "d^0.5", "power-sign", "writes it as"),
     ("attention", "matmul", D, "query.shape(-1)", "not-callable", ""),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qkv.marking.files.found import names_of, not_marked, of_error
 from qkv.marking.files.source import defined, tasks_in
+from qkv.marking.files.verdicts import names_of, not_marked, of_error
 from qkv.marking.marker import task_of
 from qkv.marking.tasks import TASKS
 

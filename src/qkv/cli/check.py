@@ -184,7 +184,7 @@ def _marked(
 ) -> tuple[CheckResult, ...]:
     """The verdicts on a file; what fails in marking it is one, so that the others are marked."""
     from qkv.marking import check_file
-    from qkv.marking.files.found import unmarked
+    from qkv.marking.files.verdicts import unmarked
 
     try:
         return check_file(file, task, waiting=waiting, **options)

@@ -9,8 +9,6 @@ from itertools import combinations, zip_longest
 from pathlib import Path
 from typing import Any
 
-from qkv.marking.elsewhere import RaisedElsewhere
-
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
 _LONGEST = 60  # letters of a line that are shown
@@ -34,6 +32,18 @@ _RESHAPES = (
     re.compile(r"cannot reshape array of size (?P<size>\d+) into shape \((?P<shape>[-\w, ]+)\)"),
     re.compile(r"shape '\[(?P<shape>[-\d, ]+)\]' is invalid for input of size (?P<size>\d+)"),
 )
+
+
+class RaisedElsewhere(BaseException):
+    """An exception of another process, which has its frames.
+
+    Attributes:
+        line: the line of the student's code that raised it, in words; empty if no line did.
+        likely: the `Mistake` that is its likeliest cause, or None.
+    """
+
+    line: str
+    likely: Any
 
 
 def type_name(thing: Any) -> str:

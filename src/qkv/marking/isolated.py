@@ -1,4 +1,8 @@
-"""A process of its own for somebody's code, within limits of time, and requests to it."""
+"""A process for a student's code: how it starts, within which limits, and requests to it.
+
+`Isolated` is this side, and `serve` the other side. Requests are lines of JSON on the process's
+standard input, replies are lines on its standard output; the student's code has neither.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,29 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from json import dumps, loads  # as they are before any student's code is read
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
-UNTOLD = 70  # the exit code of a process that could not tell what it had to
+from qkv.marking.outcome import getpid
+
+Packed = dict[str, Any]
+Answer = Callable[[Packed, Callable[[Any], None]], Packed]
+_NO_REPLY = 70  # the exit code of a process that could not send its reply
 _START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
 _PATIENCE = 20  # times as long may pass where other programs take the processors
 _TICK = 0.1
-_LINE = 1 << 26  # bytes of a line that is told; no verdict has so many
-_MOVES = 0.02  # of a second that a process gets in a second where it is held up, and not asleep
+_LINE = 1 << 26  # bytes of a line; no verdict has so many
+_MOVES = 0.02  # seconds of processor time in a second: a process that is held up, and not asleep
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
+leave = os._exit  # as it is before any student's code is read
 
 
 class Ended(BaseException):
-    """Nothing more can be asked of the process: it has ended, or has no time left.
+    """The process answers no more: it has ended, or has no time left.
 
     Args:
-        key: what that is called.
+        key: the key of that mistake.
         shows: how it shows.
     """
 
@@ -43,13 +52,13 @@ class Ended(BaseException):
 
 
 class Isolated:
-    """A child process that answers requests, and is gone at the end of `with`, whatever happens.
+    """A child process that answers requests, and is gone at the end of `with` in any case.
 
     Args:
-        module: the module of qkv whose `main` the child runs, or a function for a fork of this
-            process to run.
-        arguments: what the child finds in `sys.argv`; the last one is added, the seconds after
-            which it ends by itself.
+        module: the module of qkv whose `main` the child runs, or a function that a fork of this
+            process runs.
+        arguments: `sys.argv` of the child; the last one is added, the seconds after which it ends
+            by itself.
         seconds: how long an answer may take.
         waiting: is called several times a second.
         call: the name of the public function, for errors.
@@ -64,27 +73,27 @@ class Isolated:
         waiting: Callable[[], None] = lambda: None,
         call: str,
     ) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._child: subprocess.Popen[bytes] | Forked
         try:
             if isinstance(module, str):
                 alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # more than any run takes
-                self._child = _started(module, [*arguments, str(alarm)], self._said)
+                self._child = _started(module, [*arguments, str(alarm)], self._stderr)
             else:
-                self._child = Forked(module, self._said)
+                self._child = Forked(module, self._stderr)
         except BaseException:
-            self._said.close()
+            self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
         self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self._worker = 0  # the process that the file runs in, a child of that child
-        self._ear = threading.Thread(target=self._listen, daemon=True)
-        self._ear.start()
+        self._worker = 0  # the process that runs the student's code, a child of that child
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """From now on it has its time anew: these seconds, or those it was made with."""
+        """Start the time limit again: these seconds, or those of the constructor."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -95,12 +104,12 @@ class Isolated:
         seconds: float | None = None,
         of_part: Callable[[Any], float | None] = lambda part: None,
     ) -> Mapping[str, Any]:
-        """The reply to a request.
+        """Send a request, and return the reply.
 
         Args:
-            request: what is asked.
-            seconds: how long this reply and later ones may take; None for what `begin` was given.
-            of_part: gives the seconds of each part of the work, from what the child says of it.
+            request: the request.
+            seconds: how long this reply and later ones may take; None for the limit of `begin`.
+            of_part: gives the seconds of each part of the work, from the child's name of that part.
 
         Raises:
             Ended: there is no reply, since the process has ended or takes too long.
@@ -112,44 +121,44 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # it is gone: that shows when it is heard
+        with suppress(OSError):  # the child is gone, and so gives no reply
             self._child.stdin.write(json.dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
-            told = self._hear(self._seconds)
-            if told is None:
+            reply = self._hear(self._seconds)
+            if reply is None:
                 raise Ended(*self._ended())
-            if told.get("n") == number:
-                if "part" not in told:
-                    return told
-                self.begin(of_part(told["part"]))
+            if reply.get("n") == number:
+                if "part" not in reply:
+                    return reply
+                self.begin(of_part(reply["part"]))
 
     def _start(self) -> None:
-        """Wait until it runs."""
+        """Wait until the child runs."""
         try:
-            told = self._hear(_START)
+            first = self._hear(_START)
         except Ended:
-            told = None
-        if told is None or "process" not in told:
-            self._said.seek(0)
-            why = self._said.read().decode(errors="replace").strip() or "it took too long"
+            first = None
+        if first is None or "process" not in first:
+            self._stderr.seek(0)
+            why = self._stderr.read().decode(errors="replace").strip() or "it took too long"
             raise RuntimeError(f"{self._call}: Python did not start: {why.splitlines()[-1]}")
-        self._worker = int(told["process"])
+        self._worker = int(first["process"])
         self.begin()
 
     def _listen(self) -> None:
-        """Put what each line says into the queue, and None at the end."""
+        """Put the content of each line into the queue, and None at the end."""
         assert self._child.stdout is not None
-        with self._child.stdout as told:
-            while line := told.readline(_LINE):
-                with suppress(Exception):  # it is not ours: the file may write here too
-                    said = json.loads(line)
-                    if isinstance(said, dict):
-                        self._lines.put(said)
+        with self._child.stdout as lines:
+            while line := lines.readline(_LINE):
+                with suppress(Exception):  # not a line of ours: the file may write here too
+                    reply = json.loads(line)
+                    if isinstance(reply, dict):
+                        self._lines.put(reply)
         self._lines.put(None)
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
-        """The next thing that is told; None if it ended before, Ended if it takes too long."""
+        """Return the next line; None if the child ended before, Ended if it takes too long."""
         begin = time.monotonic()
         try:
             while True:
@@ -162,7 +171,7 @@ class Isolated:
                 if now - self._noted >= 1:
                     self._moves = used - self._used_then >= _MOVES
                     self._noted, self._used_then = now, used
-                # on a busy machine it may not have had its time yet, and that is not its fault
+                # on a busy machine the child may not have had its time yet
                 held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
                     raise Ended("endless-loop", f"it was ended after {seconds:g} s")
@@ -173,13 +182,13 @@ class Isolated:
         return processor(self._worker or self._child.pid)
 
     def _ended(self) -> tuple[str, str]:
-        """How a process ended that told nothing: what it is called, and how it shows."""
+        """Return how a process ended that sent no reply: the key, and how it shows."""
         try:
             code = self._child.wait(timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            return "not-marked", "it goes on, and has closed the file in which its process tells"
-        if code == UNTOLD:
-            return "not-marked", "its process could not tell what was found"
+            return "not-marked", "it goes on, and has closed the file that its replies go to"
+        if code == _NO_REPLY:
+            return "not-marked", "its process could not send its verdict"
         if code >= 0:
             return "exits", f"the process ended with the exit code {code}"
         with suppress(ValueError):
@@ -189,12 +198,7 @@ class Isolated:
     def __enter__(self) -> Isolated:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
             if self._worker and self._child.poll() is None:  # it may have left the group
@@ -205,53 +209,53 @@ class Isolated:
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:
-            with suppress(OSError):  # what could not be written any more
+            with suppress(OSError):  # a request that could not be written any more
                 self._child.stdin.close()
-        self._ear.join(_TICK)  # it ends with the child, if that has left no other process behind
-        self._said.close()
+        self._listener.join(_TICK)  # ends with the child, unless another process was left behind
+        self._stderr.close()
 
 
 class Forked:
-    """A fork of this process, with what is used of a `subprocess.Popen`.
+    """A fork of this process, with those methods of a `subprocess.Popen` that `Isolated` uses.
 
     Args:
-        main: what the fork runs, and ends with.
-        said: the file for its standard error.
+        main: the function that the fork runs, and ends with.
+        stderr: the file for its standard error.
     """
 
-    def __init__(self, main: Callable[[], None], said: IO[bytes]) -> None:
-        (asked, ask), (told, tell) = os.pipe(), os.pipe()
-        with warnings.catch_warnings():  # of threads, which the fork does not have
+    def __init__(self, main: Callable[[], None], stderr: IO[bytes]) -> None:
+        (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
+        with warnings.catch_warnings():  # about threads, which the fork does not have
             warnings.simplefilter("ignore")
             self.pid = os.fork()
         if not self.pid:
             try:
                 faulthandler.disable()  # its file is of the other process
                 os.setsid()
-                for number, file in enumerate((asked, tell, said.fileno())):
+                for number, file in enumerate((stdin, stdout, stderr.fileno())):
                     os.dup2(file, number)
-                for file in (ask, told):
-                    os.close(file)
+                os.close(ask)
+                os.close(told)
                 main()
             finally:
-                os._exit(UNTOLD)
-        os.close(asked)
-        os.close(tell)
+                leave(_NO_REPLY)
+        os.close(stdin)
+        os.close(stdout)
         self.stdin, self.stdout = os.fdopen(ask, "wb"), os.fdopen(told, "rb")
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         if self._code is None:
             ended, code = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(code) if ended else None
         return self._code
 
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code, as soon as there is one."""
-        end = None if timeout is None else time.monotonic() + timeout
+    def wait(self, timeout: float = float("inf")) -> int:
+        """Wait for the end, and return the exit code."""
+        end = time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if end is not None and timeout is not None and time.monotonic() > end:
+            if time.monotonic() > end:
                 raise subprocess.TimeoutExpired("a fork", timeout)
             time.sleep(0.002)
         return code
@@ -262,26 +266,103 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _started(module: str, arguments: Sequence[str], said: IO[bytes]) -> subprocess.Popen[bytes]:
-    # -P: nothing of the folder that this is run in takes the place of a library
+def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    # -P: no file of the current folder takes the place of a library
     program = f"from {module} import main; main()"
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-c", program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=said,
+        stderr=stderr,
         env=os.environ | dict.fromkeys(_ALONE, "1"),
-        start_new_session=True,  # Ctrl-C is for us, who end it
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the child
     )
 
 
 def processor(pid: int) -> tuple[bool, float]:
-    """Does a process run or wait for a processor, and how many seconds has it had?
+    """Return whether a process runs or waits for a processor, and its seconds of processor time.
 
-    Where the system does not say (Linux does): that it does neither.
+    False and 0.0 where the system does not say (Linux does).
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return state == "R", sum(map(int, rest[10:12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         return False, 0.0
+
+
+def serve(
+    begin: Callable[[], Answer], megabytes: int, seconds: float, *, again: bool = True
+) -> None:
+    """Answer requests in the child process, and end it.
+
+    Args:
+        begin: gives the function that answers a request; that function may call its second argument
+            before each part of its work, with a name of that part.
+        megabytes: the memory limit.
+        seconds: after which this process ends in any case.
+        again: go on in a child, so that code that ends its parent does not end the marker.
+    """
+    _limit_memory(megabytes)
+    if again:
+        _go_on_in_a_child()
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(seconds))
+    hear, tell = _private_ends()
+    code = _NO_REPLY
+    try:
+        tell({"process": os.getpid()})
+        answer = begin()
+        while line := hear():
+            request = loads(line)
+            number = {"n": request["n"]}
+            tell(answer(request, lambda part: tell({"part": part} | number)) | number)  # noqa: B023
+        code = 0
+    finally:
+        leave(code)  # whatever threads and exit functions were left behind
+
+
+def _go_on_in_a_child() -> None:
+    """Fork, wait for the child, and end as it did."""
+    if not hasattr(os, "fork"):  # Windows
+        return
+    child = os.fork()
+    if not child:
+        return
+    for number in (0, 1, 2):  # whoever reads these files learns of the child's end
+        os.close(number)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        with suppress(OSError):  # SIGKILL has no other handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    leave(abs(code))
+
+
+def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
+    """Keep standard input and output for `serve`, and give the student's code empty ones."""
+    requests, replies, process = os.fdopen(os.dup(0), "rb"), os.dup(1), getpid()
+    nobody = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nobody, number)
+
+    def tell(reply: Packed) -> None:
+        if getpid() != process:
+            leave(0)
+        line = dumps(reply).encode() + b"\n"
+        while line:
+            line = line[os.write(replies, line) :]
+
+    return requests.readline, tell
+
+
+def _limit_memory(megabytes: int) -> None:
+    """Limit the memory, and write no core files."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # a lower limit was set outside
+            resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

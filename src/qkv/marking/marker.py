@@ -8,10 +8,9 @@ import numpy as np
 
 from qkv.arrays import whole_number
 from qkv.marking.draws import seeded
+from qkv.marking.functions import is_stub, takes_tensors
 from qkv.marking.outcome import name_of
 from qkv.marking.result import CheckResult
-from qkv.marking.stub import is_stub
-from qkv.marking.tensors import takes_tensors
 
 if TYPE_CHECKING:
     from qkv.marking.tasks import Task

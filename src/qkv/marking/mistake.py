@@ -1,20 +1,27 @@
-"""A mistake that is known: what it is, how it shows, what mends it, and how it computes."""
+"""Known mistakes: what is wrong, how it shows, what corrects it, and how it computes."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Literal
 
 from qkv.marking.errors import sentence
 
 Kind = Literal["wrong", "fragile", "convention"]
 
-# a computation, each step by its name
+# a computation: each step by its name
 Steps = Mapping[str, Callable[..., Any]]
 
-_NO_NUDGE = "Work the smallest input out by hand: from which step on are your numbers others?"
-_NO_LINE = "The example says what should come out: work back from there, step by step."
+# read now, since a student's file may later change the functions that read files
+TEXTS: Mapping[str, dict[str, str]] = MappingProxyType(
+    tomllib.loads(files(__package__).joinpath("mistakes.toml").read_text("utf-8"))
+)
+_NO_NUDGE = "Compute the smallest input by hand: which of your steps gives the first wrong number?"
+_NO_LINE = "The example has the right output: work back from there, step by step."
 
 
 @dataclass(frozen=True)
@@ -24,14 +31,15 @@ class Mistake:
     Attributes:
         key: its short name.
         says: what is wrong, in words.
-        shows: what it does to the result.
-        remedy: the line that mends it.
-        kind: wrong, fragile (right until numbers get large, or a row sees nothing), or a habit.
-        variants: the steps that it puts in the place of the right ones, in each way it is written.
-        nudge: what to try or to look at, which does not give the mistake away.
-        where: the place in the code where to look.
-        alone: it is told only where it explains everything. Two mistakes together are looked for
-            among the others, or by chance too many pairs would fit.
+        shows: its effect on the result.
+        remedy: the line that corrects it.
+        kind: wrong, fragile (right until numbers get large, or a row sees nothing), or another
+            convention.
+        variants: the steps that replace the right steps, for each way to write the mistake.
+        nudge: what to try or to look at first; it does not give the mistake away.
+        where: where to look in the code.
+        alone: it is reported only where it explains everything. Pairs of mistakes are made of the
+            others only, or too many pairs would fit by chance.
     """
 
     key: str
@@ -46,9 +54,25 @@ class Mistake:
 
     @property
     def hint(self) -> tuple[str, ...]:
-        """Three grades: a nudge, where to look, the line that mends it."""
+        """Three grades: a nudge, where to look, the line that corrects the mistake."""
         where = self.where or sentence(f"{self.says[:1].upper()}{self.says[1:]}")
         return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
+
+
+def described(key: str, shows: str = "", **names: str) -> Mistake:
+    """Describe a mistake by its texts in mistakes.toml.
+
+    Args:
+        key: its table there.
+        shows: how it shows, where the table does not say.
+        names: fill the placeholders of the texts.
+
+    >>> described("missing-function", "it has nothing", name="softmax", signature="").says
+    'the file has no softmax'
+    """
+    row = TEXTS[key]
+    texts = {field: text.format_map(names) for field, text in row.items() if field != "raised"}
+    return Mistake(**({"key": key, "shows": shows} | texts))  # type: ignore[arg-type]
 
 
 def mistake(
@@ -62,7 +86,7 @@ def mistake(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> Mistake:
-    """A mistake that is written in these ways."""
+    """Make a mistake that can be written in these ways."""
     return Mistake(key, says, shows, remedy, kind, variants, nudge, where, alone)
 
 
@@ -74,7 +98,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Mistakes that one line mends, at one place, but where one has words of its own."""
+    """Give mistakes one remedy, nudge and place, except where a mistake has its own."""
     return tuple(
         replace(
             one,

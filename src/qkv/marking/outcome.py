@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.marking.elsewhere import Elsewhere
 from qkv.marking.errors import type_name
 
 # of the largest value: what float32 rounding needs, and far below what any mistake changes
@@ -24,6 +23,18 @@ TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # what float16 needs
 _FEW = 100_000  # numbers that are copied without a thought
 RAISED = (Exception, SystemExit)  # what a learner's code raises is a finding, and no end of ours
+
+
+class Elsewhere:
+    """An object of the process that a student's file runs in, as the marker holds it."""
+
+    def held_arrays(self) -> list[tuple[str, Array]]:
+        """List the arrays that it holds, with the path to each."""
+        raise NotImplementedError
+
+    def is_stub(self) -> bool:
+        """Is nothing filled in yet?"""
+        raise NotImplementedError
 
 
 class Case(Protocol):

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.arrays import whole_number
-from qkv.marking.child_process import serve
 from qkv.marking.conformance.called import Callee
 from qkv.marking.conformance.cases import FEATURES, Case, random, smaller, structured
 from qkv.marking.conformance.explain import Explainer
@@ -20,7 +19,7 @@ from qkv.marking.conformance.libraries import LIBRARIES
 from qkv.marking.conformance.report import Finding, Report, status_of
 from qkv.marking.conformance.runs import CaseResult, Runs
 from qkv.marking.conformance.worker import MEGABYTES, Worker, load, of_function
-from qkv.marking.isolated import Isolated
+from qkv.marking.isolated import Isolated, serve
 from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")

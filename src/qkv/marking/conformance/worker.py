@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.child_process import Packed, serve
 from qkv.marking.conformance import adapters
 from qkv.marking.conformance.called import Callee, callee
 from qkv.marking.conformance.cases import Case
@@ -22,6 +21,7 @@ from qkv.marking.conformance.inputs import draw, laid
 from qkv.marking.conformance.libraries import Library, library
 from qkv.marking.errors import in_words, type_name
 from qkv.marking.files.wire import Packer
+from qkv.marking.isolated import Packed, serve
 
 MEGABYTES = 8192
 # what is raised by mistake, and not to refuse

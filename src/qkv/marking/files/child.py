@@ -18,20 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.child_process import leave, serve
 from qkv.marking.errors import in_words, line_of, type_name, words_of
 from qkv.marking.files import notebook
-from qkv.marking.files.found import no_function, of_error
 from qkv.marking.files.source import defined, tasks_in
+from qkv.marking.files.verdicts import no_function, of_error
 from qkv.marking.files.watch import Watch
 from qkv.marking.files.wire import Packed, Packer, unpack
+from qkv.marking.functions import is_number, is_stub, takes_tensors
+from qkv.marking.isolated import leave, serve
 from qkv.marking.outcome import getpid, name_of, nobody_there
-from qkv.marking.parameters import is_number
 from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
-from qkv.marking.stub import is_stub
 from qkv.marking.tasks.self_attention_class.weights import arrays_of
-from qkv.marking.tensors import takes_tensors
 
 NAME = "submission"
 _LONGEST = 1000  # letters of what a function's parameters are

@@ -11,8 +11,8 @@ from typing import Any
 
 from qkv.arrays import whole_number
 from qkv.marking.errors import type_name, words_of
-from qkv.marking.files.found import failed, listed, names_of, not_marked
 from qkv.marking.files.remote import Remotes
+from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
 from qkv.marking.files.watch import answers
 from qkv.marking.isolated import Ended, Isolated
 from qkv.marking.marker import check, task_of

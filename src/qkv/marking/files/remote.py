@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.elsewhere import Elsewhere, RaisedElsewhere
+from qkv.marking.errors import RaisedElsewhere
 from qkv.marking.files.wire import Opaque, Packed, Packer, unpack
 from qkv.marking.isolated import Ended
 from qkv.marking.mistake import Mistake
-from qkv.marking.outcome import RAISED, Unread
+from qkv.marking.outcome import RAISED, Elsewhere, Unread
 
 Reply = Mapping[str, Any]
 

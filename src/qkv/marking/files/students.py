@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkv.marking.files.found import not_marked
+from qkv.marking.files.verdicts import not_marked
 from qkv.marking.result import CheckResult
 
 Marked = tuple[str, Sequence[CheckResult]]  # a file's name, and its verdicts

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.elsewhere import Elsewhere
 from qkv.marking.errors import type_name
-from qkv.marking.outcome import numbers
+from qkv.marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
 MOST = 1 << 16  # numbers of an array, or elements of all lists, that are sent

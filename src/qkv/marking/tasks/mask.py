@@ -13,9 +13,9 @@ from qkv.arrays import Array
 from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.outcome import Outcome, close, name_of, numbers, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
 from qkv.marking.tasks.attention.inputs import CORE, Case

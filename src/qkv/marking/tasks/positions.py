@@ -16,9 +16,9 @@ from qkv.arrays import Array
 from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, mark_in_steps
 from qkv.marking.findings import Finding, told
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps, mended, mistake
 from qkv.marking.outcome import Outcome, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.mistakes.build import cut, without
 from qkv.marking.tasks.task import Task

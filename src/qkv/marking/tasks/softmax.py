@@ -14,9 +14,9 @@ from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, Marking, nothing_known
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Steps, mended, mistake
 from qkv.marking.outcome import Outcome, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import Group, Marking
-from qkv.marking.explain import Compute
+from qkv.marking.engine import Compute, Group, Marking
 from qkv.marking.findings import Finding, nothing_returned, of_mistake, overwritten
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, differ, first_wrong, kind_of, name_of, numbers, outcome

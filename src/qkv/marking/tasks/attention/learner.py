@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.marking.functions import is_number
 from qkv.marking.outcome import Outcome, name_of, outcome
-from qkv.marking.parameters import is_number
 from qkv.marking.tasks.attention.inputs import NAMES, Case
 from qkv.marking.tasks.attention.steps import answer
 

@@ -10,12 +10,11 @@ import numpy as np
 
 from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group, Marking
-from qkv.marking.explain import Compute, reproduces
+from qkv.marking.engine import Compute, Group, Marking, reproduces
 from qkv.marking.findings import Finding
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
 from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm

@@ -11,8 +11,8 @@ from qkv.arrays import Array
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, mark_in_steps
 from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.functions import options_of
 from qkv.marking.outcome import Outcome, name_of
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.cross.mistakes import BATCHES, KNOWN
 from qkv.marking.tasks.cross.steps import RIGHT, Call, compute

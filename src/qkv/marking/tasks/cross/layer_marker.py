@@ -12,9 +12,9 @@ from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Steps
 from qkv.marking.outcome import Outcome, close, first_wrong, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.block.marker import style_of
 from qkv.marking.tasks.block.mistakes import EMPTY

@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.arrays import Array
 from qkv.marking.draws import generator, per_seed
-from qkv.marking.parameters import options_of
+from qkv.marking.functions import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.cross.writing import RIGHT, Writing, compute
 from qkv.marking.tasks.cross.writing_mistakes import KNOWN, RECOMPUTED

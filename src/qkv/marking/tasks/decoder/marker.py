@@ -16,8 +16,8 @@ from qkv.marking.draws import by_seed, generator, per_seed
 from qkv.marking.engine import Group, Marking
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
+from qkv.marking.functions import options_of
 from qkv.marking.outcome import Outcome, name_of, numbers, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.decoder.mistakes import (
     ENDS,

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.draws import generator, per_seed
 from qkv.marking.engine import Group
-from qkv.marking.parameters import options_of
+from qkv.marking.functions import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.kv_cache.mistakes import (
     CACHING,

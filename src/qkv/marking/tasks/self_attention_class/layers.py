@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.parameters import is_number, options_of
+from qkv.marking.functions import as_tensors, is_number, options_of
 from qkv.marking.tasks.attention.learner import OPTIONS
 from qkv.marking.tasks.self_attention_class.steps import Call
 from qkv.marking.tasks.self_attention_class.weights import Projections, projections
-from qkv.marking.tensors import as_tensors
 
 _MASKS = {option: OPTIONS[option] for option in ("mask", "causal")}
 

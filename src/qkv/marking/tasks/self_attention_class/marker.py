@@ -10,9 +10,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group, Marking
+from qkv.marking.engine import Group, Marking, explain
 from qkv.marking.errors import words_of
-from qkv.marking.explain import explain
 from qkv.marking.findings import Finding, nothing_done, raises
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Outcome, differ, name_of, outcome

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.elsewhere import Elsewhere
-from qkv.marking.outcome import RAISED, numbers
+from qkv.marking.outcome import RAISED, Elsewhere, numbers
 
 ROLES = ("q", "k", "v", "o")
 # what an attribute is called, in lower case, that holds a projection or its bias

@@ -9,9 +9,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import mark_values
+from qkv.marking.functions import is_stub
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.result import CheckResult
-from qkv.marking.stub import is_stub
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import exercise, slip
 from qkv.marking.tasks.stories.grammar import begins, others, returning

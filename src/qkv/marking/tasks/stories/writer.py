@@ -11,10 +11,10 @@ import numpy as np
 
 from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Marking
-from qkv.marking.findings import Finding, no_array, nothing_returned, of_values, raises
+from qkv.marking.findings import Finding, no_array, nothing_returned, of_mistake, raises
+from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, mistake
 from qkv.marking.outcome import Outcome, kind_of, name_of, outcome
-from qkv.marking.parameters import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.exercise import Call
 from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
@@ -264,9 +264,9 @@ def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, 
             says = f"it returns {kind_of(run.returned)}; a text was asked for"
             yield replace(no_array(run, _JOIN), says=says, shows="a story is one str"), run
         elif (story := sentences_of(run.returned)) is None or not story:
-            yield of_values(_GRAMMAR), run
+            yield of_mistake(_GRAMMAR, None), run
         elif len(story) != SENTENCES:
-            yield of_values(_LENGTH), run
+            yield of_mistake(_LENGTH, None), run
         else:
             continue
         return
@@ -275,7 +275,7 @@ def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, 
     written = _Written(texts, stories, str(again.returned))
     for one, shows in _KNOWN:
         if shows(written):
-            yield of_values(one), runs[0]
+            yield of_mistake(one, None), runs[0]
             return
 
 

@@ -1,0 +1,93 @@
+"""Verdicts on a file before, or without, a call of its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from qkv.marking.errors import frames_of, in_words, sentence, words_of
+from qkv.marking.files.notebook import SUFFIX
+from qkv.marking.marker import task_of
+from qkv.marking.mistake import Mistake, described
+from qkv.marking.raised import key_of, known
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks import TASKS, Task
+
+_LONGEST = 1000  # letters of a list of names
+
+
+def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
+    """Give no points, and say why.
+
+    Args:
+        key: a table of mistakes.toml.
+        shows: how the mistake shows.
+        task: the name of the task, or of its function.
+        names: fill the placeholders of the texts; `it` is the task, or else the file.
+    """
+    task = None if task is None else task_of(task).name
+    return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
+
+
+def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
+    shows = sentence(f"It shows: {mistake.shows}")
+    lines = [f"{mistake.says}.", shows, f"What mends it: {mistake.hint[-1]}"]
+    return CheckResult("\n".join(lines), (mistake.key,), points=0, task=task, hint=mistake.hint)
+
+
+def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
+    """Report an error that a file caused in the marker, outside of any call of a function."""
+    return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
+
+
+def unmarked(error: Exception, task: str | None) -> CheckResult:
+    """Report why a file, or a folder that was handed in, could not be marked at all."""
+    key = "unreadable" if isinstance(error, OSError) else "not-marked"
+    if isinstance(error, IsADirectoryError):
+        key = "nothing-handed-in"
+    return not_marked(key, in_words(error), task, it="the file")
+
+
+def of_error(error: BaseException, file: str) -> CheckResult:
+    """Report an error that a file raised while it was read."""
+    key = key_of(error, "file-raises")
+    if isinstance(error, SyntaxError):
+        about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
+        key = "not-a-notebook" if file.lower().endswith(SUFFIX) else "syntax-error"
+        if any(words in words_of(error) for words in about_letters):
+            key = "not-utf-8"
+    elif isinstance(error, ImportError):
+        key = "import-error"
+    shows = f"{_line(error, file)}{in_words(error)}"
+    cause = known(error) if isinstance(error, NameError | AttributeError) else None
+    if cause is not None:
+        return _verdict(replace(cause, shows=shows), None)
+    return not_marked(key, shows, None, file=Path(file).name)
+
+
+def _line(error: BaseException, file: str) -> str:
+    """Return the innermost line of the file that an error came through, as a prefix."""
+    if isinstance(error, SyntaxError):
+        return ""  # its words name the line
+    lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
+    return f"line {lines[-1]}: " if lines else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """List names in order, shortened if there are very many; "nothing" if there is none."""
+    shown = ", ".join(sorted(names)) or "nothing"
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+
+
+def names_of(task: Task) -> str:
+    """Join the names that a task looks for, as in "softmax or Softmax"."""
+    return " or ".join(task.looks_for)
+
+
+def no_function(defined: Iterable[str]) -> CheckResult:
+    """Report a file that defines none of the names that tasks look for."""
+    tasks = [task for task in TASKS.values() if not task.by_name]
+    expected = ", ".join(name for task in tasks for name in task.looks_for[:1])
+    shows = f"it defines {listed(defined)}; the tasks look for {expected}"
+    return not_marked("no-function", shows, None)

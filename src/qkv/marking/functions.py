@@ -1,0 +1,134 @@
+"""A student's function before it is called: its options, stubs, and tensors of torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.marking.outcome import Elsewhere, name_of
+
+
+def options_of(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    known: Mapping[str, tuple[str, ...]],
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Which of the known options a function takes, under what name, and which must be given.
+
+    Args:
+        function: somebody's function.
+        names: what it is given by place.
+        known: the options by their names, and what each may be called.
+
+    Raises:
+        TypeError: it cannot be called with these names, or must be given something else.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins do not say
+        return {}, frozenset()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    rest = [p for p in parameters if p not in (*places[: len(names)], *several)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in several)
+    options = {
+        option: p.name
+        for option, spelled in known.items()
+        for p in rest
+        if p.name in spelled and p.kind is not p.POSITIONAL_ONLY
+    }
+    needed = {p.name for p in rest if p.default is p.empty}
+    if needed - {*options.values()} or (len(places) < len(names) and not takes_any):
+        name = name_of(function)
+        raise TypeError(
+            f"check: {name}({', '.join(names)}) is called, but it is"
+            f" {name}({', '.join(p.name for p in parameters)}):"
+            " give further parameters a default"
+        )
+    return options, frozenset(option for option, p in options.items() if p in needed)
+
+
+def is_number(default: Any) -> bool:
+    """Is the default of a parameter a number, such as 0.0, which a mask to add may have?"""
+    return type(default) in (int, float)
+
+
+def _stub(x: Any) -> None: ...
+
+
+def _stub_with_words(x: Any) -> None:
+    """A function that has a docstring."""
+
+
+_EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
+
+
+def is_stub(thing: Any) -> bool:
+    """Is it a function whose body is `...` alone, or a class of such functions?
+
+    >>> def softmax(scores): ...
+    >>> is_stub(softmax), is_stub(max)
+    (True, False)
+    """
+    if isinstance(thing, Elsewhere):
+        return thing.is_stub()
+    if inspect.isclass(thing):
+        functions = [one for one in vars(thing).values() if inspect.isfunction(one)]
+        return "__call__" in vars(thing) and all(map(is_stub, functions))
+    if not inspect.isfunction(thing) or thing.__name__ == "<lambda>":
+        return False
+    code = thing.__code__
+    return code.co_code in _EMPTY and {*code.co_consts} <= {None, thing.__doc__}
+
+
+def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is called with tensors once it has failed on arrays.
+
+    Where torch was never imported, nobody can have used it, and the function comes back as it is;
+    so does a class.
+
+    Args:
+        function: takes arrays, or tensors of torch, or mappings of names to them.
+
+    Returns:
+        A function of arrays. It raises what the function raised on arrays if it fails on both.
+    """
+    if "torch" not in sys.modules or inspect.isclass(function):
+        return function
+    wants_tensors = False
+
+    @functools.wraps(function, updated=())
+    def of_arrays(*given: Any, **named: Any) -> Any:
+        nonlocal wants_tensors
+        if wants_tensors:
+            return function(*as_tensors(given), **as_tensors(named))
+        try:
+            return function(*given, **named)
+        except (AttributeError, TypeError) as refusal:
+            try:
+                returned = function(*as_tensors(given), **as_tensors(named))
+            except Exception:
+                raise refusal from None
+            wants_tensors = True
+            return returned
+
+    return of_arrays
+
+
+def as_tensors(given: Any) -> Any:
+    """Arrays as tensors on the same memory, also in tuples and mappings; the rest as it is.
+
+    Where torch was never imported, arrays stay arrays.
+    """
+    if isinstance(given, np.ndarray):
+        return sys.modules["torch"].as_tensor(given) if "torch" in sys.modules else given
+    if isinstance(given, tuple):
+        return tuple(as_tensors(one) for one in given)
+    if isinstance(given, dict):
+        return {name: as_tensors(one) for name, one in given.items()}
+    return given
