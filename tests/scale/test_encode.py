@@ -12,7 +12,7 @@ import pytest
 
 import qkv
 from qkv.scale import encode
-from qkv.scale.parts import Order
+from qkv.scale.encoding import Order
 
 TEXTS = [f"the cat sat {n} times {'on the mat ' * (n % 7)}" for n in range(1300)]
 

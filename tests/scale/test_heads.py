@@ -13,7 +13,7 @@ import qkv
 from qkv import scale
 from qkv.circuits import head_scores
 from qkv.circuits.head_measures import HeadSums, head_sums
-from qkv.scale.sources import blocks_of
+from qkv.scale.counting import blocks_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", ",", "."]
 
@@ -77,7 +77,7 @@ def test_every_kind_of_file_on_two_workers(
 def test_the_current_client_counts(
     corpus: Path, wanted: dict[str, np.ndarray], client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.heads.head_sums", None)  # here, not in the workers
+    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)  # here, not in the workers
     sources = [corpus / "1.txt", *sorted(corpus.glob("[2-4]*"))]
     with client.as_current():
         agree(scale.head_scores(None, sources), wanted)
@@ -106,9 +106,9 @@ def test_long_sources_are_cut_into_many_parts(
         return head_sums(model, rows, of)
 
     (tmp_path / "x.txt").write_text("".join(f"{text}\n" for text in texts))
-    monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
-    monkeypatch.setattr("qkv.scale.heads.ROWS", 7)
-    monkeypatch.setattr("qkv.scale.heads.head_sums", noted)
+    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 7)
+    monkeypatch.setattr("qkv.scale.head_sums.head_sums", noted)
     agree(scale.head_scores(None, tmp_path / "x.txt"), wanted)
     assert sizes == [7] * 17 + [1]
 
@@ -116,8 +116,8 @@ def test_long_sources_are_cut_into_many_parts(
 def test_texts_that_are_cut_are_counted_once(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)
-    monkeypatch.setattr("qkv.scale.heads.ROWS", 1)
+    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)
+    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
     most = qkv.load().max_seq_length
     rows = ["the cat", "the cat sat " * most, "sat", "the cat " * most]
     (tmp_path / "x.txt").write_text("\n".join(rows))
@@ -144,8 +144,8 @@ def test_only_what_is_asked_for_and_nan_where_no_query_counts(tmp_path: Path, cl
 def test_a_csv_whose_rows_are_not_lines(
     tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.scale.sources.MARK_ROWS", 1)  # here: a part may begin at every row
-    monkeypatch.setattr("qkv.scale.heads.ROWS", 1)
+    monkeypatch.setattr("qkv.scale.counting.MARK_ROWS", 1)  # here: a part may begin at every row
+    monkeypatch.setattr("qkv.scale.head_sums.ROWS", 1)
     rows = ["the cat\nsat", 'a "dog", ran', ""]
     with (tmp_path / "x.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["body"], *([text] for text in rows)])
@@ -159,7 +159,7 @@ def test_a_bad_row_ends_it_before_anything_is_counted(
 ) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "the cat"}\n{"text": "sat"}\n{"text": 3}\n')
-    monkeypatch.setattr("qkv.scale.heads.head_sums", None)
+    monkeypatch.setattr("qkv.scale.head_sums.head_sums", None)
     for used in (None, client):
         with pytest.raises(ValueError, match=r"scale.head_scores: .*x\.jsonl, row 2 has a 'text'"):
             scale.head_scores(None, path, client=used)

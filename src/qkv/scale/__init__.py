@@ -2,6 +2,6 @@
 
 from qkv.scale.encoding import encode
 from qkv.scale.forward import attention
-from qkv.scale.heads import head_scores
+from qkv.scale.head_sums import head_scores
 
 __all__ = ["attention", "encode", "head_scores"]

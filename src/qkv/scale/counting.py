@@ -1,11 +1,81 @@
-"""The rows of many files, counted block by block on a cluster's workers or here."""
+"""The rows of many files, counted block by block by workers or here, and cut into parts."""
 
 from __future__ import annotations
 
-from typing import Any
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import IO, Any, TypeVar
 
-from qkv.scale.sources import BLOCK, Block, Count, Source, blocks_of, count
-from qkv.scale.workers import each
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.scale.sources import (
+    LONGEST,
+    Bad,
+    Part,
+    Source,
+    digest_of,
+    group,
+    missing,
+    parquet,
+    rows_in,
+)
+from qkv.scale.workers import all_of
+from qkv.text.lines import each_line
+
+BLOCK = 2**24  # bytes that are counted at once
+MARK_ROWS, MARK_BYTES = 256, 2**20  # the most rows and bytes between two beginnings of parts
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Block:
+    """The work of one task: the lines that begin in a range of bytes, or a Parquet row group.
+
+    Attributes:
+        source: the file.
+        begin: its first byte, or the number of the row group.
+        end: the byte behind it; None for the end of the file.
+    """
+
+    source: Source
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class Count:
+    """The rows of a block.
+
+    Attributes:
+        rows: the number of rows that begin in the block.
+        marks: (M, 2), the rows at which a part may begin, and the position of each.
+        end: the position behind its last row.
+        digest: of the bytes of the block, or of the texts of the row group.
+        bad: the first row without a text, counted from 0, and the reason; None if all are good.
+        whole: whether each line is a row; False for a CSV with a line end inside quotes.
+    """
+
+    rows: int
+    marks: Array
+    end: int
+    digest: str
+    bad: tuple[int, str] | None = None
+    whole: bool = True
+
+
+def blocks_of(source: Source, size: int = BLOCK) -> list[Block]:
+    """Cut a source into blocks, one for each task; a compressed file is one block."""
+    if source.kind == ".parquet":
+        return [Block(source, group) for group in range(parquet(source).num_row_groups)]
+    if source.packed:
+        return [Block(source)]
+    return [Block(source, begin, begin + size) for begin in range(0, source.size, size)]
 
 
 def counts_of(
@@ -17,41 +87,233 @@ def counts_of(
     size: int = BLOCK,
     way: str = "mend it",
 ) -> list[list[Count]]:
-    """What counting the blocks of each file gives; every row is looked at if they are checked.
+    """Count the blocks of each file, on the workers of a cluster or here.
 
     Args:
-        files: described ones.
-        client: of the cluster that counts; None for this process.
+        files: from `described`.
+        client: of the cluster; None for this process.
         call: the name that errors begin with.
-        check: whether a bad row is an error.
+        check: whether to look at every row, and raise an error for a bad one.
         size: bytes of a block.
-        way: what to do about a bad row.
+        way: what the error tells the user to do about a bad row.
 
     Raises:
         ValueError: a row is bad; the error names it.
     """
     blocks = [(number, one) for number, file in enumerate(files) for one in blocks_of(file, size)]
-    found = dict(each(client, _count, [(one, check) for _, one in blocks], call=call))
     counts: list[list[Count]] = [[] for _ in files]
-    for place, (number, _) in enumerate(blocks):
-        counts[number].append(found[place])
-    torn = [number for number, some in enumerate(counts) if not all(one.whole for one in some)]
-    streams = [(Block(files[number]), check) for number in torn]  # of quoted line ends
-    for place, one in each(client, _count, streams, call=call):
-        counts[torn[place]] = [one]
+    cases = [(block, check) for _, block in blocks]
+    for (number, _), result in zip(blocks, all_of(client, _count, cases, call=call), strict=True):
+        counts[number].append(result)
+    torn = [number for number, some in enumerate(counts) if not all(c.whole for c in some)]
+    streams = [(Block(files[number]), check) for number in torn]  # with line ends inside quotes
+    for number, result in zip(torn, all_of(client, _count, streams, call=call), strict=True):
+        counts[number] = [result]
     for file, some in zip(files, counts, strict=True):
         row = 0
-        for one in some:
-            if one.bad:
-                raise ValueError(bad_row(call, file, row + one.bad[0], one.bad[1], way))
-            row += one.rows
+        for result in some:
+            if result.bad:
+                raise ValueError(bad_row(call, file, row + result.bad[0], result.bad[1], way))
+            row += result.rows
     return counts
 
 
 def bad_row(call: str, file: Source, row: int, reason: str, way: str = "mend it") -> str:
-    """The error of a row that has no text."""
+    """The message of the error about a row that has no text."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
 
 def _count(_: None, case: tuple[Block, bool]) -> Count:
     return count(*case)
+
+
+def count(block: Block, check: bool = True) -> Count:
+    """Count the rows that begin in a block; with `check`, look for the first bad row too."""
+    if block.source.kind == ".parquet":
+        return _count_group(block)
+    if block.source.packed or block.end is None:
+        return _count_stream(block.source, check)
+    with block.source.open() as stream:
+        before = b"\n"  # a line begins where a file does
+        if block.begin:
+            stream.seek(block.begin - 1)
+            before = stream.read(1)
+        data = stream.read(block.end - block.begin)
+        begins = _begins(before, data) + block.begin
+        rest = b"" if not len(begins) else _to_the_next(stream, data[-1:])
+    digest = digest_of(data)
+    if not len(begins):
+        return Count(0, np.empty((0, 2), np.int64), block.begin, digest)
+    end = block.begin + len(data) + len(rest)
+    data = data[int(begins[0]) - block.begin :] + rest
+    is_csv = block.source.kind == ".csv"
+    header = is_csv and block.begin == 0  # it is not a row
+    whole = not (is_csv and _is_open(data))
+    bad = _first_bad(block.source, data, block.begin == 0) if check and whole else None
+    marks = _marks(begins[int(header) :])
+    return Count(len(begins) - header, marks, end, digest, bad, whole)
+
+
+def _count_stream(source: Source, check: bool) -> Count:
+    """Count the rows of a whole file, which is read from its beginning."""
+    marks: list[tuple[int, int]] = []
+    bad, rows, begin = None, 0, 0
+    with source.open() as stream:
+        seen = _Seen(stream)
+        for text in rows_in(source, seen.counted(each_line(seen, None))):
+            if begin or source.kind != ".csv":
+                row, at = marks[-1] if marks else (-MARK_ROWS, 0)
+                if rows - row >= MARK_ROWS or begin - at >= MARK_BYTES:
+                    marks.append((rows, begin))
+                if check and bad is None and isinstance(text, Bad):
+                    bad = rows, text.reason
+                rows += 1
+            begin = seen.end
+    return Count(rows, np.array(marks, np.int64).reshape(-1, 2), begin, seen.hash.hexdigest(), bad)
+
+
+class _Seen:
+    """A stream that knows the end of the line that was read last, and the digest of its bytes."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._last = stream, b"\n"
+        self.hash = hashlib.blake2b(digest_size=16)
+        self._begins: Array = np.empty(0, np.int64)  # of the lines in the block that is read
+        self._lines = self._first = self._size = 0
+
+    def read(self, size: int) -> bytes:
+        r"""Read a block, and one more byte while it ends with \r, so that no \r\n is cut."""
+        data = self._stream.read(size)
+        while data.endswith(b"\r") and (more := self._stream.read(1)):
+            data += more
+        if data:
+            self._first += len(self._begins)
+            self._begins = _begins(self._last, data) + self._size
+            self._size, self._last = self._size + len(data), data[-1:]
+            self.hash.update(data)
+        return data
+
+    def counted(self, lines: Iterable[_T]) -> Iterator[_T]:
+        """Give the same lines, and count those that were taken."""
+        for line in lines:
+            self._lines += 1
+            yield line
+
+    @property
+    def end(self) -> int:
+        """The end of the line that was taken last."""
+        line = self._lines - self._first
+        return int(self._begins[line]) if line < len(self._begins) else self._size
+
+
+def _count_group(block: Block) -> Count:
+    """Count the rows of a row group of a Parquet file."""
+    texts = group(block.source, block.begin)
+    digest = digest_of(json.dumps(texts).encode())
+    bad = next((row for row, text in enumerate(texts) if text is None), None)
+    sizes = np.array([len(text or "") for text in texts], np.int64)
+    marks = _marks(np.cumsum(sizes) - sizes)
+    marks[:, 1] = marks[:, 0]
+    reason = None if bad is None else (bad, missing(block.source))
+    return Count(len(texts), marks, len(texts), digest, reason)
+
+
+def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:
+    """Find the first bad row in the lines of `data`, and the reason."""
+    if source.kind == ".txt":
+        try:
+            data.decode()
+            if b"\0" not in data:
+                return None
+        except UnicodeDecodeError:
+            pass
+    header = int(at_begin and source.kind == ".csv")
+    rows = rows_in(source, each_line(io.BytesIO(data), None, at_begin))
+    numbered = enumerate(islice(rows, header, None))
+    return next(((row, text.reason) for row, text in numbered if isinstance(text, Bad)), None)
+
+
+def _is_open(data: bytes) -> bool:
+    """Whether a line of a CSV ends inside quotes, if each line is read as a record."""
+    if b'"' not in data:
+        return False
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    csv.field_size_limit(LONGEST)
+    for line in lines:
+        if b'"' in line:
+            text = line.decode("utf-8", "replace") + "\n"
+            if any(field.endswith("\n") for field in next(csv.reader([text]), [])):
+                return True
+    return False
+
+
+def _begins(before: bytes, data: bytes) -> Array:
+    r"""Find where lines begin in `data`; `before` is the byte before it.
+
+    >>> _begins(b"\r", b"\na\r\n\rb\n")
+    array([1, 4, 5])
+    """
+    here = np.frombuffer(data, np.uint8)
+    behind = np.frombuffer(before + data[:-1], np.uint8)
+    return np.flatnonzero((behind == 10) | ((behind == 13) & (here != 10)))
+
+
+def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
+    """Read on to the beginning of the next line; `last` is the byte that was read last."""
+    rest = b""
+    while data := stream.read(2**16):
+        begins = _begins(last, data)
+        if len(begins):
+            return rest + data[: int(begins[0])]
+        rest, last = rest + data, data[-1:]
+    return rest
+
+
+def _marks(begins: Array) -> Array:
+    """(M, 2): the lines at which a part may begin, and where each begins."""
+    if not len(begins):
+        return np.empty((0, 2), np.int64)
+    by_bytes = np.searchsorted(begins, np.arange(begins[0], begins[-1] + 1, MARK_BYTES))
+    rows = np.union1d(np.arange(0, len(begins), MARK_ROWS), by_bytes)
+    return np.stack([rows, begins[rows]], axis=1).astype(np.int64)
+
+
+def cut(
+    sources: Sequence[Source], counts: Sequence[Sequence[Count]], most_rows: int, most_bytes: int
+) -> list[Part]:
+    """Cut sources into parts of at most `most_rows` rows (at least `MARK_ROWS`).
+
+    Args:
+        sources: the files.
+        counts: of the blocks of each file.
+        most_rows: of a part.
+        most_bytes: of a part, about; a part of one line may be larger.
+    """
+    parts: list[Part] = []
+    first = 0
+    for number, (source, blocks) in enumerate(zip(sources, counts, strict=True)):
+        row = 0
+        groups = [[block] for block in blocks] if source.kind == ".parquet" else [list(blocks)]
+        for index, together in enumerate(groups):
+            for begin, end, rows in _pieces(together, most_rows, most_bytes):
+                which = index if source.kind == ".parquet" else None
+                parts.append(Part(source, number, first + row, row, rows, begin, end, which))
+                row += rows
+        first += row
+    return parts
+
+
+def _pieces(counts: list[Count], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Find where parts begin and end, and the number of their rows."""
+    marks, row, end = [], 0, 0
+    for count in counts:
+        marks += [(row + int(mark), int(at)) for mark, at in count.marks]
+        row, end = row + count.rows, count.end if count.rows else end
+    if not marks:
+        return
+    last, begin = marks[0]
+    for (here, at), (after, there) in pairwise([*marks[1:], (row, end)]):
+        if after - last > most_rows or there - begin > most_bytes:
+            yield begin, at, here - last
+            last, begin = here, at
+    yield begin, end, row - last

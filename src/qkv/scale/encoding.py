@@ -10,41 +10,38 @@ import uuid
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
+import numpy as np
+
+from qkv.extras import need
 from qkv.models import Model
-from qkv.models.run.truncation import Cut
+from qkv.models.run.truncation import MOST, Cut, counting
+from qkv.models.sentence.encoder import EmptyText
 from qkv.progress import progress
-from qkv.scale.counting import counts_of
+from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
 from qkv.scale.manifest import MANIFEST, Folder, writing
-from qkv.scale.parts import WAY, Order, is_whole, write_part
-from qkv.scale.sources import (
-    BLOCK,
-    MARK_ROWS,
-    Part,
-    Source,
-    cut,
-    described,
-    find_sources,
-    rows_of,
-)
-from qkv.scale.workers import Named, current_client, each, loaded, named, workers_of
+from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
+from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # of a part
 PARTS = 16  # for each worker at least, so that none waits long for the last
 SAMPLE = 64  # rows of a part that are tried to say how long all take
 _SAVE = 1.0  # seconds between two manifests
+_WINDOW = 2048  # rows that are encoded at once
 CALL = "encode"
+WAY = 'mend it, or skip bad rows with on_error="skip"'
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What `encode` has written.
+    """The result of `encode`.
 
     Attributes:
-        rows: how many vectors.
-        skipped: (source, row, why) of each bad row that was left out.
-        parts: how many files.
+        rows: the number of vectors.
+        skipped: (source, row, reason) of each bad row that was left out.
+        parts: the number of files.
     """
 
     rows: int
@@ -54,7 +51,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run would do: its rows, its parts, and how many hours it would take."""
+    """The rows and parts of a run, and the hours that it would take."""
 
     rows: int
     parts: int
@@ -63,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a run does: all of it follows from the sources, the model and two sizes."""
+    """The parts of a run, which follow from its sources, its model and some sizes."""
 
     sources: list[Source]
     digests: list[str]
@@ -73,7 +70,7 @@ class _Plan:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Its entries in the manifest."""
         rows = [0] * len(self.sources)
         for part in self.parts:
             rows[part.number] += part.rows
@@ -84,18 +81,18 @@ class _Plan:
             "column": self.sources[0].column,
             "sizes": self.sizes,
             "sources": [
-                {"path": one.path, "rows": count, "checksum": digest}
-                for one, count, digest in files
+                {"path": source.path, "rows": count, "checksum": digest}
+                for source, count, digest in files
             ],
         }
 
     @cached_property
     def digest(self) -> str:
-        """Of all that follows from it, for the names of files."""
+        """A short checksum of these entries, for the names of files."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:
-        """The file of a part."""
+        """The name of the file of a part."""
         return f"part-{number:06}-{self.digest}.parquet"
 
 
@@ -111,14 +108,14 @@ def encode(
 ) -> Encoded:
     r"""Write a vector for each row of many files, on the workers of a Dask cluster or here.
 
-    The files are read twice: once to count their rows and to look at each, then part by part by
-    whoever encodes it. Workers open them and the destination by the same names, and load the model
-    by its name. A text is cut as in `Model.encode`, whose vectors these are. A compressed file is
-    read from its beginning for each of its parts, so many small ones go faster than one large one.
+    The files are read twice: once to count and check their rows, then part by part by the worker
+    that encodes the part. Workers open the files and the destination by the same names, and load
+    the model by its name. Texts are cut as in `Model.encode`, and give the same vectors. A
+    compressed file is read from its beginning for each of its parts, so many small files go faster
+    than one large file.
 
-    What a run has made stays where it is ended, and the next one goes on there. It compares the
-    checksums of the model's files, of all sources, and of the parts that are there, of which those
-    that are not as they were written are made again.
+    If a run is ended, its parts stay, and the next run continues. It compares the checksums of the
+    model's files, of all sources and of the existing parts, and makes damaged parts again.
 
     Args:
         model: a name or folder, as `qkv.load` takes it; None for the default.
@@ -129,19 +126,19 @@ def encode(
             the columns id (int64, in order over the rows of all sources), source, row (in the
             source, from 0) and vector (a list of float32, D); `_manifest.json` says which are
             whole.
-        client: of the cluster; None for the current one, else this process.
-        column: where texts are, in every kind but .txt.
-        resume: False to begin anew, whatever is in the folder.
+        client: of the cluster; by default the current client, or else this process.
+        column: the column of the texts, in every kind but .txt.
+        resume: False to begin anew, whatever the folder holds.
         on_error: "raise" to end at a row that is not UTF-8, JSON or CSV, whose column is missing or
-            no string, or that has no token; "skip" to leave it and its id out.
+            not a string, or that has no token; "skip" to leave out the row and its id.
 
     Raises:
-        TypeError: the model is no name, or a source no path.
-        ValueError: a row is bad; a source or the model is not that of the folder; an argument
+        TypeError: the model is not a name, or a source is not a path.
+        ValueError: a row is bad; the folder belongs to another source or model; an argument
             makes no sense.
         FileNotFoundError: there is no such file, or no such model.
         RuntimeError: another run writes to the folder.
-        ConnectionError: the scheduler was lost, or all workers were.
+        ConnectionError: the scheduler or all workers were lost.
 
     >>> import tempfile, pathlib
     >>> home = pathlib.Path(tempfile.mkdtemp())
@@ -162,7 +159,7 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        old = folder.manifest(CALL) if resume else None  # that of a run that has ended meanwhile
+        old = folder.manifest(CALL) if resume else None  # another run may have ended meanwhile
         if old is not None:
             _compare(plan, old, folder)
         done = _done(plan, old, folder, client)
@@ -181,22 +178,22 @@ def encode(
 def estimate(
     model: Any, sources: Any, *, client: Any = None, column: str = "text", on_error: str = "raise"
 ) -> Estimate:
-    """What `encode` would do, and how long it would take, by a sample that is encoded."""
+    """Count the rows and parts of `encode`, and encode a sample to estimate the hours."""
     client, which = current_client(client), named(model, CALL)
     _check_model(loaded(which, CALL))
     files = find_sources(sources, column, CALL)
     plan = _planned(which, files, client, on_error == "raise", None)
     crew = workers_of(client)
     step = max(1, len(plan.parts) // (2 * crew))
-    found = [one for _, one in each(client, _tried, plan.parts[::step], call=CALL, model=which)]
-    count, seconds = sum(one[0] for one in found), sum(one[1] for one in found)
+    samples = all_of(client, _tried, plan.parts[::step], call=CALL, model=which)
+    count, seconds = map(sum, zip(*samples, strict=True)) if samples else (0, 0.0)
     rows = sum(part.rows for part in plan.parts)
     hours = rows * seconds / count / crew / 3600 if count else 0.0
     return Estimate(rows, len(plan.parts), hours)
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """How many rows of a part were encoded, and in how many seconds."""
+    """Encode a sample of a part; the number of its rows, and the seconds."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -206,31 +203,28 @@ def _tried(model: Model, part: Part) -> tuple[int, float]:
 
 
 def _check_model(model: Model) -> None:
-    """Raise where a model gives no vectors of texts."""
+    """Raise an error unless a model encodes texts."""
     model.encode([], show_progress_bar=False)
 
 
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: dict[str, Any] | None
 ) -> _Plan:
-    """The plan of a run, after all rows were counted, with the sizes of an earlier one."""
-    files = [described(one, CALL) for one in files]
+    """Count all rows and make the plan of a run, with the sizes of an earlier run, if any."""
+    files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
-    total = sum(one.rows for some in counts for one in some)
+    total = sum(block.rows for blocks in counts for block in blocks)
     if "rows" not in sizes:
         share = -(-total // (PARTS * max(1, workers_of(client))))
         sizes["rows"] = min(MOST_ROWS, max(2 * MARK_ROWS, share))
     parts = cut(files, counts, sizes["rows"], sizes["bytes"])
-    digests = [
-        hashlib.blake2b("".join(one.digest for one in some).encode(), digest_size=16).hexdigest()
-        for some in counts
-    ]
+    digests = [digest_of("".join(block.digest for block in blocks).encode()) for blocks in counts]
     return _Plan(files, digests, model, sizes, parts)
 
 
 def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
-    """Raise where a folder holds the vectors of other texts, or of another model."""
+    """Raise an error if a folder holds the vectors of other texts, or of another model."""
     way = "choose another folder, or begin anew with resume=False"
     new = plan.about
     here = f"{CALL}: {folder.path} holds vectors"
@@ -243,7 +237,7 @@ def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
         raise ValueError(
             f"{here} of column {old['column']!r} and this is column {new['column']!r}: {way}"
         )
-    before, after = ([one["path"] for one in about["sources"]] for about in (old, new))
+    before, after = ([file["path"] for file in about["sources"]] for about in (old, new))
     if before != after:
         pairs = zip(before, after, strict=False)
         other = next((pair for pair in pairs if pair[0] != pair[1]), None)
@@ -253,28 +247,24 @@ def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
             else f"{len(before)} sources, not of {len(after)}"
         )
         raise ValueError(f"{here} of {what}: {way}")
-    for one, two in zip(old["sources"], new["sources"], strict=True):
-        if one != two:
+    for earlier, file in zip(old["sources"], new["sources"], strict=True):
+        if earlier != file:
             raise ValueError(
-                f"{CALL}: {two['path']} has changed since its vectors were written to "
+                f"{CALL}: {file['path']} has changed since its vectors were written to "
                 f"{folder.path}: {way}"
             )
-    if old["sizes"] != new["sizes"]:  # another run began here meanwhile
+    if old["sizes"] != new["sizes"]:  # another run has begun here meanwhile
         raise RuntimeError(f"{CALL}: another run has begun in {folder.path}: run the same again")
 
 
 def _done(
     plan: _Plan, old: dict[str, Any] | None, folder: Folder, client: Any
 ) -> dict[int, dict[str, Any]]:
-    """The parts that are whole, by their number."""
-    said = {int(number): part for number, part in (old or {"parts": {}})["parts"].items()}
-    likely = [(number, part) for number, part in said.items() if number < len(plan.parts)]
-    cases = [(folder, part) for _, part in likely]
-    return {
-        likely[place][0]: likely[place][1]
-        for place, whole in each(client, is_whole, cases, call=CALL)
-        if whole
-    }
+    """The manifest's entries of complete parts, by the number of the part."""
+    entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
+    entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
+    whole = all_of(client, is_whole, [(folder, entry) for entry in entries.values()], call=CALL)
+    return {number: entries[number] for number, fine in zip(entries, whole, strict=True) if fine}
 
 
 def _run(
@@ -285,11 +275,9 @@ def _run(
     run: str,
     skip: bool,
 ) -> None:
-    """Write what is missing, and in the manifest what is whole, however it ends."""
+    """Write the missing parts, and list the complete ones in the manifest, however it ends."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
-    orders = [
-        Order(plan.parts[number], folder, plan.name(number), run, skip, CALL) for number in missing
-    ]
+    orders = [Order(plan.parts[number], folder, plan.name(number), run, skip) for number in missing]
     texts_cut = Cut(None)
 
     def save() -> float:
@@ -303,12 +291,104 @@ def _run(
     results = each(client, write_part, orders, call=CALL, model=plan.model)
     try:
         with closing(results), progress(CALL, total, unit="rows") as advance:
-            for place, (part, cut_here) in results:
-                done[missing[place]] = part
+            for index, (entry, cut_here) in results:
+                done[missing[index]] = entry
                 texts_cut = cut_here + texts_cut
-                advance(plan.parts[missing[place]].rows)
+                advance(plan.parts[missing[index]].rows)
                 if time.monotonic() - saved > _SAVE:
                     saved = save()
     finally:
         save()
     texts_cut.warn()
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order to write a part.
+
+    Attributes:
+        part: the rows.
+        folder: the destination.
+        name: of the file.
+        run: the run that gives the order.
+        skip: whether bad rows are left out.
+    """
+
+    part: Part
+    folder: Folder
+    name: str
+    run: str
+    skip: bool
+
+    def __str__(self) -> str:
+        part = self.part
+        return f"rows {part.row} to {part.row + part.rows - 1} of {part.source.path}"
+
+
+def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
+    """Encode and write the rows of a part; give its entry in the manifest, and the texts cut.
+
+    Raises:
+        ValueError: a row is bad (the error names it), or the source has changed.
+    """
+    part, rows, vectors, skipped = order.part, [], [], []
+    numbered = enumerate(rows_of(part, MOST), part.row)
+    seen, texts_cut = 0, Cut(model.max_seq_length)
+    while window := list(islice(numbered, _WINDOW)):
+        good: list[Any] = []
+        bad: list[Any] = []
+        for row, text in window:
+            (bad if isinstance(text, Bad) else good).append((row, text))
+        seen += len(window)
+        with counting(texts_cut):
+            vectors.append(_encoded(model, good, bad))
+        reasons = sorted((row, text.reason) for row, text in bad)
+        if reasons and not order.skip:
+            raise ValueError(bad_row(CALL, part.source, *reasons[0], WAY))
+        skipped += reasons
+        rows += [row for row, _ in good]
+    if seen != part.rows:
+        raise ValueError(f"{CALL}: {part.source.path} changed while it was read: take a copy")
+    data = _parquet(part, rows, np.concatenate(vectors))
+    if not order.folder.is_ours(order.run):
+        raise RuntimeError(f"{CALL}: the run that asked for {order.name} has ended")
+    order.folder.write(order.name, data)
+    entry = {"name": order.name, "rows": len(rows), "skipped": skipped}
+    return {**entry, "bytes": len(data), "checksum": digest_of(data)}, texts_cut
+
+
+def is_whole(_: Any, case: tuple[Folder, dict[str, Any]]) -> bool:
+    """Whether the file of a part is as the manifest says."""
+    folder, entry = case
+    data = folder.read(entry["name"])
+    return data is not None and len(data) == entry["bytes"] and digest_of(data) == entry["checksum"]
+
+
+def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
+    """The vectors of `good` rows; rows without a token move from `good` to `bad`."""
+    while True:
+        try:
+            return model.encode([text for _, text in good], show_progress_bar=False)
+        except EmptyText as error:
+            empty = good[error.number][1].strip()
+            reason = Bad(f"is empty: {error.reason}")
+            bad += [(row, reason) for row, text in good if text.strip() == empty]
+            good[:] = [(row, text) for row, text in good if text.strip() != empty]
+
+
+def _parquet(part: Part, rows: list[int], vectors: Any) -> bytes:
+    """The bytes of a Parquet file with some rows of a part."""
+    arrow, parquet = need("pyarrow", "scale"), need("pyarrow.parquet", "scale")
+    row = np.array(rows, np.int64)
+    flat = arrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    table = arrow.table(
+        {
+            "id": arrow.array(row - part.row + part.first),
+            "source": arrow.array([part.source.path] * len(row), arrow.string()),
+            "row": arrow.array(row),
+            "vector": arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+        }
+    )
+    out = arrow.BufferOutputStream()
+    parquet.write_table(table, out, use_dictionary=["source"], compression="zstd")
+    return cast("bytes", out.getvalue().to_pybytes())

@@ -1,4 +1,4 @@
-"""Attention on dask arrays: blocks of queries meet blocks of keys, and what they give is joined."""
+"""Attention on dask arrays: each block of queries meets blocks of keys; the results are joined."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # by each block
-_ROUNDED = 1e8  # a log-sum-exp beyond it loses, in float64, digits that weights need
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # each block reads them
+_ROUNDED = 1e8  # a larger log-sum-exp loses, in float64, digits that weights need
 
 
 class Part(NamedTuple):
-    """What attention over some keys gave."""
+    """The result of attention over some keys."""
 
-    out: Array  # (*lead, Hq, L, dv), in the type of the work
+    out: Array  # (*lead, Hq, L, dv), in the type of the computation
     lse: Array  # (*lead, Hq, L), float64
-    rest: Array | None  # what rounding took from `lse`, to be added to it; None for nothing
+    rest: Array | None  # the rounding error of `lse`, to be added to it; None for 0
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
     """`qkv.attention` on dask arrays, in any chunks along batch, heads, queries and keys.
 
-    A block of queries meets a block of keys in one task, and what it gives is joined with that of
-    other keys two by two, as `qkv.merge_attention` does. Blocks that causality, window or lengths
-    hide make no task. Nothing is computed before the result is. Each task computes on one thread.
+    A block of queries meets a block of keys in one task. Results over different keys are joined two
+    by two, as `qkv.merge_attention` does. Blocks that causality, window or lengths mask make no
+    task. Nothing is computed before the result is. Each task computes on one thread.
 
     Args:
-        query: `(..., Hq, L, d)`, a dask array as a rule, or anything that `qkv.attention` takes.
+        query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
         key: `(..., Hkv, S, d)`, likewise.
         value: `(..., Hkv, S, dv)`, likewise.
-        attn_mask: as for `qkv.attention`, in memory or a dask array; it is cut as the blocks are.
-        options: those of `qkv.attention`, but for `out`. `bias`, `sinks` and `alibi_slopes` may be
+        attn_mask: as for `qkv.attention`, in memory or a dask array; cut as the blocks are.
+        options: those of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes` may be
             dask arrays too; `q_offset`, `query_lengths` and `key_lengths` are numbers, since they
-            say which blocks are hidden.
+            say which blocks are masked.
 
     Returns:
-        What `qkv.attention` gives, as dask arrays, chunked as query is (finer along leading
+        The results of `qkv.attention` as dask arrays, chunked as query is (finer along leading
         dimensions and heads where key and value are), weights along keys as key and value are.
-        Errors are at most twice those that `qkv.attention` allows itself.
+        Errors are at most twice those of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or heads that do not fit; sizes that are not known yet.
-        TypeError: types that do not fit, or an option that there is not.
+        TypeError: types that do not fit, or an unknown option.
         ImportError: Dask is not installed.
 
     Source:
@@ -83,74 +83,73 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
 
 def _attended(blocks: Blocks) -> Tasks:
-    """For each block of queries, by its place in `(*lead, Hq, L)`, the `Part` that all keys are."""
-    found = blocks.tasks("attention-parts", blocks.arrays)
+    """Tasks that compute, for each block of queries in `(*lead, Hq, L)`, the `Part` of all keys."""
+    tasks = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for place in seen:
             sinks = ("sinks",) if place is seen[0] else ()  # in one part, or they count twice
             read = blocks.inputs(place, *_READ, *sinks)
-            refs.append(found.add((*at, place[-1]), _attend, blocks.rules(place), **read))
+            refs.append(tasks.add((*at, place[-1]), _attend, blocks.rules(place), **read))
         if not seen:
             shapes = [blocks.shape(which, row) for which in ("query", "key", "value")]
             kind, read = blocks.call.plan.dtype, blocks.inputs(row, "sinks")
-            refs.append(
-                found.add((*at, 0), _attend_nothing, blocks.rules(row), shapes, kind, **read)
-            )
-        found.whole[at] = found.add_tree(at, refs, joined)
-    return found
+            rules = blocks.rules(row)
+            refs.append(tasks.add((*at, 0), _attend_nothing, rules, shapes, kind, **read))
+        tasks.whole[at] = tasks.add_tree(at, refs, joined)
+    return tasks
 
 
 def _output(blocks: Blocks, parts: Tasks) -> Any:
     """The result of attention, a dask array `(*lead, Hq, L, dv)`."""
-    plan, found = blocks.call.plan, blocks.tasks("attention", [parts])
+    plan, tasks = blocks.call.plan, blocks.tasks("attention", [parts])
     for at, part in parts.whole.items():
-        found.add((*at, 0), _out, part, plan.dtype)
-    return found.array((*blocks.chunks, plan.out[-1:]), plan.dtype)
+        tasks.add((*at, 0), _out, part, plan.dtype)
+    return tasks.array((*blocks.chunks, plan.out[-1:]), plan.dtype)
 
 
 def _log_sum_exp(blocks: Blocks, parts: Tasks) -> Any:
-    """That of each row, a dask array `(*lead, Hq, L)`."""
-    plan, found = blocks.call.plan, blocks.tasks("attention-lse", [parts])
+    """The log-sum-exp of each row, a dask array `(*lead, Hq, L)`."""
+    plan, tasks = blocks.call.plan, blocks.tasks("attention-lse", [parts])
     for at, part in parts.whole.items():
-        found.add(at, _lse, part, plan.kind)
-    return found.array(blocks.chunks, plan.kind)
+        tasks.add(at, _lse, part, plan.kind)
+    return tasks.array(blocks.chunks, plan.kind)
 
 
 def _weights(blocks: Blocks, parts: Tasks) -> Any:
-    """The weights, a dask array `(*lead, Hq, L, S)`: a block of queries and one of keys each."""
+    """The weights, a dask array `(*lead, Hq, L, S)`: a chunk for each block of queries and keys."""
     kind, keys = blocks.call.plan.kind, blocks.pieces[-1]
-    found = blocks.tasks("attention-weights", [parts, *blocks.arrays])
+    tasks = blocks.tasks("attention-weights", [parts, *blocks.arrays])
     for row, seen in blocks.rows():
         at = blocks.in_result(row)
         for place in seen:
             read = blocks.inputs(place, *(name for name in _READ if name != "value"))
             read |= {"values": blocks.shape("value", place), "part": parts.whole[at]}
-            found.add((*at, place[-1]), _weigh, blocks.rules(place), **read)
+            tasks.add((*at, place[-1]), _weigh, blocks.rules(place), **read)
         for j in {*range(len(keys))} - {place[-1] for place in seen}:
             shape = (*blocks.shape_in_result(at), keys[j])
-            found.add((*at, j), np.broadcast_to, kind.type(0), shape)
-    return found.array((*blocks.chunks, keys), kind)
+            tasks.add((*at, j), np.broadcast_to, kind.type(0), shape)
+    return tasks.array((*blocks.chunks, keys), kind)
 
 
-def _attend(rules: Rules, **given: Array) -> Part:
+def _attend(rules: Rules, **inputs: Array) -> Part:
     """Attention over some keys."""
     with one_thread():
-        return _solved(rules.call(given))[0]
+        return _solved(rules.call(inputs))[0]
 
 
 def _attend_nothing(
-    rules: Rules, shapes: list[tuple[int, ...]], kind: np.dtype[Any], **given: Array
+    rules: Rules, shapes: list[tuple[int, ...]], kind: np.dtype[Any], **inputs: Array
 ) -> Part:
     """Attention over no keys at all; `shapes` are those of a query, a key and a value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))
-    return _attend(rules._replace(key_lengths=None), **arrays, **given)
+    return _attend(rules._replace(key_lengths=None), **arrays, **inputs)
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """A part by the call that it is, and its own weights where wanted."""
+    """Compute a part, and its own weights if they are wanted."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
@@ -161,13 +160,13 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """A part whose rows that saw nothing have a log-sum-exp of -inf and no rest."""
+    """A part in which rows that saw no key have a log-sum-exp of -inf, and no rest."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 
 
 def joined(one: Part, other: Part) -> Part:
-    """Two parts over different keys as one."""
+    """Join two parts over different keys."""
     if one.rest is other.rest is None:
         return Part(*merge_attention(one.out, one.lse, other.out, other.lse), None)
     with np.errstate(all="ignore"):
@@ -186,33 +185,18 @@ def _lse(part: Part, kind: np.dtype[Any]) -> Array:
     return rounded(part.lse if part.rest is None else part.lse + part.rest, kind)
 
 
-def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **given: Array) -> Array:
-    """The weights of some keys; `part` is all keys'.
+def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **inputs: Array) -> Array:
+    """The weights of some keys among all keys, whose part is `part`; `values` is a shape.
 
-    A part's own weights sum to 1: they take the share that its log-sum-exp has of the whole.
+    The weights that these keys have alone sum to 1. They are multiplied by the share that their
+    log-sum-exp has of that of all keys.
     """
-    alone, weights = _without_values(rules, values, given, weights=True)
+    nothing = np.zeros((*values[:-1], 1), inputs["query"].dtype)
+    with one_thread():
+        alone, weights = _solved(rules.call({**inputs, "value": nothing}), weights=True)
     assert weights is not None
     with np.errstate(all="ignore"):
-        share = np.exp(_log_share(alone, part))
+        share = alone.lse - part.lse  # a logarithm
+        share += (0 if alone.rest is None else alone.rest) - (0 if part.rest is None else part.rest)
+        share = np.exp(np.where(np.isneginf(alone.lse), -np.inf, share))
         return rounded(weights * share[..., None], weights.dtype)
-
-
-def _without_values(
-    rules: Rules, values: tuple[int, ...], given: dict[str, Array], *, weights: bool = False
-) -> tuple[Part, Array | None]:
-    """A part with nothing in `out`, and its own weights where wanted; `values` is a shape."""
-    nothing = np.zeros((*values[:-1], 1), given["query"].dtype)
-    with one_thread():
-        part, shown = _solved(rules.call({**given, "value": nothing}), weights=weights)
-    return part._replace(out=part.out[..., :0]), shown
-
-
-def _log_share(part: Part, whole: Part) -> Array:
-    """The log of what the keys of `part` weigh together among all."""
-    found = part.lse - whole.lse
-    if part.rest is not None:
-        found += part.rest
-    if whole.rest is not None:
-        found -= whole.rest
-    return np.where(np.isneginf(part.lse), -np.inf, found)

@@ -1,4 +1,4 @@
-"""Work for the workers of a cluster, or for this process: one model each, threads shared out."""
+"""Work for the workers of a cluster, or for this process: one model each, and shared cores."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # seconds without any worker before a run gives up
 AHEAD = 8  # tasks for each thread of the cluster that are given out at once
-# of glibc's malloc.h, and bytes: what is kept at most, the largest that may be, and its own choice
+# numbers of options in glibc's malloc.h; bytes: the most that is kept, the largest threshold, and
+# glibc's own threshold
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
-_LOOK = 1.0  # seconds between two looks at a cluster that says nothing
-_PROCESS = uuid.uuid4().hex  # which process this is
+_LOOK = 1.0  # seconds between two questions to a cluster that says nothing
+_PROCESS = uuid.uuid4().hex  # identifies this process
 _C = TypeVar("_C")
 _R = TypeVar("_R")
 
@@ -47,7 +48,7 @@ class Named:
 
 
 def named(model: Any, call: str) -> Named:
-    """The name of a model, as `qkv.load` takes it, with the checksum of its files.
+    """Find a model, as `qkv.load` does, and compute the checksum of its files.
 
     Raises:
         TypeError: it is neither a name nor a folder.
@@ -64,7 +65,7 @@ def named(model: Any, call: str) -> Named:
     if _is_random(name):
         return Named(name, name)
     folder = find_model(name)
-    if Path(name).expanduser() == folder:  # workers may stand in another one
+    if Path(name).expanduser() == folder:  # workers may run in another folder
         name = str(folder.resolve())
     return Named(name, _checksum(folder))
 
@@ -74,7 +75,7 @@ def _is_random(name: str) -> bool:
 
 
 def _checksum(folder: Path) -> str:
-    """Of the files that a model is read from, and their names."""
+    """The checksum of the files of a model, and of their names."""
     paths = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
@@ -84,23 +85,23 @@ def _checksum(folder: Path) -> str:
     return found.hexdigest()
 
 
-_models: dict[Named, Model] = {}  # of this process: the one that was asked for last
+_models: dict[Named, Model] = {}  # the last model that this process has used
 _loading, _computing = threading.Lock(), threading.Lock()
 
 
 def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
-    """The model of this process, read once.
+    """Load a model once for this process.
 
     Raises:
-        ValueError: another model has this name here.
+        ValueError: here another model has this name.
     """
     with _loading:
         if wanted not in _models:
-            found = named(wanted.name, call)
-            if found.checksum != wanted.checksum:
+            here = named(wanted.name, call)
+            if here.checksum != wanted.checksum:
                 raise ValueError(
                     f"{call}: {where} has another model {wanted.name}: the checksum of its files "
-                    f"is {found.checksum} there and {wanted.checksum} where the run began: give "
+                    f"is {here.checksum} there and {wanted.checksum} where the run began: give "
                     "every worker the same files"
                 )
             _models.clear()
@@ -110,12 +111,12 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
 
 @dataclass(frozen=True)
 class _Job:
-    """What every task of a run is told."""
+    """The arguments that all tasks of a run share."""
 
     call: str
     model: Named | None
-    process: str  # that began it
-    workers: dict[str, int] = field(default_factory=dict)  # on each host
+    process: str  # that began the run
+    workers: dict[str, int] = field(default_factory=dict)  # their number on each host
 
 
 def each(
@@ -128,24 +129,24 @@ def each(
 ) -> Generator[tuple[int, _R], None, None]:
     """Call `function(model, case)` for every case, on a cluster's workers or here.
 
-    A case is computed again where its worker dies, up to as often as Dask allows
+    If a worker dies, its case is computed again, as often as Dask allows
     (`distributed.scheduler.allowed-failures`). A process computes one case with a model at a time,
-    on its share of the cores. Closing the iterator takes back what was not begun.
+    on its share of the cores. Closing the iterator cancels the cases that have not begun.
 
     Args:
         client: of the cluster; None for this process.
-        function: of a module that workers can import; model is None where none is named.
-        cases: small ones: they travel.
+        function: of a module that workers can import; it gets None if there is no `model`.
+        cases: small objects, since they are sent to the workers.
         call: the name that errors begin with.
-        model: which is loaded by whoever computes.
+        model: each worker loads it.
 
     Returns:
-        The number of each case and what it gave, in the order in which they are done.
+        The number of each case and its result, in the order in which they are done.
 
     Raises:
-        ConnectionError: the scheduler was lost, or there is no worker for `NO_WORKER` seconds.
+        ConnectionError: the scheduler was lost, or there was no worker for `NO_WORKER` seconds.
         RuntimeError: a case has killed its workers.
-        Exception: what `function` raises.
+        Exception: an error of `function`.
     """
     if client is None:
         for number, case in enumerate(cases):
@@ -190,8 +191,21 @@ def each(
                 client.cancel(list(begun), force=True)
 
 
+def all_of(
+    client: Any,
+    function: Callable[[Any, _C], _R],
+    cases: Sequence[_C],
+    *,
+    call: str,
+    model: Named | None = None,
+) -> list[_R]:
+    """Like `each`, but all results at once, in the order of the cases."""
+    results = dict(each(client, function, cases, call=call, model=model))
+    return [results[number] for number in range(len(cases))]
+
+
 class _Crew:
-    """What is known of a cluster's workers, asked for every few seconds."""
+    """The workers of a cluster, asked for again every few seconds."""
 
     def __init__(self, client: Any, call: str, total: int) -> None:
         self._client, self._call, self._total = client, call, total
@@ -202,7 +216,7 @@ class _Crew:
         self._alive = time.monotonic()
 
     def look(self) -> bool:
-        """Whether there is a worker; raises where there is none for long, nor a scheduler."""
+        """Whether there is a worker; an error if there was none for long, or no scheduler."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
             return self.room > 0
@@ -216,7 +230,7 @@ class _Crew:
         self.hosts = {}
         for address in workers:
             self.hosts[_host(address)] = self.hosts.get(_host(address), 0) + 1
-        self.room = AHEAD * sum(one["nthreads"] for one in workers.values())
+        self.room = AHEAD * sum(worker["nthreads"] for worker in workers.values())
         if workers:
             self._alive = now
         elif now - self._alive > NO_WORKER:
@@ -239,7 +253,7 @@ def _host(address: str) -> str:
 
 
 def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
-    """One task, in a worker."""
+    """Compute one task, in a worker."""
     if job.model is None:
         return function(None, case)
     where = need("distributed", "scale").get_worker().address
@@ -252,17 +266,17 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
 
 @contextmanager
 def _keeping_memory() -> Iterator[None]:
-    """Keep the memory of arrays for the next ones, until the end, where Dask has it given back.
+    """Keep the memory of freed arrays for the next ones, until the end.
 
-    Dask starts its workers with a setting by which glibc gives back each large array at once. To
-    have it again for the next one takes a fifth of the time of a model.
+    Dask starts its workers with a setting by which glibc returns the memory of each large array to
+    the system at once. Getting it back for the next array takes a fifth of the time of a model.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():
         yield
         return
     libc = ctypes.CDLL(None)
-    set_to = getattr(libc, "mallopt", None)  # not every system's has it
+    set_to = getattr(libc, "mallopt", None)  # not every C library has it
     if set_to is None:
         yield
         return
@@ -278,17 +292,15 @@ def _keeping_memory() -> Iterator[None]:
 
 @cache
 def _cores() -> int:
-    """How many threads this process would use alone."""
+    """The number of threads that this process would use alone."""
     return get_num_threads()
 
 
 def current_client(client: Any) -> Any:
-    """The client that was given, else the current one, else None."""
+    """`client`, or else the current client, or None."""
     if client is not None:
         return client
-    import sys
-
-    if "distributed" not in sys.modules:  # and nobody can have made one
+    if "distributed" not in sys.modules:  # so that there is no client
         return None
     try:
         return need("distributed", "scale").default_client()
@@ -297,20 +309,20 @@ def current_client(client: Any) -> Any:
 
 
 def workers_of(client: Any) -> int:
-    """How many workers there are, this process being one."""
+    """The number of workers; without a client this process is the only one."""
     return 1 if client is None else len(client.scheduler_info()["workers"])
 
 
 @contextmanager
 def connected(where: str, call: str) -> Iterator[Any]:
-    """A client of the cluster at an address; "local", or "local:N", starts one of N processes.
+    """Connect to the cluster at an address; "local" and "local:N" start one of N processes.
 
     Raises:
-        ValueError: N is no number of workers.
-        ConnectionError: nobody answers there.
+        ValueError: N is not a number of workers.
+        ConnectionError: no cluster answers.
     """
     distributed = need("distributed", "scale")
-    kind, _, count = where.partition(":")
+    kind, colon, count = where.partition(":")
     if kind != "local":
         try:
             client = distributed.Client(where, timeout=10, set_as_default=False)
@@ -322,9 +334,7 @@ def connected(where: str, call: str) -> Iterator[Any]:
         with client:
             yield client
         return
-    if count and not (count.isdecimal() and 0 < int(count) <= 1024):
-        raise ValueError(f"{call}: the cluster is {where}: write local:N, N from 1 to 1024")
-    if ":" in where and not count:
+    if colon and not (count.isdecimal() and 0 < int(count) <= 1024):
         raise ValueError(f"{call}: the cluster is {where}: write local:N, N from 1 to 1024")
     with (
         distributed.LocalCluster(

@@ -1,4 +1,4 @@
-"""What heads do over a corpus, counted by many workers and added up as a tree."""
+"""Scores of heads over many files: workers sum them up, and the sums are added as a tree."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qkv.circuits.head_measures import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting
-from qkv.scale.counting import bad_row, counts_of
-from qkv.scale.sources import Bad, Part, cut, described, find_sources, rows_of
-from qkv.scale.workers import current_client, each, named
+from qkv.scale.counting import bad_row, counts_of, cut
+from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
+from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
 ROWS, BYTES = 4096, 2**20  # of a task, at most
@@ -27,23 +27,22 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""`qkv.circuits.head_scores` over files, in tasks: the same numbers, however they are cut.
+    r"""Like `qkv.circuits.head_scores`, over files: the same numbers, however the files are cut.
 
     Args:
         model: a name or a folder, as `qkv.load` takes it; None for the default.
-        sources: a path, a glob or a list of them: .txt, .jsonl, .csv or .parquet, local or wherever
-            fsspec reads.
-        of: which means, as for `qkv.circuits.head_scores`.
-        client: of the cluster that computes; without one the current client, and without that this
-            process.
-        column: where texts are in all kinds but .txt.
+        sources: a path, a glob or a list of them: .txt, .jsonl, .csv or .parquet, local or anything
+            that fsspec opens.
+        of: the names of the scores, as for `qkv.circuits.head_scores`.
+        client: of the cluster; by default the current client, or else this process.
+        column: the column of the texts, in every kind but .txt.
 
     Returns:
         For each name an array (layers, heads) of float64; NaN where no query counts.
 
     Raises:
-        ValueError: there is no such mean or column, or a row has no text; the error names file and
-            row, counted from 0.
+        ValueError: a score or the column does not exist, or a row has no text (the error names file
+            and row, counted from 0).
         FileNotFoundError: there is no such file.
         ConnectionError: the cluster was lost.
 
@@ -58,17 +57,17 @@ def head_scores(
     used, client = named(model, CALL), current_client(client)
     parts: list[Part | None] = [*cut(files, counts_of(files, client, CALL), ROWS, BYTES)]
     cases = [(part, names) for part in parts or [None]]
-    found = dict(each(client, _part_sums, cases, call=CALL, model=used))
-    sums = [found[number][0] for number in range(len(cases))]
+    results = all_of(client, _part_sums, cases, call=CALL, model=used)
+    sums = [part_sums for part_sums, _ in results]
     while len(sums) > 1:  # as a tree, in one order
         pairs = [sums[n : n + 2] for n in range(0, len(sums), 2)]
         sums = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
-    reduce(add, (texts_cut for _, texts_cut in found.values())).warn()
+    reduce(add, (texts_cut for _, texts_cut in results)).warn()
     return sums[0].means()
 
 
 def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
-    """The sums of one part's texts, and what was cut; those of none have the shapes alone."""
+    """The sums over the texts of a part, and the texts that were cut; without a part, zeros."""
     part, names = case
     texts_cut = Cut(model.max_seq_length)
     with counting(texts_cut):
@@ -77,6 +76,6 @@ def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple
 
 def _texts(part: Part) -> Iterator[str]:
     for row, text in enumerate(rows_of(part, MOST), part.row):
-        if isinstance(text, Bad):  # it was good when it was counted
+        if isinstance(text, Bad):  # the file has changed since its rows were counted
             raise ValueError(bad_row(CALL, part.source, row, text.reason))
         yield text
