@@ -115,8 +115,7 @@ STEPS = {
     "scale": [
         {"sources", "workers", "manifest", "blocks"},
         {"counting", "forward"},
-        {"parts"},
-        {"encoding", "heads", "gradient"},
+        {"encoding", "head_sums"},
         {""},
     ],
     "serve": [
