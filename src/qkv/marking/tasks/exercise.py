@@ -18,9 +18,8 @@ from qkv.marking.mistake import Mistake, Steps, mistake
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.task import Task
-from qkv.marking.tasks.texts import Texts
 
-_DO = "do"
+DO = "do"
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,8 @@ def slip(
     where: str = "",
 ) -> Mistake:
     """A mistake, as the functions that make it in one way or another."""
-    variants = [{_DO: one} for one in wrong]
+    variants = [{DO: one} for one in wrong]
     return mistake(key, says, shows, *variants, remedy=remedy, nudge=nudge, where=where)
-
-
-def slips(texts: Texts, wrong: Mapping[str, Sequence[Callable[..., Any]]]) -> list[Mistake]:
-    """Return mistakes by their names, each as the functions that make it in one way or another."""
-    return [
-        texts.mistake(name, *({_DO: function} for function in functions))
-        for name, functions in wrong.items()
-    ]
 
 
 def exercise(
@@ -76,7 +67,7 @@ def exercise(
         name: of the task.
         right: the right function, of the name that the learner's has.
         draw: the arguments of each call, smallest first.
-        mistakes: made by `slip`.
+        mistakes: each puts another function in the place of the step `DO`.
         signature: how it is called, and what it gives.
         asks: what is to be written, in a sentence.
         what: is tested, as in "Tried: angles".
@@ -90,7 +81,7 @@ def exercise(
     cases = per_seed(lambda: [Call(dict(zip(names, one, strict=True))) for one in draw()])
 
     def compute(case: Call, steps: Steps) -> Array:
-        made = steps[_DO](*case.arguments.values())
+        made = steps[DO](*case.arguments.values())
         return _joined(made) if parts else np.asarray(made)
 
     def mark(function: Callable[..., Any], way: str) -> CheckResult:
@@ -103,7 +94,7 @@ def exercise(
             if isinstance(returned, tuple) and isinstance(right(*case.arguments.values()), list):
                 returned = [*returned]
             if within and (out := numbers(returned)) is not None:
-                ways = ({_DO: right}, *(way for one in mistakes for way in one.variants))
+                ways = ({DO: right}, *(way for one in mistakes for way in one.variants))
                 near = (a for way in ways if (a := compute(case, way)).shape == out.shape)
                 return next((a for a in near if np.allclose(out, a, 0, within)), returned)
             return returned
@@ -116,7 +107,7 @@ def exercise(
             name_of(function),
             call,
             compute,
-            {_DO: right},
+            {DO: right},
             [Group(what, cases(), mistakes, unlike)],
             returns=returns,
         )

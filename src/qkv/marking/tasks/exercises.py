@@ -15,7 +15,7 @@ from qkv.marking.draws import generator
 from qkv.marking.findings import Finding, told
 from qkv.marking.outcome import Outcome
 from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.exercise import exercise, slips
+from qkv.marking.tasks.exercise import DO, exercise
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -50,8 +50,7 @@ RECURRENCE_TABLE = exercise(
     "recurrence-table",
     recurrence_table,
     lambda: [(2, 0.5), (4, 0.8), (7, int(generator(0).integers(12, 18)) / 20)],
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "table-other-way": [lambda n, keep: recurrence_table(n, keep).T],
             "table-both-ways": [lambda n, keep: (1 - keep) * keep ** abs(_steps(n))],
@@ -60,6 +59,7 @@ RECURRENCE_TABLE = exercise(
             "table-off-by-one": [lambda n, keep: recurrence_table(n, keep) * keep],
             "table-rows-of-one": [_rows_of_one, _from_first],
         },
+        DO,
     ),
     signature="recurrence_table(length, keep) -> (length, length)",
     asks="the weights of the loop state = keep * state + (1 - keep) * word, which begins at zero"
@@ -78,8 +78,7 @@ SCORE_NEEDED = exercise(
     "score-needed",
     score_needed,
     lambda: [(0.5, 3), (0.9, 1000), (int(generator(1).integers(1, 8)) / 16, 17)],
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "score-without-others": [lambda weight, n: np.log(weight / (1 - weight))],
             "score-upside-down": [
@@ -96,6 +95,7 @@ SCORE_NEEDED = exercise(
                 lambda weight, n: np.log(weight * (n + 1)),
             ],
         },
+        DO,
     ),
     signature="score_needed(weight, others) -> the score",
     asks="the score s with e^s / (e^s + others) = weight",
@@ -137,8 +137,7 @@ TO_IDS = exercise(
     "ids",
     to_ids,
     _sentences,
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "ids-unknown-left-out": [lambda text, ids: [ids[w] for w in text.split() if w in ids]],
             "ids-unknown-number": [
@@ -153,6 +152,7 @@ TO_IDS = exercise(
                 lambda text, ids: to_ids(text, ids)[::-1],
             ],
         },
+        DO,
     ),
     signature="to_ids(sentence, vocabulary) -> a list of T numbers",
     asks="the id of each word of the sentence, in order; a word that the vocabulary does not have"
@@ -197,8 +197,7 @@ ROTATION = exercise(
     "rotation",
     rotation,
     lambda: [(2, 1), (4, 1), (6, int(generator(0).integers(2, 6))), (8, -2)],
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "rotation-other-way": [lambda dim, steps: rotation(dim, -steps)],
             "rotation-one-step": [lambda dim, steps: rotation(dim, 1)],
@@ -217,6 +216,7 @@ ROTATION = exercise(
                 for signs in _SIGNS
             ],
         },
+        DO,
     ),
     signature="rotation(dim, steps) -> (dim, dim)",
     asks="the matrix with which table[p] @ rotation(dim, steps) is table[p + steps], of sinusoidal"
@@ -250,8 +250,7 @@ NEIGHBOUR_SCORE = exercise(
     "neighbour-score",
     neighbour_score,
     _patterns,
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "neighbour-other-side": [lambda weights, step: neighbour_score(weights, -step)],
             "neighbour-all-tokens": [
@@ -270,6 +269,7 @@ NEIGHBOUR_SCORE = exercise(
             ],
             "neighbour-whole-rows": [lambda weights, step: weights.mean()],
         },
+        DO,
     ),
     signature="neighbour_score(weights, step) -> one number",
     asks="the mean weight that tokens give to the token `step` places on, of weights (T, T); tokens"
@@ -302,8 +302,7 @@ CLOSENESS = exercise(
     "closeness",
     closeness,
     lambda: [([*heads],) for heads in _MEASURED],
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "closeness-heads-ignored": [lambda heads: _MEASURED[()][0]],
             "closeness-one-text": [_measured(1), _measured(2)],
@@ -311,6 +310,7 @@ CLOSENESS = exercise(
             "closeness-product": [_measured(4)],
             "closeness-distance": [lambda heads: 1 - closeness(heads)],
         },
+        DO,
     ),
     signature="closeness(heads) -> one number",
     asks="the cosine of bank in the lesson's two sentences, after the last layer of qkv's own"
@@ -342,8 +342,7 @@ SOFTMAX_BACK = exercise(
     "softmax-back",
     softmax_back,
     _weights,
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "back-without-mean": [lambda a, g: a * g],
             "back-plain-mean": [
@@ -357,6 +356,7 @@ SOFTMAX_BACK = exercise(
             "back-sign": [lambda a, g: -softmax_back(a, g)],
             "back-squared": [lambda a, g: a * (1 - a) * g],
         },
+        DO,
     ),
     signature="softmax_back(weights, d_weights) -> (L, S)",
     asks="the gradient of the scores, given the weights that softmax made of them and the gradient"
@@ -404,8 +404,7 @@ GRADIENTS = exercise(
     "gradients",
     gradients,
     _heads,
-    *slips(
-        _TEXTS,
+    *_TEXTS.mistakes(
         {
             "gradients-no-root": [lambda *arrays: _head(*arrays, root=0.0)],
             "gradients-root-twice": [lambda *arrays: _head(*arrays, root=-1.0)],
@@ -418,6 +417,7 @@ GRADIENTS = exercise(
             ],
             "gradients-changed-places": [lambda *arrays: _head(*arrays, changed=True)],
         },
+        DO,
     ),
     signature="gradients(x, w_q, w_k, w_v, d_context) -> (d_w_q, d_w_k, d_w_v)",
     asks="the gradients of w_q, w_k (D, d) and w_v (D, d_v) of one head without a mask, given that"

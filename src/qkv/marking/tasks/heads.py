@@ -10,8 +10,7 @@ import numpy as np
 
 from qkv.marking.draws import generator
 from qkv.marking.engine import Group
-from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.mistake import Mistake, mended, mistake
+from qkv.marking.mistake import mended
 from qkv.marking.outcome import kind_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
@@ -30,118 +29,54 @@ from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
 from qkv.marking.tasks.mistakes.slips import of_output
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
 _NAMES = "x,w_q,w_k,w_v"
 _OUTPUT = "return joined @ w_o"
-_SHAPE = "Print the shape of the output: how many numbers should a word have?"
-_SAME = "Print the weights of each head: are they the same?"
+_TEXTS = Texts(__name__)
 
 JOINING = mended(
     heads.JOIN,
     heads.IN_TURN,
     *heads.JOINED,
-    mistake(
-        "heads-summed",
-        "the outputs of the heads are added up or averaged, not joined",
-        "a row of the output has as many numbers as the output of one head",
-        {"join": lambda a: a.sum(axis=-3)},
-        {"join": lambda a: a.mean(axis=-3)},
-        nudge=_SHAPE,
-        where="what is done with the heads' outputs",
-    ),
-    mistake(
-        "heads-one-returned",
-        "the output of one head is returned, not of all",
-        "a row of the output has as many numbers as the output of one head",
-        {"join": lambda a: a[..., 0, :, :]},
-        {"join": lambda a: a[..., -1, :, :]},
-        nudge=_SHAPE,
-        where="the return statement, or an assignment in the loop that forgets the heads before",
-    ),
-    mistake(
-        "heads-one-repeated",
-        "the output of one head stands in the columns of all heads",
-        "the columns of the heads are equal",
-        {"join": lambda a: join(np.broadcast_to(a[..., :1, :, :], a.shape))},
-        {"join": lambda a: join(np.broadcast_to(a[..., -1:, :, :], a.shape))},
-        nudge="Print the output: do its columns repeat?",
-        where="the index of the head inside the loop",
-    ),
-    mistake(
-        "heads-share-weights",
-        "all the heads use the weights of the first",
-        "all heads look at the same words",
-        {"weigh": lambda w, v, n: (w[..., :1, :, :] if w.ndim > 2 else w) @ v},
-        remedy="weights = softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(d))  # (H, T, T)",
-        nudge=_SAME,
-        where="the weights: does the index of a head lack?",
-    ),
-    mistake(
-        "heads-weights-averaged",
-        "the weights are averaged over the heads before they meet the values",
-        "all heads look at the same words",
-        {"weigh": lambda w, v, n: (w.mean(axis=-3, keepdims=True) if w.ndim > 2 else w) @ v},
-        remedy="out = weights @ v  # (H, T, T) @ (H, T, d)",
-        nudge=_SAME,
-        where="what is done with the weights before the product with the values",
-    ),
-    mistake(
-        "heads-softmax-over-heads",
-        "softmax runs over the heads, not over the keys",
-        "the weights that the heads give one key sum to 1, and those of a row do not",
+    *_TEXTS.mistakes(
         {
-            "shift": lambda s: s - s.max(axis=-3, keepdims=True) if s.ndim > 2 else s,
-            "normalise": lambda e: e / e.sum(axis=-3 if e.ndim > 2 else -1, keepdims=True),
+            "heads-summed": [lambda a: a.sum(axis=-3), lambda a: a.mean(axis=-3)],
+            "heads-one-returned": [lambda a: a[..., 0, :, :], lambda a: a[..., -1, :, :]],
+            "heads-one-repeated": [
+                lambda a: join(np.broadcast_to(a[..., :1, :, :], a.shape)),
+                lambda a: join(np.broadcast_to(a[..., -1:, :, :], a.shape)),
+            ],
+            "heads-share-weights": [
+                {"weigh": lambda w, v, n: (w[..., :1, :, :] if w.ndim > 2 else w) @ v}
+            ],
+            "heads-weights-averaged": [
+                {"weigh": lambda w, v, n: (w.mean(-3, keepdims=True) if w.ndim > 2 else w) @ v}
+            ],
+            "heads-softmax-over-heads": [
+                {
+                    "shift": lambda s: s - s.max(axis=-3, keepdims=True) if s.ndim > 2 else s,
+                    "normalise": lambda e: e / e.sum(axis=-3 if e.ndim > 2 else -1, keepdims=True),
+                }
+            ],
+            "heads-softmax-twice": [lambda a: softmax(join(a))],
         },
-        remedy="weights = softmax(scores)  # axis=-1",
-        nudge="Add up the weights of one row of one head.",
-        where="the axis of softmax: 0 is the heads, -1 is the keys",
-    ),
-    mistake(
-        "heads-softmax-twice",
-        "softmax is taken of the heads' outputs too",
-        "the outputs are between 0 and 1",
-        {"join": lambda a: softmax(join(a))},
-        nudge="May an output be below zero?",
-        where="what is done after the heads are joined",
+        step="join",
     ),
 )
 PROJECTED = mended(
     _OUTPUT,
     heads.OUTPUT_MISSING,
-    mistake(
-        "output-transposed",
-        "w_o is used transposed: it is (in, out), so joined @ w_o projects",
-        "it fails where w_o is not square and is silently wrong where it is",
-        {"output": lambda out, w_o: out @ flip(w_o)},
-        nudge="Give it a w_o of 4 rows and 3 columns.",
-    ),
-    mistake(
-        "output-from-the-left",
-        "w_o is multiplied from the left: it mixes words, not columns",
-        "it fails where there are not as many words as columns",
-        {"output": lambda out, w_o: w_o @ out},
-        nudge="Print the shapes: which of the two sizes of the joined heads meets w_o?",
-    ),
-    mistake(
-        "output-added",
-        "the result of w_o is added to the heads, not put in their place",
-        "the output contains the joined heads, as with a residual connection",
-        {"output": lambda out, w_o: out + out @ w_o},
-        nudge="Let w_o be all zeros: what should come out?",
+    *_TEXTS.mistakes(
+        {
+            "output-transposed": [lambda out, w_o: out @ flip(w_o)],
+            "output-from-the-left": [lambda out, w_o: w_o @ out],
+            "output-added": [lambda out, w_o: out + out @ w_o],
+        },
+        step="output",
     ),
     of_output(_OUTPUT)[0],
     where="the product with w_o, and the return statement",
-)
-_ONE_TEXT = Mistake(
-    "heads-one-text",
-    "it takes one text (T, D) at a time, and no batch (B, T, D)",
-    "a batch fails, or comes out misshapen",
-    "q = np.swapaxes(q.reshape(*q.shape[:-1], num_heads, d), -3, -2)  # (..., H, T, d);"
-    " out = np.swapaxes(out, -3, -2); out = out.reshape(*out.shape[:-2], -1)  # (..., T, H * d)",
-    "fragile",
-    nudge="Give it two texts at once, x (2, T, D).",
-    where="the split and the join: count axes from the end, not from the front",
 )
 
 
@@ -220,7 +155,7 @@ def _try_batches(m: AttentionMarking) -> None:
             m.test(Group("two heads on a batch", [batch], (), findings.wrong_batch))
     if refused is not None:
         m.tried.append("a batch")
-        m.find(of_mistake(_ONE_TEXT, refused))
+        m.find(_TEXTS.finding("heads-one-text", refused))
 
 
 def _try_mask(m: AttentionMarking) -> None:
@@ -244,18 +179,7 @@ def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
         m.tried.append("heads that do not divide the columns")
         return
     returned = kind_of(run.returned) if run.out is None else f"an output of shape {run.out.shape}"
-    m.find(
-        Finding(
-            "heads-not-divided",
-            "columns that cannot be shared out evenly are dropped without a word",
-            f"6 columns in 4 heads give {returned}, not an error",
-            'if w_q.shape[-1] % num_heads: raise ValueError("...")',
-            "fragile",
-            nudge="Ask for 4 heads of 6 columns.",
-            where="the size of a head: is there a remainder?",
-            run=None,
-        )
-    )
+    m.find(_TEXTS.finding("heads-not-divided", None, output=returned))
 
 
 HEADS = Task(

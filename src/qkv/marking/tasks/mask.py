@@ -14,7 +14,7 @@ from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.functions import options_of
-from qkv.marking.mistake import Mistake, Steps, mended, mistake
+from qkv.marking.mistake import Mistake, Steps, mended
 from qkv.marking.outcome import Outcome, close, name_of, numbers, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
@@ -32,6 +32,7 @@ from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.mistakes import formula, masks
 from qkv.marking.tasks.mistakes.build import forgotten, pick
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,12 @@ def compute(case: Length, steps: Steps) -> Array:
 
 
 RIGHT: Steps = MappingProxyType({"sees": ATTENTION["sees"]})
+_TEXTS = Texts(__name__)
 LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
-_LAST_SEES = "What does the last word see?"
 KNOWN = mended(
     LINE,
     *masks.causal(masks.OFF, LINE),
-    mistake(
-        "causal-itself",
-        "each word sees itself alone",
-        "there is nothing but the diagonal",
-        {"sees": lambda i, j, first: j == i},
-        nudge=_LAST_SEES,
-    ),
+    _TEXTS.mistake("causal-itself", {"sees": lambda i, j, first: j == i}),
     *mended(
         LINE,
         *forgotten(
@@ -90,44 +85,9 @@ KNOWN = mended(
     where="the comparison of positions, or np.tril and its k",
 )
 
-_EVERYTHING, _NOTHING = mended(
-    LINE,
-    mistake(
-        "causal-everything",
-        "the mask masks nothing",
-        "each word sees the future too",
-        nudge="What does the first word see?",
-    ),
-    mistake(
-        "causal-nothing", "the mask masks everything", "no word sees anything", nudge=_LAST_SEES
-    ),
-    where="the comparison of positions, or np.tril and its k",
-)
-_TRUE_HIDES = Mistake(
-    "mask-true-hides",
-    "True stands for masked; the task asks for True = may attend",
-    "torch's MultiheadAttention has it so; its scaled_dot_product_attention has it the other way",
-    LINE,
-    nudge="What does your attention do where the mask is True?",
-    where="what True means",
-)
-_NUMBERS = Mistake(
-    "mask-of-numbers",
-    "the mask is of 1 and 0; the task asks for True and False, or 0 and -inf to add",
-    "added to the scores it masks nothing, and ~mask is -1 and -2",
-    LINE,
-    nudge="Print ~mask.",
-    where="the dtype of the mask",
-)
-_FINITE = Mistake(
-    "mask-finite",
-    "a large negative number stands for masked, not -inf",
-    "it masks a key only beside one that is visible, and float16 has no -1e9",
-    "mask = np.where(np.tril(np.ones((length, length), dtype=bool)), 0.0, -np.inf)",
-    "fragile",
-    nudge="Add it to a row of scores that is masked as a whole: what are the weights?",
-    where="the number that stands for masked",
-)
+_TRUE_HIDES = _TEXTS.mistake("mask-true-hides")
+_NUMBERS = _TEXTS.mistake("mask-of-numbers")
+_FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
@@ -147,9 +107,9 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
     """Find a mask that is the same everywhere, as where a function was only begun."""
     outs = [run.out for run in runs]
-    for number, wrong in ((1, _EVERYTHING), (0, _NOTHING)):
+    for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):
-            return of_mistake(wrong, runs[0])
+            return _TEXTS.finding(name, runs[0])
     return None
 
 

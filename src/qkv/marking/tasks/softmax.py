@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ from qkv.marking.engine import Group, Marking, nothing_known
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding
 from qkv.marking.functions import options_of
-from qkv.marking.mistake import Steps, mended, mistake
+from qkv.marking.mistake import Steps, mended
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
@@ -30,7 +30,9 @@ from qkv.marking.tasks.mistakes.formula import (
     SUM_OF_A_ROW,
 )
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
+_TEXTS = Texts(__name__)
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
 RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
@@ -77,63 +79,23 @@ CORE = mended(
     LINES,
     *_OFTEN.values(),
     written_as(_TWICE, {"give": softmax}, remedy=f"{LINES}  # once"),
-    mistake(
-        "softmax-divided-by-mean",
-        "the exponentials are divided by their mean, not by their sum",
-        "the weights of a row sum to the number of scores",
-        {"normalise": lambda e: e / e.mean(axis=-1, keepdims=True)},
-        nudge=SUM_OF_A_ROW,
-    ),
-    mistake(
-        "softmax-divided-by-norm",
-        "the exponentials are divided by the root of the sum of their squares, not by their sum",
-        "the squares of the weights sum to 1, not the weights",
-        {"normalise": lambda e: e / np.sqrt((e * e).sum(axis=-1, keepdims=True))},
-        nudge=SUM_OF_A_ROW,
-    ),
-    mistake(
-        "softmax-logarithm",
-        "the logarithm of the weights is returned",
-        "all the numbers are below zero; their exponentials sum to 1",
-        {"give": np.log},
-        remedy=RETURN,
-        nudge="Can a weight be below zero?",
-        where="the return statement, and the last thing done before it",
-    ),
-    mistake(
-        "softmax-sign",
-        "the sign is reversed: the lowest score takes the largest weight",
-        "a row of rising scores gives falling weights",
-        {"read": np.negative},
-        nudge="Give it the scores 0 and 1: which should have the larger weight?",
-        where="what is given to exp: is there a minus too many?",
-    ),
-    mistake(
-        "softmax-base-two",
-        "powers of 2 are taken, not of e",
-        "the weights are too even: a score higher by 1 gives twice the weight, not 2.718 times",
-        {"exp": np.exp2},
-        nudge="Give it the scores 0 and 1: the second weight should be 2.718 times the first.",
-        where="the step that makes the scores positive",
-    ),
-    mistake(
-        "softmax-sigmoid",
-        "each score goes through the sigmoid alone: its weight does not depend on other scores",
-        "the weights of a row do not sum to 1",
-        {"shift": same, "exp": _sigmoid, "normalise": same},
-        {"shift": same, "exp": _sigmoid},
-        nudge="Change one score of a row: do the other weights change too?",
-        where="what is done to each score: 1 / (1 + exp(-x)) is another function",
+    *_TEXTS.mistakes(
+        {
+            "softmax-divided-by-mean": [lambda e: e / e.mean(axis=-1, keepdims=True)],
+            "softmax-divided-by-norm": [lambda e: e / np.sqrt((e * e).sum(axis=-1, keepdims=True))],
+            "softmax-logarithm": [{"give": np.log}],
+            "softmax-sign": [{"read": np.negative}],
+            "softmax-base-two": [{"exp": np.exp2}],
+            "softmax-sigmoid": [
+                {"shift": same, "exp": _sigmoid, "normalise": same},
+                {"shift": same, "exp": _sigmoid},
+            ],
+        },
+        step="normalise",
     ),
     slips.HARD,
-    mistake(
-        "softmax-rounded",
-        "the weights are rounded",
-        "they no longer sum to 1, and small ones are gone",
-        *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6)),
-        remedy=f"{RETURN}  # round what you print, not what you compute",
-        nudge="Print 1 - weights.sum(axis=-1): is it 0?",
-        where="the return statement: is something rounded there?",
+    _TEXTS.mistake(
+        "softmax-rounded", *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6))
     ),
     *mended(
         LINES,
@@ -168,61 +130,31 @@ CORE = mended(
     where=OF_WEIGHTS,
 )
 
-BATCHES = mended(
-    LINES,
-    mistake(
-        "softmax-second-axis",
-        "right for a matrix (L, S), wrong for a batch (B, L, S): axis 1 is the last one of a"
-        " matrix only",
-        "the rows of the weights do not sum to 1",
-        {"axis": lambda axis: 1},
-        nudge="Give it an array of three axes, and add up the weights along the last.",
-    ),
-    mistake(
-        "softmax-first-axis",
-        "right for one row (S,), wrong for more: axis 0 is the last one of one row only",
-        "the rows of the weights do not sum to 1",
-        {"axis": lambda axis: 0},
-        nudge="Give it two rows, and add up the weights of each.",
-    ),
-    where="the axis: it counts from the first, -1 is always the last",
+BATCHES = _TEXTS.mistakes(
+    {"softmax-second-axis": [lambda axis: 1], "softmax-first-axis": [lambda axis: 0]}, step="axis"
 )
 
-_ABOVE_ZERO = "Give it the scores 2000 and 0: how large is the number that goes into exp?"
 LARGE = mended(
     LINES,
     *LARGE_ROWS,
-    mistake(
-        "softmax-mean-subtracted",
-        "the mean of the row is subtracted before exp, not the maximum",
-        "a score far above the mean still overflows",
-        {"shift": lambda x: x - x.mean(axis=-1, keepdims=True)},
-        {"shift": lambda x: x - x.mean()},
-        nudge=_ABOVE_ZERO,
-    ),
-    mistake(
-        "softmax-min-subtracted",
-        "the minimum of the row is subtracted before exp, not the maximum",
-        "a score far above the minimum overflows",
-        {"shift": lambda x: x - x.min(axis=-1, keepdims=True)},
-        {"shift": lambda x: x - x.min()},
-        nudge=_ABOVE_ZERO,
+    *_TEXTS.mistakes(
+        {
+            "softmax-mean-subtracted": [
+                lambda x: x - x.mean(axis=-1, keepdims=True),
+                lambda x: x - x.mean(),
+            ],
+            "softmax-min-subtracted": [
+                lambda x: x - x.min(axis=-1, keepdims=True),
+                lambda x: x - x.min(),
+            ],
+        },
+        step="shift",
     ),
     kind="fragile",
     where="what is subtracted before exp: it must leave nothing above 0",
 )
 
-AXIS = (
-    mistake(
-        "axis-ignored",
-        "the parameter axis makes no difference",
-        "the weights always sum to 1 along the last axis",
-        {"axis": lambda axis: -1},
-        remedy=LINES.replace("-1", "axis"),
-        nudge="Call it with axis=0, and add up the columns.",
-        where="the parameter axis: where is it used?",
-    ),
-)
+AXIS = (_TEXTS.mistake("axis-ignored", {"axis": lambda axis: -1}),)
 
 _ROWS: list[Any] = [
     [[1, 0], [3, 1]],
@@ -250,31 +182,15 @@ def _scores(rows: Any, axis: int | None = None) -> Scores:
 
 def _minus_inf(wrong: Outcome) -> Finding:
     """Describe a score of -inf that goes wrong, as a mask leaves it."""
-    return Finding(
-        "softmax-minus-inf",
-        "a score of -inf goes wrong; its weight should be 0, as exp(-inf) is",
-        in_words(wrong.error) if wrong.error else "a mask gives this score to what it masks",
-        LINES,
-        run=wrong,
-        kind="fragile",
-        nudge="Give it a row with -inf in it, as a mask makes them.",
-        where="what is done to the scores before exp",
-    )
+    finding = _TEXTS.finding("softmax-minus-inf", wrong)
+    return replace(finding, shows=in_words(wrong.error)) if wrong.error else finding
 
 
 def _one_row(wrong: Outcome) -> Finding | None:
     """Describe a function that fails for several rows."""
     if wrong.error is None:
         return None
-    return Finding(
-        "one-row-only",
-        "it takes one row, not a matrix of them",
-        in_words(wrong.error),
-        LINES,
-        run=wrong,
-        nudge="Give it two rows, and see.",
-        where="the maximum and the sum: they should be taken of each row of the matrix",
-    )
+    return _TEXTS.finding("one-row-only", wrong, error=in_words(wrong.error))
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
