@@ -11,7 +11,7 @@ import pytest
 
 from qkv.marking import check
 from qkv.marking.tasks import heads as heads_task
-from qkv.marking.tasks import positions, softmax
+from qkv.marking.tasks import kv_cache, positions, softmax
 from qkv.marking.tasks.attention import inputs
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.block import marker as blocks
@@ -25,8 +25,6 @@ from qkv.marking.tasks.cross import writing_mistakes as written
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
 from qkv.marking.tasks.decoder import steps as decoder
-from qkv.marking.tasks.kv_cache import mistakes as caching
-from qkv.marking.tasks.kv_cache import steps as stepping
 from qkv.marking.tasks.mistakes import formula, heads, masks, slips
 from qkv.marking.tasks.stepping import Run
 
@@ -99,10 +97,10 @@ def of_steps(made):
         pieces = [*before, x]
         arrays = {"x": np.concatenate(pieces), **first}
         run = Run(arrays, tuple(map(len, pieces)), positions, later=now)
-        rows = stepping.compute(run, {**stepping.RIGHT, **made})
+        rows = kv_cache.compute(run, {**kv_cache.RIGHT, **made})
         arrays = {**arrays, "x": arrays["x"][: -len(x)]}
         earlier = Run(arrays, run.parts[:-1], positions, later=now)
-        kept = stepping.compute(earlier, {**stepping.RIGHT, **made}) if before else []
+        kept = kv_cache.compute(earlier, {**kv_cache.RIGHT, **made}) if before else []
         return rows[len(kept) :], (pieces, first)
 
     return mine
@@ -180,13 +178,13 @@ KNOWN = {
     ("heads", of_heads, "qkv"): (*heads.HEADS, *heads_task.JOINING, *heads_task.PROJECTED),
     ("block", of_blocks, "qkv"): (*blocks.KNOWN, *heads.HEADS),
     ("kv-cache", of_steps, "qkv"): (
-        *caching.CACHING,
-        *caching.MASKING,
-        *caching.PLACING,
-        caching.RECOMPUTED,
+        *kv_cache.CACHING,
+        *kv_cache.MASKING,
+        *kv_cache.PLACING,
+        kv_cache.RECOMPUTED,
         *formula.core(X),
         *slips.OF_CAUSAL,
-        caching.EXCHANGED,
+        kv_cache.EXCHANGED,
     ),
     ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, decoding.LAST_POSITION),
     ("cross-attention", of_two_texts, "qkv"): (*crosses.KNOWN, *crosses.BATCHES),

@@ -12,8 +12,8 @@ from qkv.marking.functions import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.cross.writing import RIGHT, Writing, compute
 from qkv.marking.tasks.cross.writing_mistakes import KNOWN, RECOMPUTED
-from qkv.marking.tasks.kv_cache.mistakes import NOT_FILLED
-from qkv.marking.tasks.kv_cache.mistakes import RECOMPUTED as OWN_RECOMPUTED
+from qkv.marking.tasks.kv_cache import NOT_FILLED
+from qkv.marking.tasks.kv_cache import RECOMPUTED as OWN_RECOMPUTED
 from qkv.marking.tasks.stepping import Run, StepMarking
 from qkv.marking.tasks.task import Task
 

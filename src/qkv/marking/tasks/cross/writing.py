@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.mistake import Steps
-from qkv.marking.tasks.kv_cache.steps import RIGHT as KV_CACHE
-from qkv.marking.tasks.kv_cache.steps import Kept, advance, attend
+from qkv.marking.tasks.kv_cache import RIGHT as KV_CACHE
+from qkv.marking.tasks.kv_cache import Kept, advance, attend
 from qkv.marking.tasks.stepping import Run
 from qkv.marking.tasks.wiring import Part
 

@@ -11,8 +11,7 @@ from qkv.arrays import Array
 from qkv.marking.mistake import Steps, mended, mistake
 from qkv.marking.tasks.cross.mistakes import CORE_OF_TWO, projections_exchanged
 from qkv.marking.tasks.cross.writing import once
-from qkv.marking.tasks.kv_cache.mistakes import CACHING, EXCHANGED, MASKING
-from qkv.marking.tasks.kv_cache.steps import Kept
+from qkv.marking.tasks.kv_cache import CACHING, EXCHANGED, MASKING, Kept
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.wiring import Part
 
