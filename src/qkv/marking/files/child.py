@@ -29,7 +29,7 @@ from qkv.marking.isolated import leave, serve
 from qkv.marking.outcome import getpid, name_of, nobody_there
 from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.self_attention_class.weights import arrays_of
+from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
 _LONGEST = 1000  # letters of what a function's parameters are

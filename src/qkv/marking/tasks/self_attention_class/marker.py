@@ -17,16 +17,31 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Outcome, differ, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import second_output
+from qkv.marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
-from qkv.marking.tasks.self_attention_class import mistakes
+from qkv.marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
+from qkv.marking.tasks.self_attention_class.computation import (
+    KNOWN,
+    NO_OUTPUT,
+    RIGHT,
+    Call,
+    as_attention,
+    compute,
+)
 from qkv.marking.tasks.self_attention_class.layers import Layers
-from qkv.marking.tasks.self_attention_class.masks import try_masks
-from qkv.marking.tasks.self_attention_class.mistakes import KNOWN
-from qkv.marking.tasks.self_attention_class.steps import RIGHT, Call, as_attention, compute
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
+_TEXTS = Texts(__name__)
 _SMALL, _LARGE = 0.5, 2.0  # times as large as the words; it should be 1, and torch begins with 0.6
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
+
+# every word sees something, and would if they were inverted
+_SOME = (
+    np.array([[True, False], [False, True]]),
+    np.array([[True, False, True], [True, True, False], [True, False, False]]),
+)
+_NOTHING = np.array([[True, True], [False, False]])
 
 
 def _words(seed: int, *shape: int) -> Array:
@@ -65,7 +80,7 @@ def _inputs() -> _Inputs:
 
 
 @dataclass(frozen=True)
-class _Told(Finding):
+class _LayerFinding(Finding):
     """A finding that no right answer belongs to: it is about the layer, not about a result."""
 
     def example(self) -> dict[str, Any]:
@@ -73,8 +88,9 @@ class _Told(Finding):
         return {name: it for name, it in super().example().items() if name != "right"}
 
 
-def _told(one: Mistake, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    return _Told(**vars(one), run=run, more=more or {})
+def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
+    """Return the mistake of this name as it shows in a run."""
+    return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
@@ -111,14 +127,16 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
             m.limits.append("It takes batches (B, T, D) only, not a single text (T, D).")
         else:
             layers.batched = False
-            found = raises(first, "one head") if _is_called(layers) else mistakes.NOT_CALLED
-            m.find(_Told(**vars(found) | {"run": first}))
+            if _is_called(layers):
+                m.find(_LayerFinding(**vars(raises(first, "one head"))))
+            else:
+                m.find(_of_layer("class-not-called", first))
             m.steps = None
             return m.result()
     first, again = run(_inputs().cases[1]), run(_inputs().cases[1])
     if differ(first.out, again.out):
         more = {"yours the second time": again.out}
-        m.find(_told(mistakes.PER_CALL, first, more))
+        m.find(_of_layer("class-weights-per-call", first, more))
     elif first.error is None:
         m.first_call(_inputs().cases[1])
     if m.wrong:
@@ -136,7 +154,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
 def _as_asked(m: Marking, layers: Layers) -> None:
     """What the task asks for beside the numbers: how it is called, drawn, and refused."""
     if not _is_called(layers):
-        m.find(_told(mistakes.NOT_CALLED, m.call(_inputs().cases[0])))
+        m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
         m.find(_ignored_seed(m, layers))
         m.find(_unscaled(layers))
@@ -167,11 +185,11 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
     one, again, other = drawn(1), drawn(1), drawn(2)
     for run in (one, other):
         if run.error is not None:
-            return _Told(**vars(raises(run, "a seed")))
+            return _LayerFinding(**vars(raises(run, "a seed")))
     if differ(one.out, again.out):
-        return _told(mistakes.SEED_UNUSED, one, {"yours with the same seed": again.out})
+        return _of_layer("class-seed-unused", one, {"yours with the same seed": again.out})
     if not differ(one.out, other.out):
-        return _told(mistakes.SEED_IGNORED, one, {"yours with another seed": other.out})
+        return _of_layer("class-seed-ignored", one, {"yours with another seed": other.out})
     return None
 
 
@@ -204,8 +222,8 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     m.test(Group("one head and several", cases, KNOWN))
     if m.steps is None:
         return
-    for one in _of_weights(layers, cases[1]):
-        m.find(_told(one, m.call(cases[1])))
+    for mistake in _of_weights(layers, cases[1]):
+        m.find(_LayerFinding(**vars(mistake), run=m.call(cases[1])))
     beside = [replace(run, case=as_attention(run.case)) for run in m.runs]
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
@@ -216,7 +234,43 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
         m.test(Group("a batch", [batch], BATCHES))
     else:
         m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
-    try_masks(m, layers, cases[1:3], flipped)
+    _try_masks(m, layers, cases[1:3], flipped)
+
+
+def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
+    """A mask and a causal mask, each where the layer takes one; what it does not take is said.
+
+    Args:
+        m: the layer's marking, with steps that explain it without masks.
+        layers: the layers.
+        cases: words of two layers of several heads, with their weights.
+        flipped: how the weights were read.
+    """
+    options, _ = layers.takes(cases[0])
+    if "mask" in options:
+        masked = [replace(case, mask=mask) for case, mask in zip(cases, _SOME, strict=True)]
+        _try_mask(m, layers, masked, replace(cases[0], mask=_NOTHING))
+    else:
+        m.untried.append("mask")
+    if "causal" not in options and "causal" not in layers.when_built:
+        m.untried.append("is_causal")
+        return
+    causal = [layers.weighed(replace(case, causal=True), flipped) for case in cases]
+    there = [case for case in causal if case is not None]
+    m.test(Group("a causal mask", there, (*CAUSAL, *HIDING, *EMPTY)))
+
+
+def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> None:
+    """A mask as bool, or as 0 and -inf if that explains more."""
+    known = (*MASK, *HIDING)
+    as_bool = m.run(cases)
+    layers.adds_mask = True
+    for_numbers = layers.number_as_mask(nothing) or is_made_for_numbers(m.call(nothing))
+    layers.adds_mask = adds_its_mask(m, as_bool, m.run(cases), known, for_numbers)
+    before = len(m.limits)
+    m.test(Group("a mask", cases, known, may_refuse=True))
+    if len(m.limits) == before:  # it was not refused
+        m.test(Group("a row masked out", [nothing], EMPTY, may_refuse=True))
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
@@ -225,7 +279,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
     if fitting:
         m.test(Group("one head", fitting, KNOWN))
     run = outcome(clashing, layers, np.zeros(0))
-    m.find(_told(mistakes.OUTPUT_SIZE, run))
+    m.find(_of_layer("class-output-size", run))
     m.steps = None
 
 
@@ -235,17 +289,17 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
     w = found.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
     if found.slices:
-        yield mistakes.SLICES
+        yield _TEXTS.mistake("class-slices")
     if found.shared:
-        yield mistakes.ONE_WEIGHT
+        yield _TEXTS.mistake("class-one-weight")
     elif any(np.ptp(a) == 0 for a in w.values()):
-        yield mistakes.CONSTANT
+        yield _TEXTS.mistake("class-weights-constant")
     elif not found.slices and all(np.array_equal(one, other) for one, other in halves[:2]):
-        yield mistakes.SAME_HEADS
+        yield _TEXTS.mistake("class-heads-identical")
     elif any(np.array_equal(w[a], w[b]) for a, b in ("qk", "qv", "kv")):
-        yield mistakes.SAME_PROJECTIONS
+        yield _TEXTS.mistake("class-projections-identical")
     if "o" not in w:
-        yield mistakes.NO_OUTPUT
+        yield NO_OUTPUT
 
 
 def _unscaled(layers: Layers) -> Finding | None:
@@ -262,22 +316,22 @@ def _unscaled(layers: Layers) -> Finding | None:
     for role in "qkv":
         times = float(np.sqrt(np.mean(found.matrices[role] ** 2) * width))
         if not _SMALL < times < _LARGE:
-            then = "and softmax lets one word win" if times > 1 else "and all words weigh alike"
-            shows = (
-                f"with embed_dim={width} w_{role} makes numbers {times:.2g} times as large as those"
-                f" of the words, {then}"
+            return _TEXTS.finding(
+                "class-weights-unscaled",
+                None,
+                width=width,
+                role=role,
+                times=f"{times:.2g}",
+                effect="softmax lets one word win" if times > 1 else "all words weigh alike",
             )
-            return _Told(**vars(mistakes.UNSCALED) | {"shows": shows}, run=None)
     return None
 
 
 def _by_symmetries(m: Marking) -> None:
     """What can be said without the weights: shape, order, and that words look at each other."""
-    nothing = nothing_done(
-        [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]
-    )  # unknown
-    if nothing is not None:
-        m.find(_Told(**vars(nothing)))
+    runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
+    if (nothing := nothing_done(runs)) is not None:
+        m.find(_LayerFinding(**vars(nothing)))
         m.steps = None
         return
     for case in _inputs().cases:
@@ -289,17 +343,17 @@ def _by_symmetries(m: Marking) -> None:
             return
         turned = m.call(replace(case, x=case.x[::-1].copy())).out
         if differ(turned, run.out[::-1]):
-            m.find(_told(mistakes.ORDER, run, {"yours, words turned round": turned}))
+            m.find(_of_layer("class-order-matters", run, {"yours, words turned round": turned}))
             return
         other = case.x.copy()
         other[-1] += 1
         changed = m.call(replace(case, x=other)).out
         if changed is not None and not differ(changed[:1], run.out[:1]):
-            m.find(_told(mistakes.ALONE, run))
+            m.find(_of_layer("class-no-mixing", run))
             return
     m.tried.append("shapes, and the order of words")
     m.explained = True
-    m.find(_told(mistakes.HIDDEN, m.call(_inputs().cases[0])))
+    m.find(_of_layer("class-weights-hidden", m.call(_inputs().cases[0])))
 
 
 def _not_refused(m: Marking, layers: Layers) -> Finding | None:
@@ -312,8 +366,8 @@ def _not_refused(m: Marking, layers: Layers) -> Finding | None:
         if hasattr(layers.of(_inputs().cases[0]), "state_dict"):  # torch's own layers assert
             return None
         run = Outcome(_inputs().uneven, np.zeros(0), error=error)
-        return _told(mistakes.REFUSED_OTHERWISE, run)
-    return _told(mistakes.NOT_REFUSED, m.call(_inputs().uneven))
+        return _of_layer("class-refused-otherwise", run)
+    return _of_layer("class-not-divisible", m.call(_inputs().uneven))
 
 
 SELF_ATTENTION_CLASS = Task(

@@ -1,4 +1,4 @@
-"""A layer of self-attention step by step, with the weights that it was found to have."""
+"""A layer of self-attention in steps, with its own weights, and the mistakes that replace steps."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import compute as attention
+from qkv.marking.tasks.mistakes.formula import core
+from qkv.marking.tasks.mistakes.heads import HEADS, IN_TURN, JOINED, ONE_HEAD, OUTPUT_MISSING
+from qkv.marking.tasks.mistakes.slips import of_output
+from qkv.marking.tasks.texts import Texts
+
+_TEXTS = Texts(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,15 @@ class Call:
     def shown(self) -> dict[str, Any]:
         """What a learner needs to make this call by hand."""
         matrices, biases = self.matrices or {}, self.biases or {}
-        read = {f"w_{role}": matrices[role] for role in "qkvo" if role in matrices}
-        read |= {f"b_{role}": biases[role] for role in "qkvo" if role in biases}
-        layer = f"SelfAttention({self.x.shape[-1]}, {self.heads})"
-        masks = {"mask": self.mask, "is_causal": self.causal or None}
-        given = {name: it for name, it in masks.items() if it is not None}
-        return {"layer": layer, "x": self.x, **given, **read}
+        shown = {
+            "layer": f"SelfAttention({self.x.shape[-1]}, {self.heads})",
+            "x": self.x,
+            "mask": self.mask,
+            "is_causal": self.causal or None,
+            **{f"w_{role}": matrices.get(role) for role in "qkvo"},
+            **{f"b_{role}": biases.get(role) for role in "qkvo"},
+        }
+        return {name: value for name, value in shown.items() if value is not None}
 
 
 def as_attention(case: Call) -> Case:
@@ -77,9 +86,20 @@ def compute(case: Call, steps: Steps) -> Array:
     return done
 
 
-RIGHT: Steps = MappingProxyType(
+RIGHT: Steps = MappingProxyType({**ATTENTION, "around": lambda out, x: out})
+NO_OUTPUT, *_OTHERS = _TEXTS.mistakes(
     {
-        **ATTENTION,
-        "around": lambda out, x: out,
+        "class-no-output-projection": OUTPUT_MISSING.variants,
+        "class-residual-inside": [{"around": lambda out, x: out + x}],
+        "class-heads-backwards": JOINED[1].variants,
+        "class-heads-interleaved": IN_TURN.variants[:1],
     }
+)
+KNOWN = (
+    NO_OUTPUT,
+    *_OTHERS,
+    *HEADS,
+    *ONE_HEAD,
+    *core("x,w_q,w_k,w_v"),
+    *of_output("out = np.swapaxes(out, 0, 1).reshape(T, embed_dim) @ self.w_o"),
 )
