@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.see.draw.graph import INPUTS, Edge, Graph
 from qkv.see.draw.panels import (
-    INPUTS,
     TERMINAL,
     Column,
-    Edge,
-    Graph,
     Panel,
     Passage,
     Passages,

@@ -14,12 +14,12 @@ import numpy as np
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
+from qkv.see.draw.fonts import drawable, plain, width_of, write
+from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
 from qkv.see.draw.panels import (
-    HALF,
     Arrows,
     Bars,
-    Graph,
     HeatMap,
     Image,
     Lines,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 _DPI = 150
 _CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, a line, what is between
@@ -64,12 +63,12 @@ def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
     figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
     header = textwrap.fill(drawable([title])[0], int(width * 8.5))
     edge = 0.12 / width  # of what begins at the left
-    _plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
+    plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part in (figure, *parts):
         part.set_facecolor(tone.paper)
     if prose:
-        _plain(parts[-1].text(edge, 1, prose, color=tone.dim, ha="left", va="top"), 9)
+        plain(parts[-1].text(edge, 1, prose, color=tone.dim, ha="left", va="top"), 9)
     arrows = []
     for part, row, wide in zip(parts, grid, sizes, strict=False):
         ratios = [w for w, _ in wide]
@@ -86,7 +85,7 @@ def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
             if isinstance(panel, Arrows):
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
-            _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
+            plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows:
         for _ in range(2):  # the layout settles in two rounds, and is measured below
             figure.draw_without_rendering()
@@ -119,9 +118,7 @@ def _size(panel: Panel) -> tuple[float, float]:
 
 
 def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
-    """A grid of colours with a scale; what has no number is hatched."""
-    from matplotlib.patches import Rectangle
-
+    """Draw a grid of colours with a scale, and hatch the cells without a number."""
     panel = panel if panel.compact else panel.part
     low, high = panel.ends
     hatched = panel.hatched
@@ -133,8 +130,7 @@ def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
         spine.set_linewidth(0.6)
     n, shares, form = max(values.shape), panel.shares, panel.form
     if panel.compact:
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
         # first, since the labels above are other objects than those below
@@ -144,36 +140,38 @@ def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
         )
         axes.set_yticks(range(len(rows)), rows)
         for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            _plain(label, max(5.5, min(10.0, 130 / n)))
+            plain(label, max(5.5, min(10.0, 130 / n)))
         bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
         bar.set_label(panel.scale_name, fontsize=9)
         bar.ax.tick_params(labelsize=8)
         bar.outline.set_edgecolor(tone.line)
         axes.set_ylabel(panel.explained, fontsize=9)
-        hatch = f"hatched: {panel.missing}" if hatched.any() else ""
-        axes.set_xlabel("\n".join(filter(None, (hatch, panel.left_out))), fontsize=8)
+        note = f"hatched: {panel.missing}" if hatched.any() else ""
+        axes.set_xlabel("\n".join(filter(None, (note, panel.left_out))), fontsize=8)
     for i, j in np.ndindex(*values.shape):
         if hatched[i, j]:
-            axes.add_patch(
-                Rectangle(
-                    (j - 0.5, i - 0.5), 1, 1, edgecolor=tone.line,
-                    facecolor=tone.faint if panel.compact else tone.paper,
-                    hatch=None if panel.compact else "////" if n <= 16 else "//",
-                    linewidth=0,
-                )
-            )  # fmt: skip
+            hatch = None if panel.compact else "////" if n <= 16 else "//"
+            face = tone.faint if panel.compact else tone.paper
+            cell = (j - 0.5, i - 0.5, 1, 1)
+            _frame(axes, cell, tone.line, 0, fill=True, facecolor=face, hatch=hatch, clip_on=True)
         elif n <= 14 and not panel.compact:
-            word = drawable([panel.words[i][j]])[0] + "\n" if panel.words else ""
-            text = axes.text(j, i, word + form(float(values[i, j])), ha="center", va="center")
-            _plain(text, max(5.5, min(9.0, 88 / n)))
-            text.set_color(ink(shade(float(shares[i, j]), tone.theme)))
+            word = f"{panel.words[i][j]}\n" if panel.words else ""
+            color, size = ink(shade(float(shares[i, j]), tone.theme)), max(5.5, min(9.0, 88 / n))
+            number = form(float(values[i, j]))
+            write(axes, j, i, word + number, size, ha="center", va="center", color=color)
     for i in panel.outlined:
-        axes.add_patch(
-            Rectangle(
-                (-0.5, i - 0.5), values.shape[1], 1, fill=False, edgecolor=tone.ink, linewidth=1.6,
-                clip_on=False,
-            )
-        )  # fmt: skip
+        _frame(axes, (-0.5, i - 0.5, values.shape[1], 1), tone.ink, 1.6)
+
+
+def _frame(
+    axes: Axes, box: tuple[float, float, float, float], color: str, line: float, **style: Any
+) -> None:
+    """Draw a frame round a box: its left and upper edge, its width and its height."""
+    from matplotlib.patches import Rectangle
+
+    x, y, wide, high = box
+    style = {"fill": False, "clip_on": False} | style
+    axes.add_patch(Rectangle((x, y), wide, high, edgecolor=color, linewidth=line, **style))
 
 
 def _links(axes: Axes, panel: Links, tone: Tone) -> None:
@@ -190,13 +188,11 @@ def _links(axes: Axes, panel: Links, tone: Tone) -> None:
             )  # fmt: skip
     sides = ((-0.04, shown.rows, "right"), (1.04, shown.columns, "left"))
     for x, names, side in sides:
-        for place, name in enumerate(drawable(names)):
-            text = axes.text(x, place, name, ha=side, va="center")
-            _plain(text, max(5.5, min(10.0, 200 / len(names))))
-            if x < 0 and place == query:
-                text.set_fontweight("bold")
-    axes.set_xlim(-0.7, 1.7)
-    axes.set_ylim(max(len(shown.rows), len(shown.columns)) - 0.5, -0.5)
+        size = max(5.5, min(10.0, 200 / len(names)))
+        for row, name in enumerate(names):
+            weight = "bold" if x < 0 and row == query else "normal"
+            write(axes, x, row, name, size, ha=side, va="center", weight=weight)
+    axes.set(xlim=(-0.7, 1.7), ylim=(max(len(shown.rows), len(shown.columns)) - 0.5, -0.5))
     axes.set_axis_off()
 
 
@@ -207,15 +203,12 @@ def _bars(axes: Axes, panel: Bars, tone: Tone) -> None:
         less = value < panel.ground
         way, side = (-1, "right") if less else (1, "left")
         axes.barh(place, way * share, color=tone.after if less else tone.before)
-        axes.text(
-            way * (share + 0.02), place, panel.form.format(value), va="center", fontsize=8,
-            ha=side,
-        )  # fmt: skip
+        number = panel.form.format(value)
+        axes.text(way * (share + 0.02), place, number, va="center", fontsize=8, ha=side)
     axes.set_yticks(places, drawable(panel.names))
     for label in axes.get_yticklabels():
-        _plain(label, 9)
-    axes.set_xlim(-1.25 if panel.signed else 0, 1.25)
-    axes.set_xticks([])
+        plain(label, 9)
+    axes.set(xlim=(-1.25 if panel.signed else 0, 1.25), xticks=[])
     axes.invert_yaxis()
     axes.set_xlabel(panel.explained, fontsize=9)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -246,17 +239,13 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
                 linewidth=0.8,
             )
         )  # fmt: skip
-        text = axes.text(x, y, label, ha="center", va="center", zorder=3)
-        _plain(text, 7.5)
-        text.set_color(tone.ink if joined else tone.dim)
+        color = tone.ink if joined else tone.dim
+        write(axes, x, y, label, 7.5, ha="center", va="center", zorder=3, color=color)
     for row, name in panel.rows.items():
         axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
     columns, high = panel.size
-    axes.set_xlim(-1, columns + 0.6)
-    axes.set_ylim(-0.6, high + 0.6)
+    axes.set(xlim=(-1, columns + 0.6), ylim=(-0.6, high + 0.6), xticks=[], yticks=[])
     axes.set_xlabel(textwrap.fill(panel.said, 80), fontsize=8)
-    axes.set_xticks([])
-    axes.set_yticks([])
     axes.spines[:].set_visible(False)
 
 
@@ -278,8 +267,8 @@ def _chart(axes: Axes, panel: Lines, tone: Tone) -> None:
             )  # fmt: skip
     low, high = panel.ends
     tall = high - low or 1.0
-    axes.set_ylim(low - 0.02 * tall, high + (0.12 if panel.numbered else 0.02) * tall)
-    axes.set_xlim(-0.4, len(panel.names) - 0.6)
+    above = high + (0.12 if panel.numbered else 0.02) * tall
+    axes.set(xlim=(-0.4, len(panel.names) - 0.6), ylim=(low - 0.02 * tall, above))
     axes.set_xticks(panel.ticks, [panel.names[place] for place in panel.ticks])
     axes.set_xlabel(panel.along, fontsize=9)
     axes.set_ylabel(panel.explained, fontsize=9)
@@ -292,20 +281,11 @@ def _arrows(axes: Axes, panel: Arrows, tone: Tone) -> None:
     """Points before and after with an arrow between each pair; labels are placed at the end."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
-    for i, (start, end) in enumerate(zip(panel.before, panel.after, strict=True)):
-        axes.annotate(
-            "",
-            xy=(end[0], end[1]),
-            xytext=(start[0], start[1]),
-            arrowprops={
-                "arrowstyle": "-" if faint[i] else "-|>",
-                "color": tone.faint if faint[i] else tone.line,
-                "lw": 0.5 if faint[i] else 1.0,
-                "shrinkA": 3,
-                "shrinkB": 4,
-            },
-            zorder=0 if faint[i] else 1,
-        )
+    clear = {"arrowstyle": "-|>", "color": tone.line, "lw": 1.0, "shrinkA": 3, "shrinkB": 4}
+    pale = clear | {"arrowstyle": "-", "color": tone.faint, "lw": 0.5}
+    for start, end, aside in zip(panel.before, panel.after, faint.tolist(), strict=True):
+        arrow = pale if aside else clear
+        axes.annotate("", xy=end, xytext=start, arrowprops=arrow, zorder=0 if aside else 1)
     for points, color, meaning in (
         (panel.before, tone.before, "before: the word alone"),
         (panel.after, tone.after, "after: in its sentence"),
@@ -335,10 +315,7 @@ def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
     area, pixel = axes.get_window_extent(renderer), figure.dpi / 72
     texts, wanted = [], []
     for (x, y), name, after in panel.labels:
-        text = axes.text(
-            x, y, drawable([name])[0], color=tone.after if after else tone.before, zorder=4
-        )
-        _plain(text, 9)
+        text = write(axes, x, y, name, 9, color=tone.after if after else tone.before, zorder=4)
         text.set_path_effects([withStroke(linewidth=2, foreground=tone.paper)])
         extent = text.get_window_extent(renderer)
         texts.append(text)
@@ -353,15 +330,13 @@ def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
         if near is not None:
             line = to_data.transform([place, near])
             axes.plot(*line.T, color=text.get_color(), linewidth=0.5, alpha=0.6, zorder=2)
-        text.set_position(tuple(to_data.transform((box[0] + pixel, box[1]))))
-        text.set_verticalalignment("bottom")
-        text.set_horizontalalignment("left")
+        text.set(
+            position=tuple(to_data.transform((box[0] + pixel, box[1]))), va="bottom", ha="left"
+        )
 
 
 def _image(axes: Axes, panel: Image, tone: Tone) -> None:
-    """Pixels, with frames round some of their patches."""
-    from matplotlib.patches import Rectangle
-
+    """Draw pixels, with frames round some of their patches."""
     rows, columns = panel.grid
     shape = panel.pixels.shape[0] / panel.pixels.shape[1]
     # in patches, so that a frame round one needs no arithmetic
@@ -370,12 +345,8 @@ def _image(axes: Axes, panel: Image, tone: Tone) -> None:
     if panel.edge:
         frames.append((0, 0, columns, rows, panel.edge))
     for row, column, wide, high, color in frames:
-        axes.add_patch(
-            Rectangle(
-                (column, row), wide, high, fill=False, edgecolor=tone.of(color), clip_on=False,
-                linewidth=1 if tone.of(color) == tone.line else 2.2,
-            )
-        )  # fmt: skip
+        drawn = tone.of(color)
+        _frame(axes, (column, row, wide, high), drawn, 1 if drawn == tone.line else 2.2)
     axes.set_axis_off()
 
 
@@ -384,40 +355,28 @@ def _passages(axes: Axes, panel: Passages, tone: Tone) -> None:
     label, lines = _wrapped(panel)
     y = 0.0  # in points, as all places here
     if panel.explained:
-        _plain(axes.text(0, y, panel.explained, color=tone.dim, va="top"), 8)
+        write(axes, 0, y, panel.explained, 8, color=tone.dim, va="top")
         y += _LINE
     for passage, rows in zip(panel.passages, lines, strict=True):
-        _plain(axes.text(0, y, passage.label, color=tone.dim, va="top"), 8)
+        write(axes, 0, y, passage.label, 8, color=tone.dim, va="top")
         for row in rows:
             x = label
             for number in row:
                 word, color = passage.words[number], shade(passage.shares[number], tone.theme)
                 edge = tone.ink if number == passage.marked else color
-                box = {"boxstyle": "round,pad=0.1", "facecolor": color, "edgecolor": edge}
-                place = (x, y, drawable([word])[0])
-                _plain(axes.text(*place, color=ink(color), va="top", bbox=box | {"lw": 0.8}), 8)
-                x += _points(word) + _SPACE
+                box = {"boxstyle": "round,pad=0.1", "fc": color, "ec": edge, "lw": 0.8}
+                write(axes, x, y, word, 8, color=ink(color), va="top", bbox=box)
+                x += width_of(word) + _SPACE
             y += _LINE
-    axes.set_xlim(0, _CARD)
-    axes.set_ylim(y, 0)
+    axes.set(xlim=(0, _CARD), ylim=(y, 0))
     axes.set_aspect("equal", anchor="NW")
     axes.set_axis_off()
 
 
 def _wrapped(panel: Passages) -> tuple[float, list[list[list[int]]]]:
     """How much room the labels take, and the lines beside them."""
-    label = _SPACE + max([_points(passage.label) for passage in panel.passages], default=0)
-    return label, panel.wrapped(lambda word: _points(word) + _SPACE, _CARD - label)
-
-
-@lru_cache(maxsize=4096)
-def _points(word: str) -> float:
-    """How wide a word is in points, in the standard font."""
-    from matplotlib.textpath import TextPath
-
-    if not word.strip():
-        return 3.0  # there is nothing to measure
-    return float(TextPath((0, 0), drawable([word])[0], size=8).get_extents().width)
+    label = _SPACE + max([width_of(passage.label) for passage in panel.passages], default=0)
+    return label, panel.wrapped(lambda word: width_of(word) + _SPACE, _CARD - label)
 
 
 def _open(axes: Axes, tone: Tone) -> None:
@@ -426,22 +385,6 @@ def _open(axes: Axes, tone: Tone) -> None:
     axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def drawable(texts: Sequence[str]) -> list[str]:
-    r"""Tokens as a figure can draw them: a box for what no installed font has.
-
-    >>> drawable(["river", "a\nb"])
-    ['river', 'a□b']
-    """
-    known = [_glyphs(path) for _, path in _fonts("".join(texts))]
-    return [
-        "".join(
-            mark if mark.isprintable() and any(ord(mark) in font for font in known) else "□"
-            for mark in text
-        )
-        for text in texts
-    ]
 
 
 def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -467,48 +410,6 @@ def _figure_class() -> type[Figure]:
             return file.getvalue()
 
     return Picture
-
-
-def _plain(text: Text, size: float) -> None:
-    """Set a size and the fonts that know these letters; `$` is a letter and not mathematics."""
-    text.set_parse_math(False)
-    text.set_fontsize(size)
-    text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
-
-
-@lru_cache(maxsize=1024)
-def _fonts(text: str) -> tuple[tuple[str, str], ...]:
-    """The standard font, then one installed font after the other that adds letters to it."""
-    from matplotlib import font_manager
-
-    standard = str(font_manager.findfont("DejaVu Sans"))
-    fonts = [("DejaVu Sans", standard)]
-    missing = {ord(mark) for mark in text} - _glyphs(standard)
-    if missing:
-        for entry in sorted(font_manager.fontManager.ttflist, key=_reluctance):
-            found = missing & _glyphs(entry.fname)
-            if found and entry.style == "normal":
-                fonts.append((entry.name, str(entry.fname)))
-                missing -= found
-            if not missing:
-                break
-    return tuple(fonts)
-
-
-def _reluctance(entry: Any) -> tuple[bool, str]:
-    """By name, but a font that draws every character as some box comes last."""
-    return "last resort" in entry.name.lower(), entry.name
-
-
-@lru_cache(maxsize=256)
-def _glyphs(path: str) -> frozenset[int]:
-    """The characters that a font file draws."""
-    from matplotlib.ft2font import FT2Font
-
-    try:
-        return frozenset(FT2Font(path).get_charmap())
-    except (OSError, RuntimeError):  # colour fonts and collections that the library cannot read
-        return frozenset()
 
 
 @lru_cache(maxsize=4)

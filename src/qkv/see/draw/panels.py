@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,8 +15,6 @@ from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
 MOST_ROWS = 32  # rows and columns of a map in a picture
-# of a node of a graph, in columns and rows: where its inputs are, and half of its height
-INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -281,101 +279,6 @@ class Arrows(Panel):
             spots = {(names[i], *near[i]): i for i in reversed(self.named)}
             wanted += [(points[i], names[i], after) for i in sorted(spots.values())]
         return wanted
-
-
-class Edge(NamedTuple):
-    """An edge of a graph.
-
-    Attributes:
-        sender: the node where it begins.
-        receiver: the node where it ends.
-        input: by which input the receiver reads: "q", "k" or "v"; empty where it has one.
-        value: its number.
-    """
-
-    sender: str
-    receiver: str
-    input: str
-    value: float
-
-    @property
-    def end(self) -> str:
-        """The receiver and its input."""
-        return ".".join(filter(None, (self.receiver, self.input)))
-
-    @property
-    def name(self) -> str:
-        """Where it begins and ends."""
-        return f"{self.sender} → {self.end}"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Graph(Panel):
-    """Nodes in rows that go upwards, and edges between them, the wider the larger their number.
-
-    Attributes:
-        nodes: where each stands: column and row, counted from the left and from below.
-        edges: those that are drawn, the largest first.
-        labels: what a node is called in the picture, by its name.
-        rows: names of rows, by their heights.
-        of: what the numbers are.
-        whole: how many edges there are, where these are a part of them.
-    """
-
-    nodes: Mapping[str, tuple[float, float]]
-    edges: Sequence[Edge]
-    labels: Mapping[str, str]
-    rows: Mapping[float, str]
-    of: str
-    whole: int
-    shown_in: frozenset[str] = PICTURE
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """The highest column and row."""
-        columns, rows = zip(*self.nodes.values(), strict=True)
-        return max(columns), max(rows)
-
-    @property
-    def shares(self) -> list[float]:
-        """The number of each edge as a share of the largest, from -1 to 1."""
-        most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
-        return [edge.value / most for edge in self.edges]
-
-    @property
-    def curves(self) -> list[Array]:
-        """The four points of each edge's Bézier curve, (4, 2), upwards from node to node."""
-        found = []
-        for edge in self.edges:
-            (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
-            end += INPUTS.get(edge.input, 0.0)
-            y, high = y + HALF, high - HALF
-            rise = 0.5 * (high - y)
-            # past the nodes between two that stand above each other
-            aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
-            found.append(
-                np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
-            )
-        return found
-
-    @property
-    def joined(self) -> frozenset[str]:
-        """The nodes that have an edge."""
-        return frozenset(node for edge in self.edges for node in (edge.sender, edge.receiver))
-
-    @property
-    def form(self) -> Callable[[float], str]:
-        """How its numbers are written."""
-        return number_format(np.array([edge.value for edge in self.edges]))
-
-    @property
-    def said(self) -> str:
-        """What the colours mean, and how many edges are left out."""
-        signs = f"Width: {self.of}. Blue: above 0. Red: below 0."
-        count = len(self.edges)
-        if count == self.whole:
-            return signs
-        return f"{signs} Shown: {count} of {self.whole} edges, those of the largest numbers."
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import shutil
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -134,16 +135,19 @@ class Screen:
         return max(4, min(most, self.width - beside))
 
 
-def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
-    """Our own text, wrapped at the width and indented."""
-    import textwrap
-
+def styled(words: str = "", style: str = "") -> Text:
+    """Make a line of words in a style."""
     from rich.text import Text
 
+    return Text(words, style)
+
+
+def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
+    """Our own text, wrapped at the width and indented."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
-    return [Text(" " * indent + line, style=style) for line in lines]
+    return [styled(" " * indent + line, style=style) for line in lines]
 
 
 def bar(screen: Screen, value: float, width: int = 20) -> Text:
@@ -152,13 +156,11 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
     >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
     ('██  |', '##  |')
     """
-    from rich.text import Text
-
     share = 0.0 if math.isnan(value) else min(1.0, max(0.0, value))
     if not screen.unicode:
-        return Text(("#" * round(share * width)).ljust(width), _BAR)
+        return styled(("#" * round(share * width)).ljust(width), _BAR)
     full, part = divmod(round(share * width * 8), 8)
-    return Text(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
+    return styled(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
 
 
 def cube_color(place: int) -> str:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import base64
 import math
-import struct
-import textwrap
-import unicodedata
-import zlib
 from collections.abc import Callable, Sequence
-from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
+from qkv.see.draw.elements import (
+    SIZE,
+    Drawing,
+    escaped,
+    image,
+    label,
+    label_width,
+    outline,
+    text,
+    widest,
+    word_width,
+    wrapped,
+)
+from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
 from qkv.see.draw.panels import (
-    HALF,
     Arrows,
     Bars,
-    Graph,
     HeatMap,
     Image,
     Line,
@@ -33,29 +39,20 @@ from qkv.see.draw.panels import (
     pictured,
 )
 
-_SIZE = 11  # pixels of a letter's height
 _GAP = 24
 _CARD = 330.0  # pixels of the width of passages: that of a phone
 _IMAGE, _SMALL = 300.0, 150.0  # pixels of the side of an image, and of one of several
 
 
-class Part(NamedTuple):
-    """A piece of a picture: its elements, and how much room it takes."""
-
-    elements: list[str]
-    width: float
-    height: float
-
-
 def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> str:
-    """One SVG text: a title, panels in rows beside each other, then lines of prose."""
+    """Draw a title, panels in rows beside each other, then lines of prose, as one SVG text."""
     tone = TONES["dark" if dark else "light"]
     said, shown = pictured(rows)
     grid = [[part(panel, tone) for panel in row] for row in shown]
     wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
     elements, y = [], float(_GAP)
-    for line in _wrapped(title, width - 2 * _GAP, 14):
+    for line in wrapped(title, width - 2 * _GAP, 14):
         y += 14
         elements.append(text(_GAP, y, line, tone.ink, size=14, weight="bold"))
         y += 6
@@ -69,7 +66,7 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
         y += max(each.height for each in row)
     y += 14
     for words in (*lines, *said):
-        for line in _wrapped(words, width - 2 * _GAP, 11):
+        for line in wrapped(words, width - 2 * _GAP, 11):
             y += 11
             elements.append(text(_GAP, y, line, tone.dim))
             y += 6
@@ -77,66 +74,40 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
 
 
 def alone(panel: Panel, tone: Tone) -> str:
-    """One panel as an SVG text of its own, which stays as large as it is."""
+    """Draw one panel as an SVG text of its own, of a fixed size."""
     drawn = part(panel, tone)
     return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
 
 
 def _whole(
-    elements: Sequence[str], size: tuple[float, float], label: str, tone: Tone, style: str
+    elements: Sequence[str], size: tuple[float, float], title: str, tone: Tone, style: str
 ) -> str:
     width, height = size
     role = "group" if any("tabindex" in element for element in elements) else "img"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" style="{style}" role="{role}" '
-        f'aria-label="{_escaped(label)}" '
+        f'aria-label="{escaped(title)}" '
         'font-family="system-ui, -apple-system, Segoe UI, sans-serif">'
         f'<rect width="100%" height="100%" fill="{tone.paper}"/>{"".join(elements)}</svg>'
     )
 
 
-def part(panel: Panel, tone: Tone) -> Part:
-    """A panel under its title."""
+def part(panel: Panel, tone: Tone) -> Drawing:
+    """Draw a panel under its title."""
     drawn = _DRAW[type(panel)](panel, tone)
     if not panel.title:
         return drawn
     weight = "normal" if isinstance(panel, Image) and not panel.chosen else "bold"
     below = f'<g transform="translate(0 20)">{"".join(drawn.elements)}</g>'
-    width = max(drawn.width, 0.68 * len(panel.title) * _SIZE)
-    return Part(
+    width = max(drawn.width, 0.68 * len(panel.title) * SIZE)
+    return Drawing(
         [text(0, 12, panel.title, tone.ink, weight=weight), below], width, drawn.height + 20
     )
 
 
-def text(
-    x: float,
-    y: float,
-    content: str,
-    fill: str,
-    *,
-    size: float = _SIZE,
-    anchor: str = "start",
-    weight: str = "normal",
-    turn: float = 0,
-    fit: float = 0,
-) -> str:
-    """Words at a place, `fit` wide where that is given.
-
-    Whatever they hold is shown and not read as markup.
-    """
-    more = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    more += "" if weight == "normal" else f' font-weight="{weight}"'
-    more += f' textLength="{fit:.1f}" lengthAdjust="spacingAndGlyphs"' if fit else ""
-    more += f' transform="rotate({turn:g} {x:.1f} {y:.1f})"' if turn else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{more}>'
-        f"{_escaped(content)}</text>"
-    )
-
-
-def _heat_map(panel: HeatMap, tone: Tone) -> Part:
-    """Cells of colour with their labels, and a scale below; what has no number is hatched."""
+def _heat_map(panel: HeatMap, tone: Tone) -> Drawing:
+    """Draw cells of colour with labels, and a scale below; hatch the cells without a number."""
     if panel.compact:
         return _tile(panel, tone)
     panel = panel.part
@@ -145,19 +116,19 @@ def _heat_map(panel: HeatMap, tone: Tone) -> Part:
     high = 30.0 if max(n, m) <= 14 else 18.0 if max(n, m) <= 24 else 14.0
     wide = high
     if panel.words is not None:
-        wide, high = max([_width(word) for row in panel.words for word in row], default=0) + 8, 30.0
+        wide, high = widest(word for row in panel.words for word in row) + 8, 30.0
     written = [form(x) for x in panel.values[~hatched].tolist()]
     size = 9.0 if max(map(len, written), default=0) <= 5 else 7.5
-    left = max([_width(row) for row in rows], default=0) + 8
-    top = max([_width(column) for column in columns], default=0) * 0.71 + 12
+    left = widest(rows) + 8
+    top = widest(columns) * 0.71 + 12
     elements = [
-        text(left + (j + 0.6) * wide, top - 6, _cut(column), tone.ink, turn=-45)
+        text(left + (j + 0.6) * wide, top - 6, label(column), tone.ink, turn=-45)
         for j, column in enumerate(columns)
     ]
     marks, shares = [], panel.shares
     for i, row in enumerate(rows):
         y = top + i * high
-        elements.append(text(left - 6, y + high / 2 + 4, _cut(row), tone.ink, anchor="end"))
+        elements.append(text(left - 6, y + high / 2 + 4, label(row), tone.ink, anchor="end"))
         for j in range(m):
             x = left + j * wide
             if hatched[i, j]:
@@ -166,44 +137,44 @@ def _heat_map(panel: HeatMap, tone: Tone) -> Part:
             color = shade(float(shares[i, j]), tone.theme)
             number, cell = form(float(panel.values[i, j])), f'width="{wide:g}" height="{high:g}"'
             drawn = f'<rect x="{x:g}" y="{y:g}" {cell} fill="{color}" shape-rendering="crispEdges"'
-            if high < 30.0:  # too small for a number, which shows where it is pointed at
-                said = _escaped(f"{row}, {columns[j]}: {number}")
+            if high < 30.0:  # too small for a number, which a pointer brings up
+                said = escaped(f"{row}, {columns[j]}: {number}")
                 elements.append(f"{drawn}><title>{said}</title></rect>")
                 continue
             elements.append(f"{drawn}/>")
             middle, low = x + wide / 2, y + high / 2 + 3.5
             if panel.words is not None:
-                word = _cut(panel.words[i][j])
+                word = label(panel.words[i][j])
                 elements.append(text(middle, low - 5, word, ink(color), anchor="middle"))
                 low += 7
             elements.append(text(middle, low, number, ink(color), size=size, anchor="middle"))
     if marks:
         elements.append(f'<path d="{"".join(marks)}" stroke="{tone.line}" fill="none"/>')
-    elements.append(_frame(left, top, m * wide, n * high, tone.line, 1))
-    elements += [_frame(left, top + i * high, m * wide, high, tone.ink, 2) for i in panel.outlined]
+    elements.append(outline(left, top, m * wide, n * high, tone.line, 1))
+    elements += [outline(left, top + i * high, m * wide, high, tone.ink, 2) for i in panel.outlined]
     bottom = top + n * high + 14
     elements += _scale(left, bottom, panel, tone)
     for note in filter(None, (f"hatched: {panel.missing}" if marks else "", panel.left_out)):
         bottom += 18
         elements.append(text(left, bottom + 16, note, tone.dim, size=10))
-    slant = _width(columns[-1]) * 0.71 if columns else 0
+    slant = label_width(columns[-1]) * 0.71 if columns else 0
     legend = 112 + 5.6 * len(panel.scale_name)
-    return Part(elements, left + max(m * wide + slant, legend, 190.0), bottom + 22)
+    return Drawing(elements, left + max(m * wide + slant, legend, 190.0), bottom + 22)
 
 
-def _tile(panel: HeatMap, tone: Tone) -> Part:
-    """A small picture, a pixel a cell, what a mask hides in grey."""
+def _tile(panel: HeatMap, tone: Tone) -> Drawing:
+    """Draw a small picture with a pixel for each cell; masked cells are grey."""
     scale = [list(bytes.fromhex(shade(n / 255, tone.theme)[1:])) for n in range(-255, 256)]
     colors = np.array(scale, np.uint8)
     shares = _pooled(np.clip(np.nan_to_num(panel.shares), -1, 1))
     pixels = colors[255 + np.rint(shares * 255).astype(int)]
     pixels[_pooled(~panel.hatched) == 0] = list(bytes.fromhex(tone.faint[1:]))
-    image = _pixels(pixels, _SMALL, _SMALL, "image-rendering:pixelated")
-    return Part([image, _frame(0, 0, _SMALL, _SMALL, tone.line, 1)], _SMALL, _SMALL)
+    drawn = image(pixels, _SMALL, _SMALL, "image-rendering:pixelated")
+    return Drawing([drawn, outline(0, 0, _SMALL, _SMALL, tone.line, 1)], _SMALL, _SMALL)
 
 
 def _pooled(cells: Array) -> Array:
-    """Cells as few as a small picture has pixels: of each block the one furthest from 0."""
+    """Reduce cells to the pixels of a small picture: keep each block's number furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
     rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)
@@ -212,11 +183,11 @@ def _pooled(cells: Array) -> Array:
     return np.asarray(np.take_along_axis(blocks, furthest, -1)[..., 0])
 
 
-def _links(panel: Links, tone: Tone) -> Part:
-    """Lines as wide and as dark as the weight; those of one query stand out."""
+def _links(panel: Links, tone: Tone) -> Drawing:
+    """Draw lines as wide and as dark as their weight; those of one query stand out."""
     shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
-    left = max([_width(row) for row in shown.rows], default=0) + 10
+    left = widest(shown.rows) + 10
     right = left + 130
     elements = []
     order = [i for i in range(len(shown.rows)) if i != query] + [query]
@@ -235,16 +206,16 @@ def _links(panel: Links, tone: Tone) -> Part:
     for i, row in enumerate(shown.rows):
         face = "bold" if i == query else "normal"
         elements.append(
-            text(left - 6, (i + 0.5) * step + 4, _cut(row), tone.ink, anchor="end", weight=face)
+            text(left - 6, (i + 0.5) * step + 4, label(row), tone.ink, anchor="end", weight=face)
         )
     for j, column in enumerate(shown.columns):
-        elements.append(text(right + 6, (j + 0.5) * step + 4, _cut(column), tone.ink))
-    width = right + 6 + max([_width(column) for column in shown.columns], default=0)
-    return Part(elements, width, max(len(shown.rows), len(shown.columns)) * step)
+        elements.append(text(right + 6, (j + 0.5) * step + 4, label(column), tone.ink))
+    width = right + 6 + widest(shown.columns)
+    return Drawing(elements, width, max(len(shown.rows), len(shown.columns)) * step)
 
 
-def _chart(panel: Lines, tone: Tone) -> Part:
-    """Lines over names; of a line of few points the numbers too."""
+def _chart(panel: Lines, tone: Tone) -> Drawing:
+    """Draw lines over names, with the numbers of the points if the panel wants them."""
     width, left, height = 460.0, 46.0, 150.0
     low, high = panel.ends
     wide = (width - left - 16) / max(1, len(panel.names) - 1)
@@ -277,7 +248,7 @@ def _chart(panel: Lines, tone: Tone) -> Part:
             f'<path d="M{left:g} {below - 4:g}h28" {_stroke(line, tone)}/>',
             text(left + 36, below, line.name, tone.ink),
         ]
-    return Part(elements, width, height + 32 + 18 * len(named))
+    return Drawing(elements, width, height + 32 + 18 * len(named))
 
 
 def _stroke(line: Line, tone: Tone) -> str:
@@ -285,8 +256,8 @@ def _stroke(line: Line, tone: Tone) -> str:
     return f'stroke="{tone.of(line.color) or tone.before}" stroke-width="2"{dash}'
 
 
-def _arrows(panel: Arrows, tone: Tone) -> Part:
-    """Points before (blue) and after (red), an arrow between each pair, labels that do not meet."""
+def _arrows(panel: Arrows, tone: Tone) -> Drawing:
+    """Draw points before (blue) and after (red), an arrow between each pair, and their labels."""
     side, edge = 460.0, 60.0
     both = np.concatenate([panel.before, panel.after])
     low, high = both.min(axis=0), both.max(axis=0)
@@ -309,7 +280,7 @@ def _arrows(panel: Arrows, tone: Tone) -> Part:
             for (x, y), fill in zip(pair, (tone.before, tone.after), strict=True)
         ]
     wanted = [(tuple(place(point).tolist()), name, after) for point, name, after in panel.labels]
-    sizes = [(point, (_width(name) + 4, _SIZE + 3.0)) for point, name, _ in wanted]
+    sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
     found = placed(sizes, on_arrows(starts, ends), area)
     for (point, name, after), spot in zip(wanted, found, strict=True):
@@ -320,7 +291,7 @@ def _arrows(panel: Arrows, tone: Tone) -> Part:
         if near is not None:
             line = f"M{point[0]:.1f} {point[1]:.1f}L{near[0]:.1f} {near[1]:.1f}"
             marks.append(f'<path d="{line}" stroke="{fill}" stroke-width="0.5"/>')
-        points.append(text(box[0] + 2, box[3] - 4, _cut(name), fill))
+        points.append(text(box[0] + 2, box[3] - 4, label(name), fill))
     across, up = panel.axis_names
     legend = [
         text(0, side + 14, "before: the word alone", tone.before),
@@ -331,13 +302,13 @@ def _arrows(panel: Arrows, tone: Tone) -> Part:
     if len(panel.named) < len(starts):
         note = f"named: {len(panel.named)} of {len(starts)}"
         legend.append(text(0, side + 58, note, tone.dim, size=10))
-    return Part([*marks, *points, *legend], side, side + 62)
+    return Drawing([*marks, *points, *legend], side, side + 62)
 
 
-def _bars(panel: Bars, tone: Tone) -> Part:
-    """Names with a number each, and a bar for it; the largest fills its room."""
-    left = max([_width(name) for name in panel.names], default=0) + 8
-    wide, begin = (60, left + 60 + _SIZE * 4) if panel.signed else (120, left)
+def _bars(panel: Bars, tone: Tone) -> Drawing:
+    """Draw names with a number and a bar each; the largest bar has the full width."""
+    left = widest(panel.names) + 8
+    wide, begin = (60, left + 60 + SIZE * 4) if panel.signed else (120, left)
     elements = []
     rows = zip(panel.names, panel.values, panel.shares, strict=True)
     for place, (name, value, share) in enumerate(rows):
@@ -346,19 +317,19 @@ def _bars(panel: Bars, tone: Tone) -> Part:
         color = tone.after if less else tone.before
         number = begin - long - 5 if less else begin + long + 5
         elements += [
-            text(left - 6, y + 12, _cut(name), tone.ink, anchor="end"),
+            text(left - 6, y + 12, label(name), tone.ink, anchor="end"),
             f'<rect x="{begin - long * less:.1f}" y="{y + 3:g}" {size} fill="{color}"/>',
             text(number, y + 12, panel.form.format(value), tone.dim, size=10,
                  anchor="end" if less else "start"),
         ]  # fmt: skip
-    return Part(elements, begin + wide + 60, 18.0 * len(panel.names))
+    return Drawing(elements, begin + wide + 60, 18.0 * len(panel.names))
 
 
-def _graph(panel: Graph, tone: Tone) -> Part:
-    """Nodes and edges, whose numbers stand below while one is pointed at, tapped or focused."""
+def _graph(panel: Graph, tone: Tone) -> Drawing:
+    """Draw nodes and edges; the numbers of a chosen node or edge appear below the graph."""
     across, up, form = 42.0, 42.0, panel.form
     columns, high = panel.size
-    left = max([_width(name) for name in panel.rows.values()], default=0) + 22
+    left = widest(panel.rows.values()) + 22
     bottom = up * high + 24
 
     def at(point: Sequence[float]) -> str:
@@ -376,7 +347,7 @@ def _graph(panel: Graph, tone: Tone) -> Part:
         ends = " ".join(f"qkv-of{numbers[node]}" for node in (edge.sender, edge.receiver))
         said = f"{edge.name}: {form(edge.value)}"
         edges.append(
-            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{_escaped(said)}</title>'
+            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{escaped(said)}</title>'
             f'<path {line} stroke="{color}" stroke-width="{0.6 + 5.4 * abs(share):.2f}"/>'
             f'<path {line} stroke="transparent" stroke-width="10"/>'
             f"{_readout([said], bottom, tone)}</g>"
@@ -386,18 +357,18 @@ def _graph(panel: Graph, tone: Tone) -> Part:
         x, y = map(float, at(place).split())
         joined = name in panel.joined
         color = tone.ink if joined else tone.faint
-        label = panel.labels[name]
-        wide = max(34.0, 5.8 * len(label) + 8)
+        words = panel.labels[name]
+        wide = max(34.0, 5.8 * len(words) + 8)
         box = (
             f'<rect x="{x - wide / 2:.1f}" y="{y - HALF * up:.1f}" width="{wide:.1f}" '
             f'height="{2 * HALF * up:.1f}" rx="5" fill="{tone.paper}" stroke="{color}"/>'
-            + text(x, y + 4, label, tone.ink if joined else tone.dim, size=10, anchor="middle")
+            + text(x, y + 4, words, tone.ink if joined else tone.dim, size=10, anchor="middle")
         )
         if joined:
             sums = _sums(panel, name)
             box = (
                 f'<g class="qkv-node qkv-n{numbers[name]}" tabindex="0" role="img">'
-                f"<title>{_escaped('. '.join(sums))}</title>{box}"
+                f"<title>{escaped('. '.join(sums))}</title>{box}"
                 f"{_readout(sums, bottom, tone)}</g>"
             )
         nodes.append(box)
@@ -405,16 +376,16 @@ def _graph(panel: Graph, tone: Tone) -> Part:
     width = left + across * (columns + 0.6)
     notes = [
         text(0, bottom + 52 + 15 * number, line, tone.dim, size=10)
-        for number, line in enumerate(_wrapped(panel.said, width, 10))
+        for number, line in enumerate(wrapped(panel.said, width, 10))
     ]
     legend = [f'<g class="qkv-hint">{text(0, bottom + 20, hint, tone.dim, size=10)}</g>', *notes]
     graph = "".join([*elements, *edges, *nodes, *legend])
     height = bottom + 44 + 15 * len(notes)
-    return Part([f'<g class="qkv-graph">{graph}</g>'], width, height)
+    return Drawing([f'<g class="qkv-graph">{graph}</g>'], width, height)
 
 
 def _graph_rules(panel: Graph) -> str:
-    """What changes in a graph while a node or an edge is pointed at or focused."""
+    """Write the CSS rules that apply while a node or an edge is pointed at or focused."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
         ".qkv-graph [tabindex]:focus{outline:none}.qkv-node:focus-visible>rect{stroke-width:3}",
@@ -432,59 +403,55 @@ def _graph_rules(panel: Graph) -> str:
 
 
 def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
-    """Lines below a graph that show while what they are about is chosen."""
+    """Write lines below a graph that appear while their node or edge is chosen."""
     words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
 
 def _sums(panel: Graph, node: str) -> list[str]:
-    """What a node reads and writes along the edges that are drawn, in a line each."""
-    found: list[str] = []
-    for verb, edges in (
-        ("reads", [edge for edge in panel.edges if edge.receiver == node]),
-        ("writes to", [edge for edge in panel.edges if edge.sender == node]),
-    ):
-        named = [
-            f"{edge.sender}{f' ({edge.input})' if edge.input else ''}"
-            if verb == "reads"
-            else edge.end
-            for edge in edges[:2]
-        ]
-        numbers = [panel.form(edge.value) for edge in edges[:2]]
-        parts = [f"{name} {number}" for name, number in zip(named, numbers, strict=True)]
-        more = f" and {len(edges) - 2} more" if len(edges) > 2 else ""
-        if parts:
-            found.append(f"{node if not found else ''} {verb} {', '.join(parts)}{more}".strip())
-    return found
+    """Write what a node reads, and what it writes, along the drawn edges: a line each."""
+
+    def listed(verb: str, ends: list[tuple[str, float]]) -> str:
+        more = f" and {len(ends) - 2} more" if len(ends) > 2 else ""
+        return f"{verb} {', '.join(f'{end} {panel.form(x)}' for end, x in ends[:2])}{more}"
+
+    read = [
+        (f"{edge.sender} ({edge.input})" if edge.input else edge.sender, edge.value)
+        for edge in panel.edges
+        if edge.receiver == node
+    ]
+    written = [(edge.end, edge.value) for edge in panel.edges if edge.sender == node]
+    sums = [listed("reads", read)] * bool(read) + [listed("writes to", written)] * bool(written)
+    return [f"{node} {line}" if not number else line for number, line in enumerate(sums)]
 
 
-def _image(panel: Image, tone: Tone) -> Part:
-    """Pixels, with frames round some of their patches."""
+def _image(panel: Image, tone: Tone) -> Drawing:
+    """Draw pixels, with frames round some of their patches."""
     width = _IMAGE if panel.chosen is None else _SMALL
     height = width * panel.pixels.shape[0] / panel.pixels.shape[1]
     high, wide = height / panel.grid[0], width / panel.grid[1]
     marks = [
-        _frame(column * wide, row * high, wide, high, tone.of(color), 2.5)
+        outline(column * wide, row * high, wide, high, tone.of(color), 2.5)
         for row, column, color in panel.frames
     ]
     if panel.edge:
-        marks.append(_frame(0, 0, width, height, tone.of(panel.edge), 2.5 if panel.chosen else 1))
-    return Part([_pixels(panel.pixels, width, height), *marks], width, height)
+        marks.append(outline(0, 0, width, height, tone.of(panel.edge), 2.5 if panel.chosen else 1))
+    return Drawing([image(panel.pixels, width, height), *marks], width, height)
 
 
-def _passages(panel: Passages, tone: Tone) -> Part:
-    """Words in lines, each on a ground as dark as its share; the one that it is about is framed."""
-    label = max([_long(passage.label) for passage in panel.passages], default=0) + 8
+def _passages(panel: Passages, tone: Tone) -> Drawing:
+    """Draw words in lines, each on a background as dark as its share; frame the marked word."""
+    front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
     y = 18.0 if panel.explained else 0.0
-    lines = panel.wrapped(lambda word: _long(word) + 6, _CARD - label)
+    lines = panel.wrapped(lambda word: word_width(word) + 6, _CARD - front)
     for passage, rows in zip(panel.passages, lines, strict=True):
         elements.append(text(0, y + 12, passage.label, tone.dim, size=10))
         for row in rows:
-            x = label
+            x = front
             for number in row:
                 word, color = passage.words[number], shade(passage.shares[number], tone.theme)
-                long = _long(word)
+                long = word_width(word)
                 frame = f' stroke="{tone.ink}"' if number == passage.marked else ""
                 elements += [
                     f'<rect x="{x:.1f}" y="{y + 1:g}" width="{long + 4:.1f}" height="15" rx="2" '
@@ -494,101 +461,7 @@ def _passages(panel: Passages, tone: Tone) -> Part:
                 x += long + 6
             y += 17
         y += 5
-    return Part(elements, _CARD, y)
-
-
-def _long(word: str) -> float:
-    """About how long a word is, in pixels, letter by letter."""
-    sizes = (
-        0.3 if mark in "iljtfrI.,;:'!|()[] " else 0.85 if mark in "mwMW@—" else 0.66
-        if mark.isupper() or mark.isdigit() else 1.0
-        if unicodedata.east_asian_width(mark) in "WF" else 0.56
-        for mark in word
-    )  # fmt: skip
-    return sum(sizes) * _SIZE
-
-
-def _pixels(pixels: Array, width: float, height: float, style: str = "") -> str:
-    data = base64.b64encode(png(pixels)).decode("ascii")
-    styled = f'style="{style}" ' if style else ""
-    return (
-        f'<image width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" {styled}'
-        f'href="data:image/png;base64,{data}"/>'
-    )
-
-
-def png(pixels: Array) -> bytes:
-    """Pixels (H, W, 3) of uint8 as a PNG file.
-
-    Source:
-        PNG specification, third edition, sections 5 and 11.
-
-    >>> png(np.zeros((1, 1, 3), np.uint8))[1:4]
-    b'PNG'
-    """
-    high, wide = pixels.shape[:2]
-    lines = np.zeros((high, 1 + 3 * wide), np.uint8)  # each begins with its filter, 0 for none
-    lines[:, 1:] = pixels.reshape(high, -1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
-
-    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)  # 8 bits, red, green and blue
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
-
-
-def readable(content: str) -> str:
-    r"""Text as it can stand in XML: what has no shape of its own becomes a sign for it.
-
-    >>> readable("a\nb\x00\ud800\u202e")
-    'a␊b␀��'
-    """
-    return "".join(_sign(mark) for mark in content)
-
-
-def _sign(mark: str) -> str:
-    code = ord(mark)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    unseen = unicodedata.category(mark) in ("Cc", "Cs") or code & 0xFFFE == 0xFFFE
-    turns = unicodedata.bidirectional(mark) in _TURNS
-    return "\ufffd" if unseen or turns else mark
-
-
-# They would turn round the words that follow them.
-_TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
-
-
-def _escaped(content: str) -> str:
-    return escape(readable(content), quote=True)
-
-
-def _cut(content: str, most: int = 14) -> str:
-    """A label that is not too long; blanks alone are shown as such."""
-    if not content.strip():
-        content = content.replace(" ", "␣") or "∅"
-    return content if len(content) <= most else content[: most - 1] + "…"
-
-
-def _width(content: str) -> float:
-    """About how wide a label is, in pixels, once it is cut."""
-    shown = _cut(content)
-    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in shown)
-    return (0.6 * len(shown) + 0.45 * wide) * _SIZE
-
-
-def _wrapped(line: str, width: float, size: float) -> list[str]:
-    """A line cut into lines that fit, between words where that is possible."""
-    return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))
-
-
-def _frame(x: float, y: float, width: float, height: float, color: str, line: float) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="none" '
-        f'stroke="{color}" stroke-width="{line:g}"/>'
-    )
+    return Drawing(elements, _CARD, y)
 
 
 def _scale(x: float, y: float, panel: HeatMap, tone: Tone) -> list[str]:
@@ -603,14 +476,14 @@ def _scale(x: float, y: float, panel: HeatMap, tone: Tone) -> list[str]:
     end = x + steps * wide
     return [
         *bar,
-        _frame(x, y, steps * wide + 0.5, 9, tone.line, 1),
+        outline(x, y, steps * wide + 0.5, 9, tone.line, 1),
         text(x, y + 20, form(low), tone.dim, size=9),
         text(end, y + 20, form(high), tone.dim, size=9, anchor="end"),
         text(end + 8, y + 9, panel.scale_name, tone.dim, size=10),
     ]
 
 
-_DRAW: dict[type[Panel], Callable[[Any, Tone], Part]] = {
+_DRAW: dict[type[Panel], Callable[[Any, Tone], Drawing]] = {
     Arrows: _arrows,
     Bars: _bars,
     Graph: _graph,

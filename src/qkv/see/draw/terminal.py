@@ -27,7 +27,7 @@ from qkv.see.draw.panels import (
     drawn_in,
     number_format,
 )
-from qkv.see.draw.screen import LEAST, Screen, bar, prose
+from qkv.see.draw.screen import LEAST, Screen, bar, prose, styled
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -35,27 +35,25 @@ if TYPE_CHECKING:
 
 def draw(screen: Screen, rows: Rows) -> Iterator[Text]:
     """All panels below each other; those of one row that have names beside each other."""
-    from rich.text import Text
-
     for row in drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
-            yield Text()
+            yield styled()
             yield _title(screen, row[0])
             half = replace(screen, width=(screen.width - 3) // 2)
-            yield from _side_by_side(screen, [(x.name, _lines(half, x)) for x in row])
+            yield from _side_by_side(
+                screen, [(panel.name, _DRAW[type(panel)](half, panel)) for panel in row]
+            )
             continue
         for panel in row:
             if panel.title:
-                yield Text()
+                yield styled()
                 yield _title(screen, panel)
-            yield from _lines(screen, panel)
+            yield from _DRAW[type(panel)](screen, panel)
 
 
 def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Text:
     """Which text, which model, and the tokens; of a long text the first ones."""
-    from rich.text import Text
-
-    most, line = 60, Text(f"{name}  " if name else "", style="bold")
+    most, line = 60, styled(f"{name}  " if name else "", style="bold")
     count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     line.append(f"{screen.safe(model)}, {count}: " if model else f"{count}: ")
     line.append(" ".join(screen.safe(token) for token in tokens[:most]), style="not bold")
@@ -64,39 +62,28 @@ def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Tex
     return line
 
 
-def _lines(screen: Screen, panel: Panel) -> list[Text]:
-    """A panel without its title."""
-    return _DRAW[type(panel)](screen, panel)
-
-
 def _title(screen: Screen, panel: Panel) -> Text:
-    from rich.text import Text
-
-    line = Text(screen.plain(panel.title), style="bold")
+    line = styled(screen.plain(panel.title), style="bold")
     if panel.explained:
         line.append(screen.plain(f" ({panel.explained})"), style="dim not bold")
     return line
 
 
 def _prose(screen: Screen, panel: Prose) -> list[Text]:
-    from rich.text import Text
-
     if panel.code:
         blank = " " * panel.indent
-        return [Text(blank + screen.plain(x), style=panel.style) for x in panel.text.split("\n")]
+        return [styled(blank + screen.plain(x), style=panel.style) for x in panel.text.split("\n")]
     return prose(screen, panel.text, panel.style, panel.indent)
 
 
 def _links(screen: Screen, panel: Links) -> list[Text]:
     """From token to token, the longer the larger the weight."""
-    from rich.text import Text
-
     width = screen.fit([query for query, _, _ in panel.strongest], 3, 16)
     wide = screen.fit([key for _, key, _ in panel.strongest], 3, 16)
     room = screen.room(24, beside=width + wide + 11)
     lines = []
     for query, key, weight in panel.strongest:
-        line = Text("  " + screen.cut(query, width), style="bold")
+        line = styled("  " + screen.cut(query, width), style="bold")
         line.append(f" {weight:.2f} ", style="not bold")
         line.append(bar(screen, weight, room))
         lines.append(line.append(screen.plain(" → ") + screen.cut(key, wide)))
@@ -118,8 +105,6 @@ def _chart(screen: Screen, panel: Lines) -> list[Text]:
 
 def _table(screen: Screen, panel: Table) -> list[Text]:
     """Names, then columns as wide as they need; bars take what is left, 24 at most."""
-    from rich.text import Text
-
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))
@@ -133,13 +118,13 @@ def _table(screen: Screen, panel: Table) -> list[Text]:
     sized = [(column, room if column.bars else size) for column, size in sized]
     lines = []
     if any(column.header for column, _ in sized):
-        line = Text(screen.cut(screen.plain(panel.corner), width), style="dim")
+        line = styled(screen.cut(screen.plain(panel.corner), width), style="dim")
         for column, size in sized:
             put = screen.cut if column.left or column.bars else screen.right
             line.append("  " + put(screen.plain(column.header), size))
         lines.append(line)
     for place, name in enumerate(panel.names):
-        line = Text(screen.cut(screen.plain(name), width), style="bold")
+        line = styled(screen.cut(screen.plain(name), width), style="bold")
         for column, size in sized:
             line.append("  ", style="not bold")
             if column.bars:
@@ -150,7 +135,7 @@ def _table(screen: Screen, panel: Table) -> list[Text]:
             line.append(put(screen.plain(column.cells[place]), size), style=style)
         line.rstrip()
         lines.append(line)
-    return [*lines, Text(panel.note, style="dim")] if panel.note else lines
+    return [*lines, styled(panel.note, style="dim")] if panel.note else lines
 
 
 def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
@@ -159,8 +144,6 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
     Where not all rows or columns fit, those with the largest score are shown, the others are
     counted, and the weight on columns left out is summed in a column of its own.
     """
-    from rich.text import Text
-
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
     label = screen.fit(panel.rows, 3, min(16, screen.width // 3))
@@ -177,14 +160,14 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
     spare = (screen.width - label - 1 - (2 + cell + 3 if rest else 0)) // len(shown) - 1
     cell = max(cell, min(spare, screen.fit([columns[j] for j in shown], cell, 9)))
 
-    head = Text(" " * (label + 1))
+    head = styled(" " * (label + 1))
     for j in shown:
         head.append(" " + screen.right(columns[j], cell), style="bold")
     if rest:
         head.append(" " + "others".rjust(max(cell, 6)), style="dim")
     lines = [head]
     for i in shown_rows:
-        line = Text(screen.cut(panel.rows[i], label) + " ", style="bold")
+        line = styled(screen.cut(panel.rows[i], label) + " ", style="bold")
         for j in shown:
             if hidden is not None and hidden[i, j]:
                 line.append(("·" if screen.unicode else "-").rjust(cell + 1), "dim not bold")
@@ -206,8 +189,6 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
 
 def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
     """The first rows and columns as a table, and how many more there are."""
-    from rich.text import Text
-
     values, columns, place = panel.values, panel.columns, panel.cell
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
     form = number_format(values)
@@ -219,12 +200,12 @@ def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
     shown_rows = _first(len(panel.rows), panel.most_rows, place[0] if place else 0)
     shown = _first(len(headings), room, place[1] if place else 0)
 
-    head = Text(" " * label, style="bold" if columns else "dim")
+    head = styled(" " * label, style="bold" if columns else "dim")
     for j in shown:
         head.append(" " + screen.right(headings[j], width))
     lines = [head]
     for i in shown_rows:
-        line = Text(screen.cut(panel.rows[i], label), style="bold")
+        line = styled(screen.cut(panel.rows[i], label), style="bold")
         for j in shown:
             line.append(" ", style="not bold")
             if panel.hidden is not None and panel.hidden[i, j]:
@@ -242,7 +223,6 @@ def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
 def _passages(screen: Screen, panel: Passages) -> list[Text]:
     """Words in lines, shaded; the one that each passage is about is bold, or in brackets."""
     from rich.cells import cell_len
-    from rich.text import Text
 
     label = screen.fit([passage.label for passage in panel.passages], 1, 10)
     room = screen.room(100, beside=label + 4)
@@ -251,7 +231,7 @@ def _passages(screen: Screen, panel: Passages) -> list[Text]:
     for passage, rows in zip(panel.passages, lines, strict=True):
         front = screen.right(passage.label, label)
         for row in rows:
-            line = Text(f"  {front} ", style="not bold")
+            line = styled(f"  {front} ", style="not bold")
             for number in row:
                 word = screen.safe(passage.words[number])
                 marked = number == passage.marked
@@ -266,11 +246,9 @@ def _passages(screen: Screen, panel: Passages) -> list[Text]:
 
 def _cells(screen: Screen, panel: Cells) -> list[Text]:
     """A shade a cell; without colours a digit from 0 to 9."""
-    from rich.text import Text
-
     lines = []
     for row, shares in enumerate(panel.shares.tolist()):
-        line = Text("  ")
+        line = styled("  ")
         for column, share in enumerate(shares):
             blank = "  " if screen.shades else f"{round(9 * share):d} "
             marked = (row, column) == panel.marked
@@ -281,31 +259,25 @@ def _cells(screen: Screen, panel: Cells) -> list[Text]:
 
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
     """How many of all rows and columns are shown, where these are not all."""
-    from rich.text import Text
-
     note = " and ".join(
         f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
     )
-    return [Text(f"Shown: {note}{which}.", style="dim")] if note else []
+    return [styled(f"Shown: {note}{which}.", style="dim")] if note else []
 
 
 def _cell(screen: Screen, written: str, share: float, width: int) -> Text:
-    from rich.text import Text
-
     if screen.shades:
-        return Text(screen.right(written, width), f"not bold {screen.shading(share)}")
+        return styled(screen.right(written, width), f"not bold {screen.shading(share)}")
     marks = " ░▒▓█" if screen.unicode else " .:*#"
     size = abs(share)
     mark = marks[0 if size < LEAST else min(4, math.ceil(size * 4 - 0.02))]
-    return Text(screen.right(mark + screen.safe(written), width), style="not bold")
+    return styled(screen.right(mark + screen.safe(written), width), style="not bold")
 
 
 def _scale(screen: Screen, panel: HeatMap) -> Text:
-    from rich.text import Text
-
     low, top = (panel.form(end) for end in panel.ends)
     of = "" if panel.of == "weight" else f"{panel.scale_name} "
-    line = Text(f"scale {screen.plain(of)}{low} ", style="dim")
+    line = styled(f"scale {screen.plain(of)}{low} ", style="dim")
     if screen.shades:
         for step in range(16):
             share = (2 * step / 15 - 1) if panel.signed else step / 15
@@ -331,19 +303,17 @@ def _first(count: int, room: int, needed: int) -> list[int]:
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
     """Two lists of lines beside each other under their names; where it is narrow, below."""
-    from rich.text import Text
-
     wide = [2 + max((line.cell_len for line in lines), default=0) for _, lines in sides]
     if sum(wide) + 1 > screen.width:
         for name, lines in sides:
-            yield Text(name, style="bold")
+            yield styled(name, style="bold")
             yield from lines
         return
     half = wide[0] + 1
     (left_name, left), (right_name, right) = sides
-    yield Text(left_name.ljust(half) + right_name, style="bold")
+    yield styled(left_name.ljust(half) + right_name, style="bold")
     for one, other in zip_longest(left, right):
-        line = Text() if one is None else one.copy()
+        line = styled() if one is None else one.copy()
         line.append(" " * (half - line.cell_len))
         yield line if other is None else line.append_text(other)
 

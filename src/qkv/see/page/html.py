@@ -16,8 +16,8 @@ from qkv.arrays import finite
 from qkv.models import Model
 from qkv.see.draw import colours, svg
 from qkv.see.draw.colours import TONES, Tone
+from qkv.see.draw.elements import readable
 from qkv.see.draw.panels import Rows, pictured
-from qkv.see.draw.svg import readable
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "

@@ -14,7 +14,7 @@ from qkv.files import replacing
 from qkv.see.analysis.words import explained
 from qkv.see.draw import figure, svg, terminal
 from qkv.see.draw.panels import Panel
-from qkv.see.draw.screen import Screen, prose, with_a_width
+from qkv.see.draw.screen import Screen, prose, styled, with_a_width
 from qkv.see.page.html import document, fragment, picture
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
@@ -202,15 +202,13 @@ class View(ABC):
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
         """The view line by line; prose is wrapped by the console."""
-        from rich.text import Text
-
         texts = self._headings()
         for text in texts:
             yield terminal.heading(screen, text.name, text.model, text.tokens)
         for note in self.notes:
             yield from prose(screen, note, "dim")
         if texts:
-            yield Text()
+            yield styled()
         yield from prose(screen, self.title, "bold")
         for reason in self.reasons:
             yield from prose(screen, reason, "dim")

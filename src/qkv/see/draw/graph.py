@@ -1,0 +1,110 @@
+"""A panel that shows a graph: nodes in rows, and edges between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.see.draw.panels import PICTURE, Panel, number_format
+
+# of a node, in columns and rows: the offsets of its inputs, and half of its height
+INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
+
+
+class Edge(NamedTuple):
+    """An edge of a graph.
+
+    Attributes:
+        sender: the node at its beginning.
+        receiver: the node at its end.
+        input: the receiver's input, "q", "k" or "v"; empty if the receiver has only one.
+        value: its number.
+    """
+
+    sender: str
+    receiver: str
+    input: str
+    value: float
+
+    @property
+    def end(self) -> str:
+        """Name the receiver and its input."""
+        return ".".join(filter(None, (self.receiver, self.input)))
+
+    @property
+    def name(self) -> str:
+        """Name the sender, the receiver and its input."""
+        return f"{self.sender} → {self.end}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph(Panel):
+    """Nodes in rows from the bottom up, and edges between them whose widths show their numbers.
+
+    Attributes:
+        nodes: the column (from the left) and the row (from below) of each node.
+        edges: the drawn edges, the largest number first.
+        labels: the words in the picture for each node.
+        rows: the names of rows, by their heights.
+        of: the meaning of the numbers.
+        whole: the number of all edges, drawn or not.
+    """
+
+    nodes: Mapping[str, tuple[float, float]]
+    edges: Sequence[Edge]
+    labels: Mapping[str, str]
+    rows: Mapping[float, str]
+    of: str
+    whole: int
+    shown_in: frozenset[str] = PICTURE
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Return the highest column and row."""
+        columns, rows = zip(*self.nodes.values(), strict=True)
+        return max(columns), max(rows)
+
+    @property
+    def shares(self) -> list[float]:
+        """Divide the number of each edge by the largest: shares from -1 to 1."""
+        most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
+        return [edge.value / most for edge in self.edges]
+
+    @property
+    def curves(self) -> list[Array]:
+        """Place the four points of each edge's Bézier curve, (4, 2), upwards from node to node."""
+        curves = []
+        for edge in self.edges:
+            (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
+            end += INPUTS.get(edge.input, 0.0)
+            y, high = y + HALF, high - HALF
+            rise = 0.5 * (high - y)
+            # past the nodes between two that stand above each other
+            aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
+            curves.append(
+                np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
+            )
+        return curves
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Return the nodes with an edge."""
+        return frozenset(node for edge in self.edges for node in (edge.sender, edge.receiver))
+
+    @property
+    def form(self) -> Callable[[float], str]:
+        """Choose one way to write all numbers."""
+        return number_format(np.array([edge.value for edge in self.edges]))
+
+    @property
+    def said(self) -> str:
+        """Explain the colours, and count the edges that are left out."""
+        signs = f"Width: {self.of}. Blue: above 0. Red: below 0."
+        count = len(self.edges)
+        if count == self.whole:
+            return signs
+        return f"{signs} Shown: {count} of {self.whole} edges, those of the largest numbers."
