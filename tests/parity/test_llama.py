@@ -1,4 +1,4 @@
-"""Llama against transformers, with each of its rotary scalings."""
+"""Each rotary scaling of Llama against transformers."""
 
 from __future__ import annotations
 
@@ -12,43 +12,15 @@ from transformers import (
     CONFIG_MAPPING,
     LlamaConfig,
     LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    LlamaModel,
 )
 
 import qkv
 from qkv.models.families import FAMILIES
 from qkv.models.files.config import Config
 
+from .families import FAMILIES as COMPARED
 from .models import Pair, compare, compare_layers, double, made
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "six heads over two": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2},
-    "heads larger than their share, biases, tied": {
-        "hidden_size": 40,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 1,
-        "head_dim": 12,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tie_word_embeddings": True,
-    },
-    "one head, gelu, long scaling": {
-        "hidden_size": 16,
-        "num_attention_heads": 1,
-        "hidden_act": "gelu",
-        "rms_norm_eps": 1e-3,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    },
-}
 LONG = {"factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"rope_type": "yarn", **LONG}
 LISTS = {
@@ -83,40 +55,21 @@ SCALINGS: dict[str, dict[str, Any]] = {
     },
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.6, "factor": 2.0},
 }
-KINDS = [LlamaForCausalLM, LlamaModel, LlamaForSequenceClassification, LlamaForTokenClassification]
-
-
-def config_of(**others: Any) -> LlamaConfig:
-    sizes = {
-        "vocab_size": 97,
-        "intermediate_size": 70,
-        "num_hidden_layers": 3,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "num_labels": 3,
-    }
-    return LlamaConfig(**{**sizes, **others})
 
 
 def scaled(scaling: dict[str, Any]) -> LlamaConfig:
     """Three heads of 16 over one, with this scaling."""
     given = {"rope_theta": 10000.0, **scaling}
     positions = given.pop("positions", 64)
-    return config_of(
-        hidden_size=48,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        num_hidden_layers=2,
-        max_position_embeddings=positions,
-        rope_parameters=given,
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_llama(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    compare(made(tmp_path, kind, config_of(**CONFIGS[name]), dtype))
+    sizes = COMPARED["llama"].sizes | {
+        "hidden_size": 48,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": positions,
+        "rope_parameters": given,
+    }
+    return LlamaConfig(**sizes)
 
 
 @pytest.mark.parametrize("name", SCALINGS)

@@ -1,79 +1,20 @@
-"""ModernBERT against transformers."""
+"""Older configurations and long texts of ModernBERT against transformers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from transformers import (
     ModernBertConfig,
     ModernBertForMaskedLM,
-    ModernBertForSequenceClassification,
-    ModernBertForTokenClassification,
-    ModernBertModel,
 )
 
 import qkv
 
-from .models import compare, compare_all, made
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-CONFIGS: dict[str, dict[str, Any]] = {
-    "three heads, windows of seven": {
-        "hidden_size": 36,
-        "num_attention_heads": 3,
-        "local_attention": 7,
-    },
-    "every bias, five heads, windows first, mean, untied": {
-        "hidden_size": 40,
-        "num_attention_heads": 5,
-        "hidden_activation": "silu",
-        "classifier_activation": "relu",
-        "classifier_pooling": "mean",
-        "classifier_bias": True,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "norm_bias": True,
-        "decoder_bias": False,
-        "norm_eps": 1e-3,
-        "local_attention": 12,
-        "layer_types": [SLIDING, SLIDING, FULL, SLIDING],
-        "rope_parameters": {
-            FULL: {"rope_type": "default", "rope_theta": 500.0},
-            SLIDING: {"rope_type": "linear", "factor": 3.0, "rope_theta": 20.0},
-        },
-        "tie_word_embeddings": False,
-        "num_labels": 3,
-    },
-}
-KINDS = [
-    ModernBertModel,
-    ModernBertForMaskedLM,
-    ModernBertForSequenceClassification,
-    ModernBertForTokenClassification,
-]
-
-
-def config_of(name: str) -> ModernBertConfig:
-    return ModernBertConfig(
-        vocab_size=97,
-        intermediate_size=50,
-        num_hidden_layers=4,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        **CONFIGS[name],
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_modernbert(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    compare_all(tmp_path, kind, config_of(name), dtype)
+from .families import FULL, SLIDING
+from .models import compare, made
 
 
 def test_the_keys_of_transformers_4(tmp_path: Path) -> None:

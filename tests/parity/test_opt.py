@@ -1,4 +1,4 @@
-"""OPT against transformers."""
+"""OPT whose embeddings have another size than its layers, against transformers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import OPTConfig, OPTForCausalLM, OPTForSequenceClassification, OPTModel
+from transformers import OPTConfig, OPTForCausalLM, OPTForSequenceClassification
 
-from .models import compare_all, compare_saved, double, ids_of, made
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "norms before": {"num_attention_heads": 3},
-    "norms after, untied": {
-        "num_attention_heads": 4,
-        "do_layer_norm_before": False,
-        "tie_word_embeddings": False,
-    },
-    "no last norm, no biases, gelu": {
-        "num_attention_heads": 1,
-        "_remove_final_layer_norm": True,
-        "enable_bias": False,
-        "activation_function": "gelu",
-    },
-}
-
+from .families import FAMILIES
+from .models import compare_saved, double, ids_of, made
 
 # As opt-350m has it.
 PROJECTED: dict[str, dict[str, Any]] = {
@@ -34,29 +19,10 @@ PROJECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(name: str) -> OPTConfig:
-    sizes = {"vocab_size": 97, "hidden_size": 36, "num_hidden_layers": 3, "ffn_dim": 50}
-    return OPTConfig(**sizes, max_position_embeddings=64, num_labels=3, **CONFIGS[name])
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_opt(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    compare_all(tmp_path, OPTForCausalLM, config_of(name), dtype)
-
-
-@pytest.mark.parametrize(
-    "kind", [OPTModel, OPTForSequenceClassification], ids=lambda kind: kind.__name__
-)
-def test_other_heads(tmp_path: Path, kind: type) -> None:
-    compare_all(tmp_path, kind, config_of("norms before"))
-
-
-def projected(name: str, **others: Any) -> OPTConfig:
+def projected(name: str) -> OPTConfig:
     """With rows of 20 numbers, which are projected to 36 and back again."""
-    sizes = {"vocab_size": 97, "hidden_size": 36, "num_hidden_layers": 3, "ffn_dim": 50}
-    sizes |= {"word_embed_proj_dim": 20, "max_position_embeddings": 64}
-    return OPTConfig(**{**sizes, **PROJECTED[name], **others})
+    sizes = FAMILIES["opt"].sizes | {"word_embed_proj_dim": 20}
+    return OPTConfig(**sizes | PROJECTED[name])
 
 
 @pytest.mark.parametrize("kind", [OPTForCausalLM, OPTForSequenceClassification])
@@ -66,7 +32,7 @@ def test_embeddings_of_another_size(
     tmp_path: Path, name: str, kind: type, dtype: torch.dtype
 ) -> None:
     """Theirs are the last vectors behind the projection to that size, which here the head has."""
-    pair = made(tmp_path, kind, projected(name, num_labels=3), dtype)
+    pair = made(tmp_path, kind, projected(name), dtype)
     compare_saved(pair, tmp_path / "saved")
     decoder = pair.theirs.model.decoder
     for side in ("right", "left", "inside"):

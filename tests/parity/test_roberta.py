@@ -1,9 +1,8 @@
-"""RoBERTa, XLM-R and CamemBERT against transformers."""
+"""The positions of RoBERTa and XLM-R, which begin behind the padding, against transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,68 +12,21 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    CamembertConfig,
-    CamembertForMaskedLM,
-    RobertaConfig,
     RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
     RobertaModel,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
-    XLMRobertaForSequenceClassification,
     XLMRobertaModel,
 )
 
 import qkv
 
-from .models import compare, compare_all, double, made
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "three heads": {"hidden_size": 33, "num_attention_heads": 3, "type_vocab_size": 1},
-    "padding is 7, gelu_new, untied": {
-        "hidden_size": 40,
-        "num_attention_heads": 5,
-        "hidden_act": "gelu_new",
-        "pad_token_id": 7,
-        "tie_word_embeddings": False,
-        "layer_norm_eps": 1e-5,
-        "num_labels": 3,
-    },
-}
-KINDS = {
-    RobertaModel: RobertaConfig,
-    RobertaForMaskedLM: RobertaConfig,
-    RobertaForSequenceClassification: RobertaConfig,
-    RobertaForTokenClassification: RobertaConfig,
-    XLMRobertaModel: XLMRobertaConfig,
-    XLMRobertaForMaskedLM: XLMRobertaConfig,
-    XLMRobertaForSequenceClassification: XLMRobertaConfig,
-    CamembertForMaskedLM: CamembertConfig,
-}
+from .families import FAMILIES, ROBERTA
+from .models import compare, double, made
 
 
-def config_of(kind: type, name: str) -> Any:
-    return KINDS[kind](
-        vocab_size=97,
-        intermediate_size=50,
-        num_hidden_layers=3,
-        max_position_embeddings=50,
-        **CONFIGS[name],
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_roberta(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
-    compare_all(tmp_path, kind, config_of(kind, name), dtype)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ROBERTA)
 def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
     """The padding's id among the words: positions pass over it, whether it is hidden or not."""
-    pair = made(tmp_path, RobertaForMaskedLM, config_of(RobertaForMaskedLM, name), torch.float64)
+    pair = made(tmp_path, RobertaForMaskedLM, FAMILIES["roberta"].config_of(name), torch.float64)
     padding = pair.theirs.config.pad_token_id
     rng = np.random.default_rng(0)
     ids = rng.integers(10, 97, (3, 20))
@@ -91,7 +43,7 @@ def test_padding_that_is_no_padding(tmp_path: Path, name: str) -> None:
 
 
 def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
-    config = config_of(RobertaModel, "padding is 7, gelu_new, untied")
+    config = FAMILIES["roberta"].config_of("padding is 7, gelu_new, untied")
     pair = made(tmp_path, RobertaModel, config)
     assert pair.ours.max_seq_length == 42
     compare(pair, length=42)
@@ -101,7 +53,7 @@ def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     """Packed texts begin at the first place each, and so do those with a word for padding."""
-    pair = made(tmp_path, XLMRobertaModel, config_of(XLMRobertaModel, "three heads"))
+    pair = made(tmp_path, XLMRobertaModel, FAMILIES["xlm-roberta"].config_of("three heads"))
     words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(93))]
     tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, "<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

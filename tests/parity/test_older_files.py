@@ -1,0 +1,131 @@
+"""Configurations and weights in the formats of older releases of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers import (
+    AlbertForMaskedLM,
+    GPTNeoXForCausalLM,
+    NomicBertForMaskedLM,
+    NomicBertModel,
+    Phi3ForCausalLM,
+)
+
+import qkv
+
+from .families import FAMILIES
+from .models import Pair, compare_layers, compare_saved, made
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_older_names_of_long_rope_in_phi3(tmp_path: Path, kind: str) -> None:
+    pair = made(tmp_path, Phi3ForCausalLM, FAMILIES["phi3"].config_of("long"))
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    scaling = values.pop("rope_parameters")
+    values["rope_theta"] = scaling["rope_theta"]
+    lists = {key: scaling[key] for key in ("short_factor", "long_factor")}
+    values["rope_scaling"] = {"type": kind, **lists}
+    path.write_text(json.dumps(values))
+    compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 23)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_windows_of_older_qwen_configs(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]
+    config = family.config_of("the last two in windows, tied")
+    pair = made(tmp_path, family.class_of("ForCausalLM"), config)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    assert values.pop("layer_types") == ["full_attention", *["sliding_attention"] * 2]
+    values["rope_theta"] = values.pop("rope_parameters")["rope_theta"]
+    path.write_text(json.dumps(values))
+    compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 23)
+
+
+def test_tensors_and_rotary_keys_of_pythia(tmp_path: Path) -> None:
+    """The config has older rotary keys, and the file has tensors that are not parameters."""
+    pair = made(
+        tmp_path, GPTNeoXForCausalLM, FAMILIES["gpt_neox"].config_of("in parallel"), torch.float64
+    )
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    rope = values.pop("rope_parameters")
+    assert (rope["rope_theta"], rope["partial_rotary_factor"]) == (10000, 0.25)
+    values |= {"rotary_emb_base": 10000, "rotary_pct": 0.25, "rope_scaling": None}
+    path.write_text(json.dumps(values))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "embed_out.weight" in tensors
+    for layer in range(3):
+        place = f"gpt_neox.layers.{layer}.attention."
+        tensors[f"{place}bias"] = np.ones((1, 1, 64, 64), bool)
+        tensors[f"{place}masked_bias"] = np.array(-1e9, np.float32)
+        tensors[f"{place}rotary_emb.inv_freq"] = np.ones(2, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 23)
+    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")  # as the class calls it
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    np.testing.assert_array_equal(qkv.load(tmp_path)([[5, 7]]).logits, pair.ours([[5, 7]]).logits)
+
+
+def test_output_bias_of_older_albert_files(tmp_path: Path) -> None:
+    """The bias stood outside the output matrix."""
+    pair = made(tmp_path, AlbertForMaskedLM, FAMILIES["albert"].config_of("one set for all"))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    bias = tensors.pop("predictions.decoder.bias", None)
+    tensors.setdefault("predictions.bias", bias)
+    save_file(tensors, file, {"format": "pt"})
+    compare_layers(Pair(qkv.load(tmp_path), pair.theirs, pair.bound), 9)
+
+
+def test_tensor_names_of_nomic_embed_text(tmp_path: Path) -> None:
+    """nomic-embed-text-v1.5 has older keys in its config and older names of tensors."""
+    pair = made(tmp_path, NomicBertModel, FAMILIES["nomic_bert"].config_of("three heads"))
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert {"emb_ln.weight", "encoder.layers.2.attn.Wqkv.weight"} < names
+    expected = pair.ours(np.arange(3, 40)[None]).last_hidden_state
+    config = {
+        **{"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "n_embd": 36},
+        **{"n_head": 3, "n_inner": 50, "n_layer": 3, "n_positions": 64, "vocab_size": 97},
+        **{"activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 1e-12},
+        **{"mlp_fc1_bias": False, "mlp_fc2_bias": False, "qkv_proj_bias": False},
+        **{"parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False},
+        **{"rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False},
+        **{"rotary_emb_scale_base": None, "rotary_scaling_factor": None, "use_rms_norm": False},
+        **{"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
+        **{"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "dense_seq_output": True},
+        **{"auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"}},
+        **{"fused_bias_fc": True, "fused_dropout_add_ln": True, "max_trained_positions": 2048},
+        **{"pad_vocab_size_multiple": 64, "reorder_and_upcast_attn": False, "use_cache": True},
+        **{"summary_activation": None, "summary_first_dropout": 0.0, "summary_use_proj": True},
+        **{"summary_proj_to_labels": True, "summary_type": "cls_index", "type_vocab_size": 2},
+        **{"use_flash_attn": True, "use_xentropy": True, "torch_dtype": "float32"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = qkv.load(tmp_path)(np.arange(3, 40)[None]).last_hidden_state
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_tensor_prefix_of_nomic_bert_2048(tmp_path: Path) -> None:
+    """nomic-bert-2048 has the prefix `bert.`; transformers saves `nomic_bert.`."""
+    pair = made(tmp_path, NomicBertForMaskedLM, FAMILIES["nomic_bert"].config_of("three heads"))
+    ids = np.arange(3, 40)[None]
+    expected = pair.ours(ids)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("nomic_bert.", "bert.", 1) if name.startswith("nomic_bert.") else name: one
+        for name, one in tensors.items()
+    }
+    assert "bert.encoder.layers.2.attn.Wqkv.weight" in renamed
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    found = qkv.load(tmp_path)
+    np.testing.assert_array_equal(found(ids).logits, expected.logits)
+    np.testing.assert_array_equal(found(ids).last_hidden_state, expected.last_hidden_state)
+    compare_saved(Pair(found, pair.theirs, pair.bound), tmp_path / "ours")
