@@ -612,14 +612,14 @@ def test_both_caches_that_are_made_anew_are_told():
 
 
 def test_there_are_at_least_ten_mistakes_of_two_texts():
-    from qkv.marking.tasks.cross import layer_mistakes, mistakes, writing_mistakes
+    from qkv.marking.tasks import cross_attention, decoder_block, writing_step
 
     own = (
-        *mistakes.TEXTS,
-        *mistakes.CAUSAL,
-        *layer_mistakes.WIRING,
-        *layer_mistakes.TEXTS,
-        *writing_mistakes.SOURCE,
-        *writing_mistakes.RECOMPUTED,
+        *cross_attention.TEXTS,
+        *cross_attention.CAUSAL,
+        *decoder_block.WIRING,
+        *decoder_block.TEXTS,
+        *writing_step.SOURCE,
+        *writing_step.RECOMPUTED,
     )
     assert len({one.key for one in own}) >= 25

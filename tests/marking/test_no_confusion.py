@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
+from qkv.marking.tasks import (
+    cross_attention,
+    decoder_block,
+    kv_cache,
+    positions,
+    softmax,
+    writing_step,
+)
 from qkv.marking.tasks import heads as heads_task
-from qkv.marking.tasks import kv_cache, positions, softmax
 from qkv.marking.tasks.attention import inputs
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.block import marker as blocks
 from qkv.marking.tasks.block import steps as wiring
-from qkv.marking.tasks.cross import layer as layering
-from qkv.marking.tasks.cross import layer_mistakes as layers
-from qkv.marking.tasks.cross import mistakes as crosses
-from qkv.marking.tasks.cross import steps as crossing
-from qkv.marking.tasks.cross import writing
-from qkv.marking.tasks.cross import writing_mistakes as written
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
 from qkv.marking.tasks.decoder import steps as decoder
@@ -118,8 +119,8 @@ def of_decoders(made):
 def of_two_texts(made):
     def mine(x, context, w_q, w_k, w_v, mask):
         weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
-        return crossing.compute(
-            crossing.Call(x, context, weights, mask), {**crossing.RIGHT, **made}
+        return cross_attention.compute(
+            cross_attention.TwoTexts(x, context, weights, mask), {**cross_attention.RIGHT, **made}
         )
 
     return mine
@@ -127,8 +128,9 @@ def of_two_texts(made):
 
 def of_layers(made):
     def mine(x, context, parameters, mask):
-        return layering.compute(
-            layering.Call(x, context, parameters, mask), {**layering.RIGHT, **made}
+        return decoder_block.compute(
+            decoder_block.BlockOfTwoTexts(x, context, parameters, mask),
+            {**decoder_block.RIGHT, **made},
         )
 
     return mine
@@ -145,8 +147,8 @@ def of_writing(made):
             if not some:
                 return []
             arrays = {"x": np.concatenate(some), "context": context, **first}
-            run = writing.Writing(arrays, tuple(map(len, some)), later=parameters)
-            return writing.compute(run, {**writing.RIGHT, **made})
+            run = writing_step.Writing(arrays, tuple(map(len, some)), later=parameters)
+            return writing_step.compute(run, {**writing_step.RIGHT, **made})
 
         return rows(pieces)[len(rows(before)) :], (pieces, first)
 
@@ -187,9 +189,9 @@ KNOWN = {
         kv_cache.EXCHANGED,
     ),
     ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, decoding.LAST_POSITION),
-    ("cross-attention", of_two_texts, "qkv"): (*crosses.KNOWN, *crosses.BATCHES),
-    ("decoder-block", of_layers, "qkv"): (*layers.KNOWN, layers.ON_BATCH),
-    ("writing-step", of_writing, "qkv"): (*written.KNOWN, *written.RECOMPUTED),
+    ("cross-attention", of_two_texts, "qkv"): (*cross_attention.KNOWN, *cross_attention.BATCHES),
+    ("decoder-block", of_layers, "qkv"): (*decoder_block.KNOWN, decoder_block.ON_BATCH),
+    ("writing-step", of_writing, "qkv"): (*writing_step.KNOWN, *writing_step.RECOMPUTED),
 }
 
 

@@ -2,8 +2,9 @@
 
 from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv.marking.tasks.block import BLOCK
-from qkv.marking.tasks.cross import CROSS_ATTENTION, DECODER_BLOCK, WRITING_STEP
+from qkv.marking.tasks.cross_attention import CROSS_ATTENTION
 from qkv.marking.tasks.decoder import DECODER
+from qkv.marking.tasks.decoder_block import DECODER_BLOCK
 from qkv.marking.tasks.exercises import (
     CLOSENESS,
     GRADIENTS,
@@ -29,6 +30,7 @@ from qkv.marking.tasks.stories import (
 )
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.values import ADJECTIVES, CALM_QUERY, PROJECTIONS
+from qkv.marking.tasks.writing_step import WRITING_STEP
 
 _IN_ORDER = (
     RECURRENCE_TABLE,

@@ -1,0 +1,226 @@
+"""The task `cross-attention`: queries of one text, keys and values of another.
+
+Source: Vaswani et al. 2017, Attention Is All You Need, section 3.2.3 (encoder-decoder attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.draws import generator, per_seed
+from qkv.marking.engine import Group, mark_in_steps
+from qkv.marking.findings import Finding, of_mistake
+from qkv.marking.functions import options_of
+from qkv.marking.mistake import Steps, mended
+from qkv.marking.outcome import Outcome, name_of
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.inputs import Case
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import compute as attention
+from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES
+from qkv.marking.tasks.mistakes.formula import LARGE, ONE_TEXT, core
+from qkv.marking.tasks.mistakes.masks import HIDING, MASK
+from qkv.marking.tasks.mistakes.masks import TEXTS as TEXTS_OF_A_BATCH
+from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
+
+_TEXTS = Texts(__name__)
+
+# the computation, step by step
+
+
+@dataclass(frozen=True)
+class TwoTexts:
+    """One call: x (..., L, D), context (..., S, D), parameters, and a mask of keys (..., S)."""
+
+    x: Array
+    context: Array
+    parameters: Mapping[str, Array]
+    mask: Array
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make this call by hand."""
+        return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
+
+
+def attend(
+    texts: tuple[Array, Array, Array],
+    weights: Mapping[str, Array],
+    steps: Steps,
+    visible: Array | None = None,
+    causal: bool = False,
+    output: Array | None = None,
+) -> Array:
+    """Return attention with the queries, the keys and the values of a text each, (..., L, dv).
+
+    Args:
+        texts: the word vectors that become queries, keys and values.
+        weights: w_q, w_k and w_v.
+        steps: how it is computed.
+        visible: where a query sees a key, (..., L, S).
+        causal: whether each word sees those before it alone.
+        output: w_o, where there is one.
+    """
+
+    def project(_: Array, *matrices: Array) -> list[Array]:
+        each = (steps["project"](text, *matrices) for text in texts)
+        return [projected[n] for n, projected in enumerate(each)]
+
+    case = Case({"x": texts[0], **weights}, mask=visible, causal=causal, output=output)
+    return attention(case, {**steps, "project": project})
+
+
+def compute(case: TwoTexts, steps: Steps) -> Array:
+    """Return what each word of x takes from the context, (..., L, dv)."""
+    texts = steps["texts"](case.x, case.context)
+    return attend(texts, case.parameters, steps, steps["keys"](case.mask))
+
+
+def of_keys(mask: Array) -> Array:
+    """Return a mask of keys (..., S) as one that holds for each query, (..., 1, S)."""
+    return mask[..., None, :]
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **ATTENTION,
+        "texts": lambda x, context: (x, context, context),
+        "keys": of_keys,
+        "blank": same,  # no case masks every key of a query
+    }
+)
+
+# the mistakes
+
+TEXTS = _TEXTS.mistakes(
+    {
+        "cross-keys-from-x": [lambda x, context: (x, x, context)],
+        "cross-values-from-x": [lambda x, context: (x, context, x)],
+        "cross-self": [lambda x, context: (x, x, x)],
+        "cross-queries-from-context": [lambda x, context: (context, context, context)],
+        "cross-texts-exchanged": [lambda x, context: (context, x, x)],
+    },
+    step="texts",
+)
+CAUSAL = _TEXTS.mistakes(
+    {
+        "cross-causal": [
+            lambda i, j: j <= i,
+            lambda i, j: j <= i + j.max() - i.max(),  # counted from the end
+        ]
+    },
+    step="not_causal",
+)
+_INVERTED, _IGNORED = MASK[:2]
+_LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
+INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))  # of nothing to see no nan
+BATCHES = (
+    _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
+    *TEXTS_OF_A_BATCH,
+    *ATTENTION_BATCHES,
+)
+
+# of one attention; where there are two, exchanged roles are not sought beside a second mistake
+_ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
+CORE = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always")
+CORE_OF_TWO = tuple(replace(one, alone=one.alone or one.key in _ROLES) for one in CORE)
+KNOWN = (
+    *TEXTS,
+    *CAUSAL,
+    *mended(
+        "scores = np.where(mask[..., None, :], scores, -np.inf)  # (..., L, S)",
+        INVERTED,
+        _IGNORED,
+        *HIDING,
+    ),
+    _TEXTS.mistake("cross-mask-on-queries", {"keys": lambda mask: mask[..., :, None]}),
+    *CORE,
+)
+
+# a decoder's two attentions read each other's projections, or both the same ones
+EXCHANGED: tuple[Callable[..., Any], ...] = (
+    lambda own, cross: (cross, own),
+    lambda own, cross: (own, own),
+    lambda own, cross: (cross, cross),
+)
+
+# the tests
+
+
+def masks_of(*words: str) -> Array:
+    """Return a mask (S,), or (B, S) of several texts, from a digit for each word: 1 is visible."""
+    masks = np.array([[digit == "1" for digit in text] for text in words])
+    return masks if len(words) > 1 else masks[0]
+
+
+def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
+    """Draw multiples of 1/2 between -2 and 2, of sizes L, D, d, dv; masks as of `masks_of`."""
+    rng, mask = generator(seed), masks_of(*masks)
+    words, width, d, dv = sizes
+    shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}
+    shapes |= {"w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
+    arrays = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
+    return TwoTexts(arrays.pop("x"), arrays.pop("context"), arrays, mask)
+
+
+@per_seed
+def one_text() -> list[TwoTexts]:
+    """Draw single texts, smallest first; a mask never hides the first word."""
+    return [
+        _drawn(600, (2, 2, 2, 2), "11"),
+        _drawn(601, (3, 3, 4, 4), "111"),
+        _drawn(602, (2, 2, 2, 2), "10"),
+        _drawn(603, (3, 3, 2, 2), "101"),
+        _drawn(604, (2, 4, 3, 3), "1101"),
+        _drawn(605, (4, 4, 5, 2), "110"),
+        _drawn(606, (3, 5, 4, 5), "10110"),
+    ]
+
+
+@per_seed
+def _others() -> tuple[Group, ...]:
+    two = _drawn(610, (2, 4, 3, 3), "110", "101")
+    three = _drawn(611, (3, 4, 4, 2), "1100", "1111", "1010")
+    four = _drawn(612, (3, 3, 2, 4), "11000", "10011", "11110", "10101")
+    x, context, one = np.array([[1.0], [-1]]), np.array([[1.0], [0]]), np.array([[1.0]])
+    large = TwoTexts(x, context, {"w_q": 1000 * one, "w_k": one, "w_v": one}, masks_of("11"))
+    return (
+        Group("batches", [two, three, four], BATCHES, one_text_only),
+        Group("scores of 1000", [large], LARGE),
+    )
+
+
+def one_text_only(wrong: Outcome) -> Finding | None:
+    """Describe a function that fails for a batch in a way that is not known."""
+    return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark cross-attention."""
+    options_of(function, ("x", "context", "w_q", "w_k", "w_v", "mask"), {})
+    return mark_in_steps(
+        "cross-attention",
+        name_of(function),
+        lambda case: function(case.x, case.context, *case.parameters.values(), case.mask),
+        compute,
+        RIGHT,
+        [Group("two texts, padding of the context", one_text(), KNOWN), *_others()],
+        returns="return weights @ v  # (..., L, dv)",
+    )
+
+
+CROSS_ATTENTION = Task(
+    name="cross-attention",
+    looks_for=("cross_attention",),
+    signature="cross_attention(x, context, w_q, w_k, w_v, mask) -> (L, dv), also of batches",
+    asks="what the words x (L, D) take from the words context (S, D): queries of x, keys and values"
+    " of context, where mask (S,) is True; also of batches (B, L, D), (B, S, D), (B, S)",
+    mark=_mark,
+)

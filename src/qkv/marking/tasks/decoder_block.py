@@ -1,0 +1,375 @@
+"""The task `decoder-block`: self-attention, cross-attention and an MLP, each with a norm before it.
+
+Sources: Vaswani et al. 2017 (three parts a block), Xiong et al. 2020 (the norm before each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, permutations
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking import findings
+from qkv.marking.draws import generator, per_seed
+from qkv.marking.engine import Group, Marking
+from qkv.marking.findings import Finding
+from qkv.marking.functions import options_of
+from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.outcome import Outcome, close, first_wrong, name_of, outcome
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.block.marker import style_of
+from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS
+from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
+from qkv.marking.tasks.block.steps import RIGHT as BLOCK
+from qkv.marking.tasks.block.steps import layer_norm
+from qkv.marking.tasks.cross_attention import (
+    CORE_OF_TWO,
+    EXCHANGED,
+    INVERTED,
+    TwoTexts,
+    attend,
+    masks_of,
+    of_keys,
+    one_text_only,
+)
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
+from qkv.marking.tasks.mistakes.masks import HIDING
+from qkv.marking.tasks.mistakes.masks import TEXTS as MASKS_OF_A_BATCH
+from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.wiring import Part, pre_norm, some_parts, wire
+
+_TEXTS = Texts(__name__)
+
+# the computation, step by step
+
+
+class BlockOfTwoTexts(TwoTexts):
+    """One call: x (..., T, D), context (..., S, D), named parameters, a mask of the context."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make this call by hand."""
+        named = {f'parameters["{name}"]': a for name, a in self.parameters.items()}
+        return {"x": self.x, "context": self.context, **named, "mask": self.mask}
+
+
+def compute(case: TwoTexts, steps: Steps) -> Array:
+    """Return the word vectors after the block, (..., T, D)."""
+    p, visible = case.parameters, of_keys(case.mask)
+
+    def norm(number: int) -> Part:
+        scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
+        return lambda x: steps["affine"](steps["normalize"](x), scale, shift)
+
+    norms = [norm(number) for number in steps["norms"]((1, 2, 3))]
+    own, other = steps["projections"]("self", "cross")
+
+    def attention(name: str, texts: tuple[Array, Array, Array], mask: Any, causal: bool) -> Array:
+        weights = {f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}
+        return attend(texts, weights, steps, mask, causal, p[f"{name}_o"])
+
+    def self_attention(x: Array) -> Array:
+        texts = steps["own"](x, case.context)
+        return attention(own, texts, steps["own_mask"](visible), steps["own_causal"]())
+
+    def cross_attention(x: Array) -> Array:
+        texts = steps["texts"](x, steps["context"](case.context, norms[1]))
+        return attention(other, texts, steps["other_mask"](visible), steps["other_causal"]())
+
+    def mlp(x: Array) -> Array:
+        out: Array = steps["mlp"](x, p, steps["activation"])
+        return out
+
+    out: Array = steps["wire"](case.x, (self_attention, cross_attention, mlp), norms)
+    return out
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **BLOCK,
+        "norms": same,
+        "projections": lambda own, cross: (own, cross),
+        "own": lambda x, context: (x, x, x),
+        "own_mask": lambda visible: None,
+        "own_causal": lambda: True,
+        "texts": lambda x, context: (x, context, context),
+        "context": same,
+        "other_mask": same,
+        "other_causal": lambda: False,
+        "blank": same,  # no case masks every key of a query
+    }
+)
+
+# the mistakes
+
+_SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), size)]
+
+
+def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
+    """Wire some of the three parts in another way, for each choice of parts."""
+    return [some_parts(numbers, other) for numbers in _SUBSETS]
+
+
+def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
+    """Put the parts into another order, each with its own norm or with the norm of its position."""
+    return wire(
+        lambda x, parts, norms: pre_norm(
+            x, [parts[n] for n in order], [norms[n] for n in order] if norms_too else norms
+        )
+    )
+
+
+def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
+    """Let self-attention and cross-attention read the same x."""
+    own, other, mlp = parts
+    x = x + own(norms[0](x)) + other(norms[1](x))
+    return x + mlp(norms[2](x))
+
+
+def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
+    """Add the last part to the x from before cross-attention."""
+    own, other, mlp = parts
+    x = x + own(norms[0](x))
+    return x + mlp(norms[2](x + other(norms[1](x))))
+
+
+WIRING = (
+    _TEXTS.mistake(
+        "decoder-block-order",
+        *(
+            _ordered(order, norms_too)
+            for order in [*permutations(range(3))][1:]
+            for norms_too in (True, False)
+        ),
+    ),
+    *(
+        _TEXTS.mistake(
+            "part-missing", some_parts((number,), lambda x, part, norm: x), short=short, part=part
+        )
+        for number, (short, part) in enumerate(
+            [("self", "self-attention"), ("cross", "cross-attention"), ("mlp", "the MLP")]
+        )
+    ),
+    *_TEXTS.mistakes(
+        {
+            "decoder-block-no-residual": _some(lambda x, part, norm: part(norm(x))),
+            "decoder-block-normed-stream": _some(lambda x, part, norm: norm(x) + part(norm(x))),
+            "decoder-block-no-norm": _some(lambda x, part, norm: x + part(x)),
+            "decoder-block-post-norm": _some(lambda x, part, norm: norm(x + part(x)))[-1:],
+            "decoder-block-norm-of-part": _some(lambda x, part, norm: x + norm(part(x)))[-1:],
+            "decoder-block-parallel": [_parallel],
+            "decoder-block-from-start": [_from_start],
+            "decoder-block-norm-shared": [
+                {"norms": lambda numbers, used=used: [*map(int, str(used))]}
+                for used in (113, 122, 121, 223, 323, 133, 111, 112, 213, 132, 321)
+            ],
+        },
+        step="wire",
+    ),
+)
+
+TEXTS = _TEXTS.mistakes(
+    {
+        "cross-keys-from-x": [lambda x, context: (x, x, context)],
+        "cross-values-from-x": [lambda x, context: (x, context, x)],
+        "cross-self": [
+            {"texts": RIGHT["own"], "other_mask": RIGHT["own_mask"]},
+            RIGHT["own"],
+            {
+                "texts": RIGHT["own"],
+                "other_mask": RIGHT["own_mask"],
+                "other_causal": RIGHT["own_causal"],
+            },
+        ],
+        "decoder-block-context-normed": [{"context": lambda context, norm: norm(context)}],
+        "self-reads-context": [
+            {"own": RIGHT["texts"]},
+            {"own": RIGHT["texts"], "own_causal": RIGHT["other_causal"]},
+            {
+                "own": RIGHT["texts"],
+                "own_causal": RIGHT["other_causal"],
+                "own_mask": RIGHT["other_mask"],
+            },
+        ],
+        "decoder-block-projections": [{"projections": way} for way in EXCHANGED],
+    },
+    step="texts",
+)
+
+VISIBLE = (
+    *_TEXTS.mistakes(
+        {
+            "self-not-causal": [{"own_causal": lambda: False}],
+            "cross-causal": [{"other_causal": lambda: True}],
+            "cross-padding-seen": [{"other_mask": lambda visible: None}],
+            "self-masked-as-context": [
+                {"own_mask": same},
+                {"own_mask": same, "own_causal": lambda: False},
+                {"own_mask": same, "other_mask": lambda visible: None},
+            ],
+        }
+    ),
+    INVERTED,
+    *HIDING,
+    _TEXTS.mistake(
+        "cross-mask-on-queries", {"other_mask": lambda visible: visible[..., 0, :, None]}
+    ),
+)
+ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: visible[..., 0, :]})
+
+
+def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Select the mistakes that do not name a block of two parts."""
+    for one in known:
+        wires = any("wire" in variant for variant in one.variants)
+        if not wires and not one.key.startswith("block-"):
+            yield one
+
+
+KNOWN = (
+    *WIRING,
+    *TEXTS,
+    *VISIBLE,
+    _TEXTS.mistake("decoder-block-no-output-projection", {"output": same}),
+    *_of_three((*NORMS, *MLPS)),
+    *CORE_OF_TWO,
+    *_of_three(BLOCK_SLIPS),
+)
+
+# the tests
+
+_WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: layer_norm(x, eps=0.0)}
+
+
+def _drawn(
+    seed: int | np.random.Generator, words: int, width: int, wide: int, *masks: str
+) -> BlockOfTwoTexts:
+    """Draw parameters in multiples of 1/2, and words for which no eps of a norm counts.
+
+    Args:
+        seed: of the numbers.
+        words: how many x has, of each text.
+        width: of a word vector.
+        wide: the numbers inside the MLP.
+        masks: as of `masks_of`.
+    """
+    rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
+    mask = masks_of(*masks)
+    shapes = {
+        **{f"norm{n}_{part}": (width,) for n in (1, 2, 3) for part in ("scale", "shift")},
+        **{f"{name}_{role}": (width, width) for name in ("self", "cross") for role in "qkvo"},
+        "w_in": (width, wide),
+        "b_in": (wide,),
+        "w_out": (wide, width),
+        "b_out": (width,),
+    }
+
+    def vectors(*shape: int) -> Array:
+        count = int(np.prod(shape))
+        rows = [rng.permutation(np.arange(-18.0, 19, 6))[:width] for _ in range(count)]
+        return np.array(rows).reshape(*shape, width)
+
+    while True:
+        parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
+        context = vectors(*mask.shape) / 4  # or one key would take all the weight
+        case = BlockOfTwoTexts(vectors(*mask.shape[:-1], words), context, parameters, mask)
+        with np.errstate(all="ignore"):
+            if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):
+                return case
+
+
+@per_seed
+def one_text() -> list[BlockOfTwoTexts]:
+    """Draw single texts, smallest first; a mask never hides the first word."""
+    return [
+        _drawn(701, 1, 2, 2, "1"),
+        _drawn(721, 2, 2, 3, "11"),
+        _drawn(702, 2, 2, 3, "10"),
+        _drawn(704, 3, 4, 2, "1101"),
+        _drawn(705, 4, 5, 3, "101"),
+        _drawn(706, 3, 4, 6, "110"),
+    ]
+
+
+@per_seed
+def _others() -> tuple[Group, ...]:
+    batches = (*BATCHES, ON_BATCH, *MASKS_OF_A_BATCH)
+    two, three = _drawn(711, 2, 4, 3, "110", "101"), _drawn(712, 3, 4, 2, "1100", "1111", "1010")
+    empty, large = _drawn(np.random.default_rng(8), 2, 2, 2, "10"), _drawn(728, 2, 2, 2, "11")
+    empty.x[0] = 0
+    ones = {"self_q": 1000 * np.eye(2), "self_k": np.eye(2)}
+    return (
+        Group("batches", [two, three], batches, one_text_only),
+        Group("a word of zeros", [empty], EMPTY),
+        Group("scores of 1000", [_changed(large, ones)], LARGE),
+    )
+
+
+def _changed(case: TwoTexts, parameters: Mapping[str, Array]) -> BlockOfTwoTexts:
+    """Return a case with other values of some parameters."""
+    return BlockOfTwoTexts(case.x, case.context, {**case.parameters, **parameters}, case.mask)
+
+
+class _BlockMarking(Marking):
+    """A decoder's block on its way through the tests."""
+
+    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+        """Find the part with the mistake, by parameters that are zero."""
+        case = first_wrong(runs).case
+        hints = []
+        for part, names in (
+            ("self-attention", ["self_o"]),
+            ("cross-attention", ["cross_o"]),
+            ("the MLP", ["w_out", "b_out"]),
+        ):
+            zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
+            if self.call(_changed(case, zeros)).is_right:
+                hints.append(f"right where {' and '.join(names)} are zeros: look into {part}")
+        return findings.unexplained(runs, what, self.returns, hints)
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a decoder's block."""
+    options_of(function, ("x", "context", "parameters", "mask"), {})
+
+    def call(case: TwoTexts) -> Any:
+        return function(case.x, case.context, case.parameters, case.mask)
+
+    runs = [outcome(case, call, compute(case, RIGHT)) for case in one_text()]
+    steps, said = style_of(runs, RIGHT, KNOWN, compute)
+    right = {**RIGHT, **steps}
+    m = _BlockMarking(
+        "decoder-block",
+        name_of(function),
+        lambda case: outcome(case, call, compute(case, right)),
+        compute,
+        right,
+        returns="return x  # (..., T, D)",
+    )
+    m.limits += said
+    m.first_call(one_text()[0])
+    if m.wrong:
+        return m.result()
+    parts = Group("three parts, residuals, norms, padding of the context", one_text(), KNOWN)
+    for group in (parts, *_others()):
+        m.test(group)
+    return m.result()
+
+
+DECODER_BLOCK = Task(
+    name="decoder-block",
+    looks_for=("decoder_block",),
+    signature="decoder_block(x, context, parameters, mask) -> (T, D), also of batches",
+    asks="x = x + causal self-attention(norm1(x)), then x = x + cross-attention(norm2(x), context),"
+    " where mask (S,) is True, then x = x + mlp(norm3(x)), with LayerNorm or RMSNorm, GELU and one"
+    " head; parameters has norm1_scale, norm1_shift, self_q, self_k, self_v, self_o, norm2_scale,"
+    " norm2_shift, cross_q, cross_k, cross_v, cross_o, norm3_scale, norm3_shift, w_in, b_in, w_out,"
+    " b_out; also of batches (B, T, D), (B, S, D), (B, S)",
+    mark=_mark,
+    everyday=("decoder_block",),
+)

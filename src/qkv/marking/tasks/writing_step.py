@@ -1,0 +1,258 @@
+"""The task `writing-step`: a decoder whose own keys and values grow, and those of a context do not.
+
+Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an encoder).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking.draws import generator, per_seed
+from qkv.marking.functions import options_of
+from qkv.marking.mistake import Steps
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks import kv_cache
+from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
+from qkv.marking.tasks.kv_cache import Kept, advance, attend
+from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
+from qkv.marking.tasks.stepping import Run, StepMarking
+from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.wiring import NO_RESIDUAL, pre_norm
+
+_TEXTS = Texts(__name__)
+NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
+
+# the computation, step by step
+
+
+class Writing(Run):
+    """A text that is handed over in parts, beside a context (S, D) that is there as a whole."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make these calls by hand."""
+        named = ((*name.partition(" "), a) for name, a in super().shown().items())
+        return {
+            f'parameters["{name}"]{space}{rest}' if name in NAMES else f"{name}{space}{rest}": a
+            for name, space, rest, a in named
+        }
+
+
+def compute(case: Run, steps: Steps) -> Array:
+    """Return the outputs of all calls below each other, (T, D)."""
+    context, width = case.arrays["context"], case.arrays["x"].shape[1]
+    own = cross = Kept(*np.zeros((2, 0, width)))
+    words = case.arrays["x"][:0]  # those that self-attention was given so far
+    outs: list[Array] = []
+    for x in case.pieces():
+        p = (case.later or case.arrays) if outs else case.arrays
+        first, second = steps["projections"]("self", "cross")
+        mine = tuple(p[f"{first}_{role}"] for role in "qkv")
+        theirs = tuple(p[f"{second}_{role}"] for role in "qkv")
+
+        def self_attention(x: Array, w: tuple[Array, ...] = mine) -> Array:
+            nonlocal own, words
+            own = Kept(*steps["recalls"](own, words, w[1], w[2]))
+            words = np.concatenate([words, x])
+            out, own = advance(x, (w[0], w[1], w[2]), own, steps)
+            return out
+
+        def cross_attention(x: Array, w: tuple[Array, ...] = theirs, before: Array = x) -> Array:
+            nonlocal cross
+            new = steps["words"](x, before)
+            made = Kept(context @ w[1], context @ w[2]), Kept(new @ w[1], new @ w[2])
+            source = steps["source"](cross, *made)
+            cross = steps["stored"](source)
+            read = steps["read"](source, own)
+            i, j = np.arange(len(x))[:, None], np.arange(len(read.key))
+            sees = steps["source_sees"](i, j, len(words) - len(x))
+            out = attend(x @ w[0], read.key, read.value, sees, x.shape[1], steps)
+            return out if steps["reads_context"](len(outs)) else np.zeros_like(out)
+
+        outs.append(steps["wire"](x, (self_attention, cross_attention), (same, same)))
+    return np.concatenate(outs)
+
+
+def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
+    """Return keys and values of the context as an earlier call made them, or else as made now."""
+    return kept if len(kept.key) else context
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **kv_cache.RIGHT,
+        "projections": lambda own, cross: (own, cross),
+        "words": same,  # after self-attention; a mistake makes keys of them
+        "source": _once,
+        "stored": same,
+        "read": lambda source, own: source,
+        "source_sees": lambda i, j, before: j >= 0,
+        "reads_context": lambda calls: True,
+        "wire": pre_norm,
+    }
+)
+
+# the mistakes
+
+WIRING = _TEXTS.mistakes(
+    {
+        "writing-order": [
+            lambda x, parts, norms: pre_norm(x, parts[::-1], norms),
+            lambda x, parts, norms: x + parts[0](x) + parts[1](x),
+        ],
+        "writing-no-residual": NO_RESIDUAL,
+        "writing-context-at-first": [{"reads_context": lambda calls: not calls}],
+        "writing-self-alone": [lambda x, parts, norms: x + parts[0](x)],
+    },
+    step="wire",
+)
+
+
+def _joined(one: Kept, other: Kept) -> Kept:
+    return Kept(np.concatenate([one.key, other.key]), np.concatenate([one.value, other.value]))
+
+
+def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
+    """Put keys and values of the new words behind those of the context."""
+    return _joined(_once(kept, context, words), words)
+
+
+def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
+    """Make keys or values of the words written, after self-attention or before it."""
+    befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
+    return [{"source": source, **before} for source in sources for before in befores]
+
+
+SOURCE = _TEXTS.mistakes(
+    {
+        "cross-cache-grows": _of_words(
+            _with_words,
+            lambda kept, context, words: (_with_words if len(kept.key) else _once)(
+                kept, context, words
+            ),
+        ),
+        "cross-self": _of_words(
+            lambda kept, context, words: words, lambda kept, context, words: _joined(kept, words)
+        ),
+        "cross-keys-from-x": _of_words(lambda kept, context, words: Kept(words.key, context.value)),
+        "cross-values-from-x": _of_words(
+            lambda kept, context, words: Kept(context.key, words.value)
+        ),
+        "cross-cache-exchanged": [{"stored": lambda source: Kept(source.value, source.key)}],
+        "cross-reads-own-cache": [{"read": lambda source, own: own}],
+    }
+)
+# projections that are others in a later call show these: what was kept is of the earlier ones
+RECOMPUTED = _TEXTS.mistakes(
+    {
+        "cross-recomputed": [
+            lambda kept, context, words: context,
+            lambda kept, context, words: Kept(context.key, _once(kept, context, words).value),
+            lambda kept, context, words: Kept(_once(kept, context, words).key, context.value),
+        ],
+        "cross-appended": [lambda kept, context, words: _joined(kept, context)],
+    },
+    step="source",
+)
+KNOWN = (
+    *kv_cache.CACHING,
+    *kv_cache.MASKING,
+    *WIRING,
+    *SOURCE,
+    *_TEXTS.mistakes(
+        {
+            "cross-causal": [lambda i, j, before: j <= before + i, lambda i, j, before: j <= i],
+            "writing-projections": [{"projections": way} for way in EXCHANGED],
+        },
+        step="source_sees",
+    ),
+    *CORE_OF_TWO,
+    *OF_CAUSAL,
+    kv_cache.EXCHANGED,
+)
+
+# the tests
+
+
+def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
+    """Draw multiples of 1/2 between -2 and 2, for a context of so many words."""
+    rng = generator(seed)
+    shapes = {"x": (sum(parts), width), "context": (source, width)}
+    shapes |= dict.fromkeys(NAMES, (width, width))
+    return Writing({name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, parts)
+
+
+@per_seed
+def word_by_word() -> list[Run]:
+    """Draw texts with one word in each call, smallest first."""
+    return [_drawn(801, (1, 1), 2, 2), _drawn(802, (1, 1), 3, 2), _drawn(803, (1, 1, 1), 4, 3)]
+
+
+@per_seed
+def several() -> list[Run]:
+    """Draw texts with several words in a call."""
+    return [
+        _drawn(811, (2,), 2, 2),
+        _drawn(816, (3,), 3, 3),
+        _drawn(817, (3, 1), 4, 4),
+        _drawn(812, (2, 1), 4, 3),
+        _drawn(813, (1, 2), 3, 3),
+        _drawn(814, (2, 2), 4, 2),
+        _drawn(815, (1, 3, 2), 5, 4),
+    ]
+
+
+def _call(step: Callable[..., Any], case: Run, x: Array, cache: Any) -> Any:
+    """Call a step with these words and this cache."""
+    parameters = {name: case.arrays[name] for name in NAMES}
+    return step(x, case.arrays["context"], cache, parameters)
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a step of writing."""
+    options_of(function, ("x", "context", "cache", "parameters"), {})
+    smallest = word_by_word()[0]
+    m = StepMarking(
+        "writing-step",
+        function,
+        _call,
+        compute,
+        RIGHT,
+        returns="return out, (k, v, source)  # self keys and values so far, those of the context",
+        smallest=smallest,
+    )
+    m.first_calls()
+    if m.wrong:
+        return m.result()
+    known = (kv_cache.NOT_FILLED, *KNOWN) if m.gives_none else KNOWN
+    m.test_in_parts(word_by_word(), several(), known)
+    others = [_with_other_projections(case) for case in (smallest, several()[-1])]
+    m.last_calls(others, [kv_cache.RECOMPUTED, *RECOMPUTED])
+    return m.result()
+
+
+def _with_other_projections(case: Run) -> Run:
+    """Return the same text, with other projections to keys and values from the second call on."""
+    w = case.arrays
+    changed = {"self_k": w["self_k"] + 1, "self_v": w["self_v"] - 2}
+    changed |= {"cross_k": 1 - w["cross_k"], "cross_v": 2 - w["cross_v"]}
+    return replace(case, later={name: w[name] for name in NAMES} | changed)
+
+
+WRITING_STEP = Task(
+    name="writing-step",
+    looks_for=("decoder_step", "writing_step"),
+    signature="decoder_step(x, context, cache, parameters) -> (out, cache)",
+    asks="x = x + causal self-attention(x), then out = x + cross-attention(x, context), of the n"
+    " new words x (n, D), given what earlier calls kept (None at first); parameters has self_q,"
+    " self_k, self_v, cross_q, cross_k, cross_v, each (D, D); those of self-attention project the"
+    " new words alone, cross_k and cross_v the context (S, D) once",
+    mark=_mark,
+)
