@@ -14,7 +14,7 @@ from qkv.marking.draws import per_seed
 from qkv.marking.engine import Group, mark_in_steps, nothing_known
 from qkv.marking.findings import Finding
 from qkv.marking.functions import options_of
-from qkv.marking.mistake import Mistake, Steps, mistake
+from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.task import Task
@@ -31,20 +31,6 @@ class Call:
     def shown(self) -> dict[str, Any]:
         """The arguments."""
         return dict(self.arguments)
-
-
-def slip(
-    key: str,
-    says: str,
-    shows: str,
-    *wrong: Callable[..., Any],
-    remedy: str,
-    nudge: str,
-    where: str = "",
-) -> Mistake:
-    """A mistake, as the functions that make it in one way or another."""
-    variants = [{DO: one} for one in wrong]
-    return mistake(key, says, shows, *variants, remedy=remedy, nudge=nudge, where=where)
 
 
 def exercise(

@@ -10,28 +10,21 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.engine import mark_values
 from qkv.marking.functions import is_stub
-from qkv.marking.mistake import Mistake, mistake
+from qkv.marking.mistake import Mistake
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.exercise import exercise, slip
-from qkv.marking.tasks.stories.grammar import begins, others, returning
-from qkv.marking.tasks.stories.measured import EMPTY, Decoder, Unmeasured, decoder_of
+from qkv.marking.tasks.exercise import DO, exercise
+from qkv.marking.tasks.stories.grammar import begins, next_words, others, returning
+from qkv.marking.tasks.stories.trained import EMPTY, Decoder, Unmeasured, decoder_of
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
+_TEXTS = Texts(__name__)
 _NAME, _TRIED = "head-removed", "no head, one and two"
-_LOGITS = "logits = story_model(ids, ablate=heads).logits[0]"
-_NEXT = "p = qkv.softmax(logits)[np.arange(len(ids) - 1), ids[1:]]"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
 _WITHIN = 2e-4  # what float32 rounds off, and far less than any mistake changes
 
-NO_FUNCTION = mistake(
-    "removal-no-function",
-    "without is no function of ids and heads",
-    "it is called as without(ids, heads)",
-    remedy="def without(ids, heads): ...",
-    nudge="Print what without is.",
-    where="the line of def without",
-)
+NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
@@ -57,17 +50,17 @@ class _Removed:
             self.known[key] = self.decoder.logits(ids, asked)
         return self.known[key]
 
-    def means(self, said: Callable[[Array, Array], Array], places: Callable[..., Any]) -> Any:
+    def means(self, said: Callable[[Array, Array], Array], positions: Callable[..., Any]) -> Any:
         """A function of ids and heads: two means of what is said of each word.
 
         Args:
             said: of each place, given the logits and the ids.
-            places: of the words, those of both means.
+            positions: of the words, those of both means.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:
             each = said(self.logits(ids, heads), ids)
-            return [float(each[at].mean()) for at in places(self.words[ids.tobytes()])]
+            return [float(each[at].mean()) for at in positions(self.words[ids.tobytes()])]
 
         return of
 
@@ -81,134 +74,53 @@ class _Removed:
         return [(self.decoder.ids[number], heads) for number, heads in enumerate(some)]
 
 
-def _places(words: Sequence[str]) -> tuple[list[int], list[int]]:
+def _positions(words: Sequence[str]) -> tuple[list[int], list[int]]:
     return returning(words), others(words)
 
 
 def _next(logits: Array, ids: Array) -> Array:
-    return softmax(logits)[np.arange(len(ids) - 1), ids[1:]]
+    return next_words(softmax(logits), ids)
 
 
-def _slips(removed: _Removed, right: Callable[..., Any]) -> list[Mistake]:
+def _slips(removed: _Removed, right: Callable[..., Any]) -> tuple[Mistake, ...]:
     means = removed.means
-    places = np.arange
-
-    def swapped(ids: Array, heads: Any) -> Any:
-        return right(ids, [one[::-1] for one in heads])
 
     def kept(ids: Array, heads: Any) -> Any:
-        given = [*map(tuple, heads)]
-        return right(ids, [one for one in removed.heads if one not in given])
+        named = [*map(tuple, heads)]
+        return right(ids, [pair for pair in removed.heads if pair not in named])
 
-    return [
-        slip(
-            "removal-ignored",
-            "the heads are not removed: the numbers are the same whatever heads is",
-            "it is right for an empty list alone",
-            lambda ids, heads: right(ids, []),
-            remedy=_LOGITS,
-            nudge="Call it with an empty list and with your induction head.",
-            where="the call of story_model: does it get the heads?",
-        ),
-        slip(
-            "removal-exchanged",
-            "layer and head have changed places: a pair is (layer, head)",
-            "other heads are removed",
-            swapped,
-            remedy=_LOGITS,
-            nudge="What does (1, 0) name: head 0 of layer 1, or head 1 of layer 0?",
-            where="whatever is done to the list before the model gets it",
-        ),
-        slip(
-            "removal-kept",
-            "the heads that are named stay, and all others are removed",
-            "the numbers are far too small",
-            kept,
-            remedy=_LOGITS,
-            nudge="What should it give for an empty list?",
-            where="the list that goes to ablate",
-        ),
-        slip(
-            "removal-this-word",
-            "it is the probability of the word at each place; row i is about the word after it",
-            "the numbers are near 0",
-            means(lambda logits, ids: softmax(logits)[places(len(ids)), ids], _places),
-            remedy=_NEXT,
-            nudge="Which word does row 0 of the logits score?",
-            where="the ids that pick the columns: ids, or ids[1:]?",
-        ),
-        slip(
-            "removal-order",
-            "the two numbers have changed places: names first, then the rest",
-            "removing the head seems to change the rest",
-            lambda ids, heads: right(ids, heads)[::-1],
-            remedy=_MEANS,
-            nudge="Which of the two should fall without the induction head?",
-            where="the return statement",
-        ),
-        slip(
-            "removal-first-mentions",
-            "first names that come for the first time count too: nobody can know their last names",
-            "the first number is too small for the whole model",
-            means(
-                _next,
-                lambda words: (
-                    begins(words),
-                    others(words),
-                ),
-            ),
-            remedy=_MEANS,
-            nudge="Print returning(ids): is the first word of the story among them?",
-            where="the places of the first mean",
-        ),
-        slip(
-            "removal-all-words",
-            "the rest has names among it",
-            "the second number falls too, since names are in it",
-            means(
-                _next,
-                lambda words: (returning(words), [*range(len(words) - 1)]),
-            ),
-            means(
-                _next,
-                lambda words: (
-                    returning(words),
-                    [i for i in range(len(words) - 1) if i not in returning(words)],
-                ),
-            ),
-            remedy=_MEANS,
-            nudge="Print others(ids): how many places has it?",
-            where="the places of the second mean",
-        ),
-        slip(
-            "removal-last-names",
-            "it looks one place too far: what follows the last name, not the last name",
-            "the first number is about the deed",
-            means(_next, lambda words: ([i + 1 for i in returning(words)], others(words))),
-            remedy=_MEANS,
-            nudge="Which row of the logits scores the last name?",
-            where="the places of the first mean",
-        ),
-        slip(
-            "removal-logits",
-            "these are logits; softmax makes probabilities of them",
-            "probabilities lie between 0 and 1",
-            means(lambda logits, ids: logits[places(len(ids) - 1), ids[1:]], _places),
-            remedy=_NEXT,
-            nudge="Can a probability be above 1?",
-            where="what is done to the logits before the right words are picked",
-        ),
-        slip(
-            "removal-losses",
-            "these are losses, or logarithms; probabilities were asked for",
-            "the number rises where it should fall",
-            means(lambda logits, ids: -np.log(_next(logits, ids)), _places),
-            means(lambda logits, ids: np.log(_next(logits, ids)), _places),
-            remedy=_NEXT,
-            nudge="What should a model that is always right give?",
-            where="np.log, if it is there",
-        ),
-    ]
+    def this_word(logits: Array, ids: Array) -> Array:
+        return softmax(logits)[np.arange(len(ids)), ids]
+
+    def logits_of_next(logits: Array, ids: Array) -> Array:
+        return logits[np.arange(len(ids) - 1), ids[1:]]
+
+    def all_but_names(words: Sequence[str]) -> list[int]:
+        return [i for i in range(len(words) - 1) if i not in returning(words)]
+
+    return _TEXTS.mistakes(
+        {
+            "removal-ignored": [lambda ids, heads: right(ids, [])],
+            "removal-exchanged": [lambda ids, heads: right(ids, [pair[::-1] for pair in heads])],
+            "removal-kept": [kept],
+            "removal-this-word": [means(this_word, _positions)],
+            "removal-order": [lambda ids, heads: right(ids, heads)[::-1]],
+            "removal-first-mentions": [means(_next, lambda words: (begins(words), others(words)))],
+            "removal-all-words": [
+                means(_next, lambda words: (returning(words), [*range(len(words) - 1)])),
+                means(_next, lambda words: (returning(words), all_but_names(words))),
+            ],
+            "removal-last-names": [
+                means(_next, lambda words: ([i + 1 for i in returning(words)], others(words)))
+            ],
+            "removal-logits": [means(logits_of_next, _positions)],
+            "removal-losses": [
+                means(lambda logits, ids: -np.log(_next(logits, ids)), _positions),
+                means(lambda logits, ids: np.log(_next(logits, ids)), _positions),
+            ],
+        },
+        DO,
+    )
 
 
 def _mark(things: Any, way: str) -> CheckResult:
@@ -219,7 +131,7 @@ def _mark(things: Any, way: str) -> CheckResult:
         return _verdict(NO_FUNCTION)
     try:
         removed = _Removed(decoder_of(model))
-        right = removed.means(_next, _places)
+        right = removed.means(_next, _positions)
         right.__name__ = "without"
         asked = exercise(
             _NAME,

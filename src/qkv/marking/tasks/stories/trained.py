@@ -1,78 +1,134 @@
-"""Tasks of lesson 12 about a decoder that somebody trained: it, its induction head, its loss."""
+"""Tasks of lesson 12 about a decoder that a student trained: its loss, and its induction head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.draws import by_seed, generator
 from qkv.marking.engine import mark_values
 from qkv.marking.errors import type_name
-from qkv.marking.mistake import Mistake, mistake
-from qkv.marking.outcome import numbers
+from qkv.marking.mistake import Mistake
+from qkv.marking.outcome import RAISED, numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.stories.grammar import losses_of_counts, next_words, returning, story
-from qkv.marking.tasks.stories.measured import EMPTY, NO_MODEL, NO_WORDS, Unmeasured, decoder_of
+from qkv.marking.tasks.stories.grammar import (
+    LONGEST,
+    begins,
+    losses_of_counts,
+    next_words,
+    returning,
+    story,
+)
+from qkv.marking.tasks.stories.score import induction_score
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
-_TRAIN = "learn.train(network, objective, folder=folder, steps=600, schedule=5e-3)"
+_TEXTS = Texts(__name__)
+_STORIES = 16
 _COUNTED = 500  # stories in which the marker counts words
 _SURE = 0.6  # what a decoder that copies gives to a last name that returns; one layer gives 0.3
 _BELOW = 0.05  # so far below what counts give is below it
 _NEARLY = 0.8  # of the best head's score
 _CLEAR = 0.4  # a score below which no head copies names
+EMPTY, _NO_MODEL, _NO_WORDS = map(
+    _TEXTS.mistake, ("not-filled-in", "story-model-other", "story-model-vocabulary")
+)
 
-_AHEAD = mistake(
-    "story-model-looks-ahead",
-    "words that come later change what it says: it is no decoder",
-    "whoever sees the next word need not guess it",
-    remedy='config = {"model_type": "qkv-attention-only", ...}  # causal',
-    nudge="Change the last word of a story: do the logits before it change?",
-    where="the model_type in the config",
-)
-_ITSELF = mistake(
-    "story-model-names-itself",
-    "it names the word that it has just read, not the next one",
-    "the targets of its training were not moved by one place",
-    remedy="objective = learn.Causal(learn.Sequences(texts), tokens_per_step=2048)",
-    nudge="What does it say is likeliest after Ash?",
-    where="the objective: which target belongs to which word?",
-)
-_BY_HEART = mistake(
-    "story-model-by-heart",
-    "in stories that it has not read it is worse than guessing: it knows a few by heart",
-    "its loss in new stories is above that of equal probabilities for all words",
-    remedy="texts = [tokenizer.tokenize(story(seed)).ids for seed in range(2000)]",
-    nudge="How many stories were there to learn from?",
-    where="the texts that it was trained on",
-)
-_UNTRAINED = mistake(
-    "story-model-untrained",
-    "it knows nothing of the stories yet: counting how frequent each word is does as well",
-    "its loss in new stories is not below that of word frequencies",
-    remedy=_TRAIN,
-    nudge="What was the loss that the training printed?",
-    where="the number of steps and the learning rate; was the trained network taken?",
-)
-_PAIRS = mistake(
-    "story-model-pairs",
-    "it knows which word follows which, and no more",
-    "its loss in new stories is not below that of counting pairs of words",
-    remedy=_TRAIN,
-    nudge="What is the loss where a name returns, and what is it elsewhere?",
-    where="the number of steps, and the stories: do names return in them?",
-)
-_NO_COPY = mistake(
-    "story-model-no-copy",
-    "it does not copy: the last name of somebody who returns gets too little probability",
-    f"it should get more than {_SURE} on average, in new stories",
-    remedy=f'config |= {{"num_hidden_layers": 2}}; {_TRAIN}',
-    nudge="Are there two layers? What was the loss in the end?",
-    where="the number of layers, steps and the learning rate",
-)
+
+class Unmeasured(Exception):
+    """The decoder cannot be measured.
+
+    Args:
+        why: the mistake that shows.
+    """
+
+    def __init__(self, why: Mistake) -> None:
+        super().__init__(why.says)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Somebody's decoder, and stories that the marker drew.
+
+    Attributes:
+        model: it.
+        stories: their texts.
+        ids: the ids of each.
+    """
+
+    model: Any
+    stories: Sequence[str]
+    ids: Sequence[Array]
+
+    def logits(self, ids: Array, ablate: Any = ()) -> Array:
+        """What each place gives to all next words, (T, V), without some heads."""
+        options = {"ablate": [*ablate]} if len(ablate) else {}
+        try:
+            given = np.asarray(self.model(ids, **options).logits, float)
+            return given.reshape(len(ids), -1)
+        except RAISED as error:
+            raise Unmeasured(_NO_MODEL) from error
+
+    def probabilities(self, number: int) -> Array:
+        """Of each place of a story, those of all next words, (T, V)."""
+        return softmax(self.logits(self.ids[number]))
+
+    def patterns(self, number: int) -> Array:
+        """The weights of all heads in a story, (layers, heads, T, T)."""
+        try:
+            trace = self.model.trace(self.ids[number], names=["pattern"])
+            return np.concatenate([np.asarray(one, float) for one in trace.attentions])
+        except RAISED as error:
+            raise Unmeasured(_NO_MODEL) from error
+
+    def scores(self) -> tuple[Array, Array]:
+        """The induction score and the previous-token score of each head, (layers, heads)."""
+        induction, previous = [], []
+        for number, ids in enumerate(self.ids):
+            weights = self.patterns(number)
+            words = self.words(number)
+            names = {int(ids[i]) for i in begins(words)}
+            flat = weights.reshape(-1, *weights.shape[2:])
+            found = [induction_score(one, ids.tolist(), names) for one in flat]
+            induction.append(np.reshape(found, weights.shape[:2]))
+            previous.append(weights.diagonal(-1, 2, 3).mean(axis=-1))
+        return np.mean(induction, axis=0), np.mean(previous, axis=0)
+
+    def words(self, number: int) -> list[str]:
+        """The words of a story."""
+        return self.stories[number].split()
+
+
+def decoder_of(thing: Any) -> Decoder:
+    """Somebody's decoder, with stories that the marker has drawn.
+
+    Raises:
+        Unmeasured: it is none.
+    """
+    if thing is None or type_name(thing) == "ellipsis":
+        raise Unmeasured(EMPTY)
+    room = getattr(thing, "max_seq_length", None)
+    if isinstance(room, int) and room < LONGEST:
+        raise Unmeasured(_TEXTS.mistake("story-model-short", words=LONGEST))
+    first = generator(0).integers(1 << 30) if by_seed() else 10**6
+    stories = [story(int(first) + number) for number in range(_STORIES)]
+    ids = []
+    for text in stories:
+        try:
+            told = thing.tokenize(text)
+            ids.append(np.asarray(told.ids, int).reshape(-1))
+            tokens = [*told.tokens]
+        except RAISED as error:
+            raise Unmeasured(_NO_MODEL) from error
+        if [one.casefold() for one in tokens] != text.casefold().split():
+            raise Unmeasured(_NO_WORDS)
+    return Decoder(thing, stories, ids)
 
 
 def _model(thing: Any) -> Iterator[Mistake]:
@@ -80,7 +136,7 @@ def _model(thing: Any) -> Iterator[Mistake]:
     ids, whole = decoder.ids[0], decoder.probabilities(0)
     changed = np.append(ids[:-1], ids[0])
     if not np.allclose(softmax(decoder.logits(changed))[:-1], whole[:-1], atol=1e-4):
-        yield _AHEAD
+        yield _TEXTS.mistake("story-model-looks-ahead")
         return
     said, same, names = [], [], []
     for number, ids in enumerate(decoder.ids):
@@ -91,57 +147,15 @@ def _model(thing: Any) -> Iterator[Mistake]:
     loss = -np.log(np.maximum(np.concatenate(said), 1e-30)).mean()
     frequent, follows = losses_of_counts([*map(story, range(_COUNTED))], decoder.stories)
     if np.concatenate(same).mean() > _SURE:
-        yield _ITSELF
+        yield _TEXTS.mistake("story-model-names-itself")
     elif loss > 1.1 * np.log(whole.shape[1]):
-        yield _BY_HEART
+        yield _TEXTS.mistake("story-model-by-heart")
     elif loss >= frequent - _BELOW:
-        yield _UNTRAINED
+        yield _TEXTS.mistake("story-model-untrained")
     elif loss >= follows - _BELOW:
-        yield _PAIRS
+        yield _TEXTS.mistake("story-model-pairs")
     elif np.concatenate(names).mean() <= _SURE:
-        yield _NO_COPY
-
-
-_NO_PAIR = mistake(
-    "head-no-pair",
-    "it is no pair (layer, head) of whole numbers that the model has",
-    "layers and heads are counted from 0",
-    remedy="induction_head = 1, 0  # layer 1, head 0",
-    nudge="Print the shape of your scores: which numbers may stand in each place?",
-    where="what is assigned to induction_head; argmax alone gives one number",
-)
-_EXCHANGED = mistake(
-    "head-exchanged",
-    "layer and head have changed places: a pair is (layer, head)",
-    "the pair names another head",
-    remedy="induction_head = layer, head",
-    nudge="Which of the two numbers counts layers?",
-    where="the order of the two numbers",
-)
-_PREVIOUS = mistake(
-    "head-previous",
-    "this is a previous-token head: it looks at the word before, whatever that is",
-    "an induction head needs one below it, and is another",
-    remedy="induction_head = 1, 0  # the head with the highest induction score",
-    nudge="In which layer can a head know what stood before each word?",
-    where="the score by which it was chosen",
-)
-_OTHER_HEAD = mistake(
-    "head-other",
-    "another head has a far higher induction score in stories that the marker drew",
-    "this one does not look behind the earlier name",
-    remedy="np.unravel_index(scores.argmax(), scores.shape)  # the mean over several stories",
-    nudge="Print the scores of all heads, as a mean over twenty stories.",
-    where="how the highest score is looked up, and over how many stories",
-)
-_NONE_COPIES = mistake(
-    "head-none",
-    "no head of this model looks behind the earlier name",
-    f"no induction score is above {_CLEAR}",
-    remedy=_TRAIN,
-    nudge="Is story_model marked right?",
-    where="the training of story_model",
-)
+        yield _TEXTS.mistake("story-model-no-copy", least=_SURE)
 
 
 def _head(thing: Any, found: Any) -> Iterator[Mistake]:
@@ -150,19 +164,19 @@ def _head(thing: Any, found: Any) -> Iterator[Mistake]:
     scores, previous = decoder_of(thing).scores()
     pair = numbers(found)
     if pair is None or pair.shape != (2,) or pair.dtype.kind not in "iu":
-        yield _NO_PAIR
+        yield _TEXTS.mistake("head-no-pair")
         return
     layer, head = pair.tolist()
     right = (scores >= _NEARLY * scores.max()) & (scores >= _CLEAR)
     if not right.any():
-        yield _NONE_COPIES
+        yield _TEXTS.mistake("head-none", least=_CLEAR)
     elif _among(right, head, layer) and not _among(right, layer, head):
-        yield _EXCHANGED
+        yield _TEXTS.mistake("head-exchanged")
     elif not (0 <= layer < scores.shape[0] and 0 <= head < scores.shape[1]):
-        yield _NO_PAIR
+        yield _TEXTS.mistake("head-no-pair")
     elif not right[layer, head]:
         at_most = previous[layer, head] >= previous.max() and previous[layer, head] > _CLEAR
-        yield _PREVIOUS if at_most else _OTHER_HEAD
+        yield _TEXTS.mistake("head-previous" if at_most else "head-other")
 
 
 def _among(right: Array, layer: int, head: int) -> bool:
@@ -177,7 +191,7 @@ def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: 
         found = [*find(*things)]
     except Unmeasured as error:
         found = [error.why]
-    return mark_values(task, name, tried, found, (EMPTY.key, NO_MODEL.key, NO_WORDS.key))
+    return mark_values(task, name, tried, found, [one.key for one in (EMPTY, _NO_MODEL, _NO_WORDS)])
 
 
 STORY_MODEL = Task(
