@@ -1,4 +1,4 @@
-"""`qkv check`: marks what files have for the tasks of the course."""
+"""`qkv check`: marks files for the tasks of the course."""
 
 from __future__ import annotations
 
@@ -18,32 +18,39 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
-@click.option("--task", metavar="NAME", help="Mark this task alone. Default: each that a file has.")
-@click.option("--list", "as_list", is_flag=True, help="Print the tasks and what to write.")
+@click.option(
+    "--task", metavar="NAME", help="Mark only this task. Default: each task that a file answers."
+)
+@click.option(
+    "--list",
+    "as_list",
+    is_flag=True,
+    help="Print the tasks and the function or values that each asks for.",
+)
 @click.option(
     "--hint",
     "grade",
     type=click.IntRange(1, 3),
     default=1,
-    help="1: what to try. 2: also where to look. 3: the line that mends it. Default: 1.",
+    help="1: what to try. 2: also where to look. 3: also the correct line. Default: 1.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
-    help="Draw the inputs by this seed. Default: 0, the shortest to print.",
+    help="Draw the inputs with this seed. Default: 0, whose inputs are the shortest to print.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
-    help="How long reading the file and each task may take; a cell of a notebook may take six times"
-    " as long. Default: what each task needs, 10 for most.",
+    help="The time limit for reading the file and for each task; a cell of a notebook may take six"
+    " times as long. Default: the limit of each task, 10 for most.",
 )
 @click.option(
     "--junit",
     metavar="FILE",
     callback=writable(".xml"),
-    help="Write the verdicts as JUnit XML too.",
+    help="Also write the verdicts as JUnit XML.",
 )
 @click.option(
     "--roster",
@@ -59,37 +66,37 @@ if TYPE_CHECKING:
     callback=writable(".json"),
     help="Write the verdicts on one submission as Gradescope's results.json.",
 )
-@click.option("--html", metavar="FILE", callback=writable(".html"), help="Write it as a page.")
+@click.option(
+    "--html", metavar="FILE", callback=writable(".html"), help="Write the table as a page."
+)
 @json_option
 @click.pass_context
 def check(
     context: click.Context,
+    /,
     files: tuple[str, ...],
     task: str | None,
     as_list: bool,
     grade: int,
     seed: int,
     seconds: float | None,
-    junit: str | None,
     roster: str | None,
-    csv: str | None,
-    gradescope: str | None,
-    html: str | None,
     as_json: bool,
+    **outputs: str | None,
 ) -> None:
-    """Mark what FILEs (.py, .ipynb) have for the tasks: points, what is wrong, and a hint.
+    """Mark FILEs (.py, .ipynb) for the tasks of the course: points, mistakes, and a hint.
 
-    The notebook of a lesson is marked for its tasks. Of a folder, every file is marked, and a table
-    of the class with its commonest mistakes is printed. Where every file lies in a folder of its
-    student, the table has a row for each student. A file that cannot be marked has a verdict that
-    says why, and the others are marked.
+    The notebook of a lesson is marked for its tasks. For a folder, the command marks every file in
+    it and prints a table of the class with its commonest mistakes. If every file is in a folder of
+    its student, the table has a row for each student. A file that cannot be marked gets a verdict
+    that gives the reason, and the other files are marked.
 
-    With a roster, a file belongs to the student whose id, or else whose name, stands in the name of
-    the file or of its folder. Students who handed in nothing have a row too.
+    With a roster, a file belongs to the student whose id, or else whose name, is part of the name
+    of the file or of its folder. Students who handed in nothing have a row too.
 
-    Each file runs in a process of its own, which is ended when it takes too long or too much
-    memory. What its functions return is judged in another process, and where qkv, torch or scipy
-    answers for the student there are no points. This is no sandbox: a file may do whatever you may.
+    Each file runs in a process of its own, which ends when it takes too long or too much memory.
+    The results of its functions are judged in another process. There are no points where qkv, torch
+    or scipy answers for the student. This is not a sandbox: a file may do whatever you may do.
 
     \b
         qkv check --list
@@ -98,16 +105,8 @@ def check(
         qkv check 3-one-function-student.ipynb
         qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
     """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
-    from qkv.marking import (
-        ClassTable,
-        by_file,
-        by_roster,
-        read_roster,
-        write_gradescope,
-        write_junit,
-    )
+    from qkv import marking
     from qkv.marking.marker import task_of
-    from qkv.progress import progress
 
     if as_list:
         _print_tasks(as_json)
@@ -120,50 +119,39 @@ def check(
     for file in files:
         if file not in folders:
             _readable(file)
-    listed = None if roster is None else read_roster(roster)
-    found = [*_found(files, folders)]
-    students = by_file(found, folders) if listed is None else by_roster(listed, found, folders)
-    if gradescope is not None and len(students.rows) > 1 and students.columns != ("file",):
+    listed = None if roster is None else marking.read_roster(roster)
+    paths = [*_paths(files, folders)]
+    if listed is None:
+        students = marking.by_file(paths, folders)
+    else:
+        students = marking.by_roster(listed, paths, folders)
+    if outputs["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
             f"--gradescope writes the results of one submission, and these are of"
             f" {len(students.rows)} students: name the files of one, or use --csv"
         )
-    marked: list[tuple[str, Sequence[CheckResult]]] = []
-    with progress("marking", len(found)) as advance:
-        for file in found:
-            marked.append(
-                (file, _marked(file, task, {"seed": seed, "seconds": seconds}, lambda: advance(0)))
-            )
-            advance(1)
-    table = ClassTable(marked, students)
-    marked = table.marked
-    outputs = {
-        junit: lambda to: write_junit(to, marked),
-        gradescope: lambda to: write_gradescope(to, marked),
-        csv: table.write_csv,
-        html: table.write_html,
-    }
-    unwritten = [*_unwritten(outputs)]
-    flat = [(file, result) for file, results in marked for result in results]
+    table = marking.ClassTable(_marked(paths, task, seed=seed, seconds=seconds), students)
+    unwritten = [*_unwritten(table, outputs)]
+    results = [(file, result) for file, results in table.marked for result in results]
     if as_json:
-        rows = [_row(file, result) for file, result in flat]
+        rows = [_row(file, result) for file, result in results]
         print_json(rows[0] if task is not None and len(files) == 1 and not folders else rows)
     elif folders or roster is not None:
         _print_table(table)
     else:
-        tell("\n\n".join(_said(visible(file), result, grade) for file, result in flat))
-        if len(flat) > 1:
-            click.echo(f"\n{_sum([result for _, result in flat])}")
-    if unwritten:  # what could be marked is told, and written where that was possible
+        tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
+        if len(results) > 1:
+            click.echo(f"\n{_sum([result for _, result in results])}")
+    if unwritten:  # the verdicts are printed, and the other files are written
         raise OSError("; ".join(unwritten))
-    if not all(result.passed for _, result in flat):
+    if not all(result.passed for _, result in results):
         context.exit(FAILED)
 
 
-def _found(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """The files that are named, and those in folders; an empty folder stands for itself.
+def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
+    """Yield the files that are named, and the files in folders; an empty folder yields itself.
 
-    Alone it is an error.
+    An empty folder that is named alone is an error.
     """
     from qkv.marking import files_in
 
@@ -180,22 +168,37 @@ def _found(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 
 
 def _marked(
-    file: str, task: str | None, options: Mapping[str, Any], waiting: Callable[[], None]
-) -> tuple[CheckResult, ...]:
-    """The verdicts on a file; what fails in marking it is one, so that the others are marked."""
+    files: Sequence[str], task: str | None, **options: Any
+) -> list[tuple[str, Sequence[CheckResult]]]:
+    """Mark each file; an error of the marker is the verdict on that file."""
     from qkv.marking import check_file
     from qkv.marking.files.verdicts import unmarked
+    from qkv.progress import progress
 
-    try:
-        return check_file(file, task, waiting=waiting, **options)
-    except Exception as error:
-        return (unmarked(error, task),)
+    marked: list[tuple[str, Sequence[CheckResult]]] = []
+    with progress("marking", len(files)) as advance:
+        for file in files:
+            try:
+                results = check_file(file, task, waiting=lambda: advance(0), **options)
+            except Exception as error:
+                results = (unmarked(error, task),)
+            marked.append((file, results))
+            advance(1)
+    return marked
 
 
-def _unwritten(outputs: Mapping[str | None, Callable[[str], None]]) -> Iterator[str]:
-    """Write each file that was asked for, and say which ones could not be."""
-    for path, write in outputs.items():
-        if path is not None:
+def _unwritten(table: ClassTable, paths: Mapping[str, str | None]) -> Iterator[str]:
+    """Write each output file, and say which of them could not be written."""
+    from qkv import marking
+
+    writers: dict[str, Callable[[str], None]] = {
+        "junit": lambda to: marking.write_junit(to, table.marked),
+        "gradescope": lambda to: marking.write_gradescope(to, table.marked),
+        "csv": table.write_csv,
+        "html": table.write_html,
+    }
+    for name, write in writers.items():
+        if (path := paths[name]) is not None:
             try:
                 write(path)
             except OSError as error:
@@ -203,7 +206,7 @@ def _unwritten(outputs: Mapping[str | None, Callable[[str], None]]) -> Iterator[
 
 
 def _readable(file: str) -> None:
-    """A file that cannot be read is a bad request, before any is marked."""
+    """Raise the error of a file that cannot be read, before any file is marked."""
     with open(file, "rb"):
         pass
 
@@ -213,24 +216,23 @@ def _print_tasks(as_json: bool) -> None:
 
     if as_json:
         print_json([
-            {"task": one.name, "looks_for": [*one.looks_for], "signature": one.signature,
-             "asks": one.asks}
-            for one in TASKS.values()
+            {"task": task.name, "looks_for": [*task.looks_for], "signature": task.signature,
+             "asks": task.asks}
+            for task in TASKS.values()
         ])  # fmt: skip
         return
-    for one in TASKS.values():
-        click.echo(one.name)
-        click.echo(f"    {one.signature}")
-        click.echo(textwrap.indent(textwrap.fill(one.asks, 76), "    "))
-        if len(one.looks_for) > 1:
-            click.echo(f"    it may be called {' or '.join(one.looks_for)}")
+    for task in TASKS.values():
+        click.echo(f"{task.name}\n    {task.signature}")
+        click.echo(textwrap.indent(textwrap.fill(task.asks, 76), "    "))
+        if len(task.looks_for) > 1:
+            click.echo(f"    it may be called {' or '.join(task.looks_for)}")
 
 
 _COMMON = 10  # mistakes below the table
 
 
 def _print_table(table: ClassTable) -> None:
-    """Points by file and task, and the commonest mistakes."""
+    """Print points by file and task, and the commonest mistakes."""
     from rich.table import Table
     from rich.text import Text
 
@@ -244,7 +246,7 @@ def _print_table(table: ClassTable) -> None:
         points.add_column(name, justify="right")
     points.add_column("mistakes", overflow="fold")
     for names, each, total, mistakes in table.rows():
-        cells = ["" if one is None else str(one) for one in (*each, total)]
+        cells = ["" if n is None else str(n) for n in (*each, total)]
         points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:
@@ -256,26 +258,19 @@ def _print_table(table: ClassTable) -> None:
 
 
 def _row(file: str, result: CheckResult) -> dict[str, Any]:
-    return {
-        "file": file,
-        "task": result.task,
-        "passed": result.passed,
-        "points": result.points,
-        "mistakes": result.mistakes,
-        "fragile": result.fragile,
-        "conventions": result.conventions,
-        "hint": result.hint,
-        "helped_by": result.helped_by,
-    }
+    names = ("task", "passed", "points", "mistakes", "fragile", "conventions", "hint", "helped_by")
+    return {"file": file, **{name: getattr(result, name) for name in names}}
 
 
-def _said(file: str, result: CheckResult, grade: int) -> str:
-    """One verdict for a terminal, with hints up to a grade."""
+def _text(file: str, result: CheckResult, grade: int) -> str:
+    """Write a verdict for a terminal, with hints up to a grade."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"
-    told = visible(result.text(grade), "\n")
-    lines = [f"{visible(about)}: {verdict}, {points}", textwrap.indent(told, "  ")]
+    lines = [
+        f"{visible(about)}: {verdict}, {points}",
+        textwrap.indent(visible(result.text(grade), "\n"), "  "),
+    ]
     if (result.mistakes or result.fragile) and grade < len(result.hint):
         more = "says where to look" if grade == 1 else "has the line that mends it"
         lines.append(f"  --hint {grade + 1} {more}.")

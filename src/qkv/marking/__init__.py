@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from qkv.marking.conformance import Report, conform
     from qkv.marking.files import check_file
     from qkv.marking.files.class_table import ClassTable, files_in
-    from qkv.marking.files.gradescope import write_gradescope
-    from qkv.marking.files.junit import write_junit
+    from qkv.marking.files.exports import write_gradescope, write_junit
     from qkv.marking.files.students import by_file, by_roster, read_roster
     from qkv.marking.tasks import TASKS
 
@@ -41,8 +40,8 @@ _WHERE = {
     "by_roster": "files.students",
     "files_in": "files.class_table",
     "read_roster": "files.students",
-    "write_gradescope": "files.gradescope",
-    "write_junit": "files.junit",
+    "write_gradescope": "files.exports",
+    "write_junit": "files.exports",
 }
 
 

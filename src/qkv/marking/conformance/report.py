@@ -7,11 +7,13 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 from qkv.files import replacing
 from qkv.marking.conformance.explain import Explanation
-from qkv.marking.conformance.page import page
 from qkv.marking.conformance.runs import CaseResult
 
 _SLIGHT = 3  # kinds of refused cases that are named
@@ -134,24 +136,41 @@ class Report:
         }
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the card as one HTML page, whole or not at all."""
-        rows = [
-            (name, status, self.remark(name), self.details(name))
-            for name, status in self.features.items()
-        ]
-        summary = f"{self.summary()}, in {len(self.cases)} cases"
+        """Write the card as one HTML page that needs no network, whole or not at all."""
+        page = files(__package__).joinpath("card.html").read_text("utf-8")
+        text = Template(page).substitute(
+            name=escape(self.name),
+            summary=escape(f"{self.summary()}, in {len(self.cases)} cases"),
+            rows="\n".join(map(self._section, self.features)),
+        )
         with replacing(path) as out:
-            out.write(page(self.name, summary, rows).encode())
+            out.write(text.encode())
+
+    def _section(self, feature: str) -> str:
+        """Write a feature as HTML."""
+        status, says = self.features[feature], escape(self.remark(feature))
+        if lines := self.details(feature):
+            says += f"<pre>{chr(10).join(map(_html_line, lines))}</pre>"
+        return (
+            f'<section><h2>{escape(feature)}</h2><span class="status {status}">{status}</span>'
+            f'<div class="says">{says}</div></section>'
+        )
 
     def to_junit(self, path: str | os.PathLike[str]) -> None:
         """Write a test for each feature as JUnit XML; what is refused or absent is skipped."""
-        from qkv.marking.files.junit import write_features
+        from qkv.marking.files.exports import write_features
 
         tests = [(name, status, self._told(name)) for name, status in self.features.items()]
         write_features(path, self.name, tests)
 
     def _told(self, feature: str) -> str:
         return "\n".join([self.remark(feature), *self.details(feature)])
+
+
+def _html_line(line: str) -> str:
+    """Mark a removed or an added line of the formula."""
+    tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
+    return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
