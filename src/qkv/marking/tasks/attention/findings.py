@@ -14,11 +14,13 @@ from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
 from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.learner import Learner
-from qkv.marking.tasks.attention.steps import SCALE, answer
+from qkv.marking.tasks.attention.steps import answer
 from qkv.marking.tasks.mistakes.formula import LARGE
 from qkv.marking.tasks.mistakes.masks import EMPTY
+from qkv.marking.tasks.texts import Texts
 
 RETURN = "return weights @ v"
+_TEXTS = Texts(__name__)
 
 
 def odd_shape(runs: list[Outcome]) -> Finding | None:
@@ -26,23 +28,13 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
     if "query" in wrong.case.arrays and _whole_sides(lengths):
-        says = "it works only where there are as many keys as queries"
-        remedy = "L, S = q.shape[-2], k.shape[-2]  # scores are (L, S), the output is (L, dv)"
-        nudge = "Give it two queries and three keys, then three and two."
-        where = "every size in the function: is it that of the queries, or of the keys?"
-        return Finding(
-            "square-only", says, told(wrong), remedy, nudge=nudge, where=where, run=wrong
-        )
+        return _TEXTS.finding("square-only", wrong, error=told(wrong))
     if "query" in wrong.case.arrays and any(not run.is_right for side in lengths for run in side):
         return some_lengths(wrong, [run for run in runs if run.is_right])
     sizes = _sides(runs, lambda case: [a.shape[-1] for a in [*case.arrays.values()][-2:]])
     if not _whole_sides(sizes) or all(wrong is not run for side in sizes for run in side):
         return None
-    says = "it works only where the values have the size of the queries and keys"
-    remedy = "dv = v.shape[-1]  # the output is (L, dv); d = q.shape[-1] is for the scaling alone"
-    nudge = "Give it values of one number, and queries and keys of two."
-    where = "every size in the function: is it that of the keys, or of the values?"
-    return Finding("value-size", says, told(wrong), remedy, nudge=nudge, where=where, run=wrong)
+    return _TEXTS.finding("value-size", wrong, error=told(wrong))
 
 
 def _queries(case: Case) -> int:
@@ -95,17 +87,7 @@ def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
     """Right for some lengths and wrong for others: in blocks, most likely."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
-    return Finding(
-        "some-lengths",
-        "it is right for some numbers of queries and keys and wrong for others",
-        f"right for {good} (queries x keys), wrong for {_lengths(wrong)}{failed}",
-        "for at in range(0, S, size): keys = k[at : at + size]  # the last may be shorter;"
-        " factor = np.exp(m - new); total, out, m = total * factor, out * factor, new",
-        nudge="Work the smallest input out by hand: is a key left out, or does one count too much?",
-        where="a size that is fixed; or, if it takes keys in blocks, the last block, and what is"
-        " kept from one block to the next",
-        run=wrong,
-    )
+    return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
 def large_scores(wrong: Outcome) -> Finding:
@@ -113,42 +95,17 @@ def large_scores(wrong: Outcome) -> Finding:
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
         return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
-    return Finding(
-        "large-scores",
-        "it is right for small numbers and goes wrong where scores are as large as 1000",
-        in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it",
-        no_max.remedy,
-        run=wrong,
-        kind="fragile",
-    )
+    shows = in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it"
+    return _TEXTS.finding("large-scores", wrong, output=shows)
 
 
 def large_ones(wrong: Outcome) -> Finding:
     """A first row whose scores fall, a second whose scores rise and are all far below 0."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
-    before = "it is right for small scores, and goes wrong where"
     if nan == [True, False]:
-        return Finding(
-            "maximum-forgotten",
-            f"{before} the large ones of a row come first and lower ones far behind",
-            "exp(m - new) is inf where the new maximum is 1000 below the one before",
-            "new = np.maximum(m, scores.max(axis=-1, keepdims=True))  # never below m",
-            "fragile",
-            nudge="Let the first keys have the score 2000 and the last 1000: can a maximum fall?",
-            where="the maximum: is it that of all keys so far, or of the last few alone?",
-            run=wrong,
-        )
+        return _TEXTS.finding("maximum-forgotten", wrong)
     if nan == [False, True]:
-        return Finding(
-            "maximum-from-zero",
-            f"{before} all scores of a row are far below 0",
-            "every exp is 0 if what is subtracted is not below 0, and 0 / 0 is nan",
-            "m = np.full((*q.shape[:-1], 1), -np.inf)  # before the first key",
-            "fragile",
-            nudge="Let every score of a row be -1000: what is their maximum, and what is yours?",
-            where="the number that the maximum begins with",
-            run=wrong,
-        )
+        return _TEXTS.finding("maximum-from-zero", wrong)
     return large_scores(wrong)
 
 
@@ -156,9 +113,7 @@ def empty_row(wrong: Outcome) -> Finding | None:
     """Only the rows that see nothing go wrong, in whatever way?"""
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
-        says = "a query that may attend to nothing is an error; its output should be zeros"
-        shows = in_words(wrong.error)
-        return Finding("masked-row-raises", says, shows, row_nan.remedy, run=wrong, kind="fragile")
+        return _TEXTS.finding("masked-row-raises", wrong, error=in_words(wrong.error))
     right, visible = wrong.right, wrong.case.visible
     if wrong.out is None or wrong.out.shape != right.shape or visible is None:
         return None
@@ -170,13 +125,7 @@ def empty_row(wrong: Outcome) -> Finding | None:
 
 def wrong_batch(wrong: Outcome) -> Finding | None:
     """Right for one text, and for two of them something else."""
-    return Finding(
-        "batch-wrong",
-        "right for one text (L, d), wrong for a batch (B, L, d)",
-        told(wrong),
-        "count axes from the end: axis=-1, np.swapaxes(k, -1, -2), q.shape[-1]",
-        run=wrong,
-    )
+    return _TEXTS.finding("batch-wrong", wrong, error=told(wrong))
 
 
 def second_output(runs: list[Outcome]) -> Finding | None:
@@ -195,14 +144,8 @@ def second_output(runs: list[Outcome]) -> Finding | None:
             shows = "they are the scores before softmax"
         if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
             shows = "they are transposed: a row should hold the weights of one query"
-        return Finding(
-            "weights-wrong",
-            "the output is right, but the weights returned beside it are not",
-            shows,
-            "return weights @ v, weights",
-            run=run,
-            more={"your weights": run.second, "right weights": right},
-        )
+        more = {"your weights": run.second, "right weights": right}
+        return _TEXTS.finding("weights-wrong", run, more, difference=shows)
     return None
 
 
@@ -296,12 +239,4 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
     least, most = min(factors.values()), max(factors.values())
     if len(factors) > 1 and least > 0 and most - least < 1e-3 * most:
         says = f"the scores are divided by {1 / most:.4g} whatever the size d of the queries is"
-    return Finding(
-        "scale-wrong",
-        says,
-        shows,
-        SCALE,
-        nudge="Give it queries and keys of another size d: what are the scores divided by?",
-        where="the line of the scores: what are they divided by?",
-        run=first_wrong(runs),
-    )
+    return _TEXTS.finding("scale-wrong", first_wrong(runs), factors=says, effect=shows)

@@ -22,26 +22,11 @@ from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.build import pick
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.texts import Texts
 
 MOST = 131  # queries, or keys: more than one block, if a function works in blocks
-WEIGHTS_FIRST = Mistake(
-    "tuple-order",
-    "the weights come first and the output second",
-    "the second of the two arrays returned is the output",
-    "return weights @ v, weights",
-    kind="convention",
-    nudge="Print the shapes of the two: which of them has a column for each of the values'?",
-    where="the return statement",
-)
-PER_KEY = Mistake(
-    "mask-per-key",
-    "the mask is one for the keys, (S,), where others have one for each query and key, (L, S)",
-    "a causal mask cannot be given in it",
-    "scores = np.where(mask, scores, -np.inf)  # takes both",
-    kind="convention",
-    nudge="How would each query get a mask of its own?",
-    where="the place where the mask is read",
-)
+_TEXTS = Texts(__name__)
+PER_KEY = _TEXTS.mistake("mask-per-key")
 
 
 class AttentionMarking(Marking):
@@ -182,7 +167,7 @@ def first_calls(m: AttentionMarking) -> None:
     runs, known = m.on(CORE), core(m.signature)
     swapped = replace(m.call, weights_first=True)
     if runs[0].second is not None and m.explains_more(m.on(CORE, swapped), runs, known):
-        m.find(of_mistake(WEIGHTS_FIRST, runs[0]))
+        m.find(_TEXTS.finding("tuple-order", runs[0]))
         m.call = swapped
     m.first_call(m.cases[CORE][0])
 
