@@ -25,7 +25,7 @@ import qkv
 from models.sizes import IMAGES, LOOKS, MIXED, SMALL, WINDOWS
 from qkv.models import ModelError
 from qkv.models.families import PUBLISHED
-from qkv.models.files.config import HARMLESS, NEUTRAL, Config
+from qkv.models.files.config import HARMLESS, NEUTRAL
 from qkv.models.files.names import Names
 
 from .models import double, scatter
@@ -333,7 +333,7 @@ def test_each_field_is_known(name: str) -> None:
     for kind in ("", *SMALL[name][1]):
         heads = {"architectures": [kind], "model_type": name}
         every = json.loads(json.dumps(CONFIG_MAPPING[name]().to_dict() | heads))
-        config, silent = Config(every, "config.json"), Config(heads, "config.json")
+        config, silent = (family.config(values, "config.json") for values in (every, heads))
         design = family.design(config)
         Names.of(family, config)
         known = config.used | HARMLESS | set(NEUTRAL) | set(family.harmless)
@@ -348,8 +348,8 @@ def test_garbage_in_a_key_that_is_read_is_refused_by_name(name: str, kind: str, 
     """Before any weights: there are none here."""
 
     def read(values: dict[str, Any]) -> frozenset[str]:
-        config = Config({"model_type": name, "architectures": [kind], **values}, "config.json")
-        family = PUBLISHED[name]
+        family, kinds = PUBLISHED[name], {"model_type": name, "architectures": [kind]}
+        config = family.config({**kinds, **values}, "config.json")
         family.design(config)
         Names.of(family, config)
         config.finish(family.harmless)

@@ -16,7 +16,6 @@ from transformers import (
 
 import qkv
 from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
 
 from .families import FAMILIES as COMPARED
 from .models import Pair, compare, compare_layers, double, made
@@ -119,5 +118,6 @@ def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> 
 def test_keys_left_left_out_have_the_values_of_transformers(name: str) -> None:
     whole = CONFIG_MAPPING[name]().to_dict()
     assert whole["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}
-    design = FAMILIES[name].design
-    assert design(Config({}, "config.json")) == design(Config(whole, "config.json"))
+    family = FAMILIES[name]
+    left_out, given = (family.config(values, "config.json") for values in ({}, whole))
+    assert family.design(left_out) == family.design(given)

@@ -8,7 +8,6 @@ import pytest
 
 from qkv import ModelError, load
 from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SMALL: dict[str, dict[str, Any]] = {
@@ -29,7 +28,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def design(family: str, **values: Any) -> Any:
     """The design of a small model; a value of None leaves the key out, unknown keys are errors."""
     given = {"architectures": ["XForCausalLM"], **SMALL[family], **values}
-    config = Config({k: v for k, v in given.items() if v is not None}, "config.json")
+    left = {k: v for k, v in given.items() if v is not None}
+    config = FAMILIES[family].config(left, "config.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = FAMILIES[family].design(config)
@@ -128,11 +128,11 @@ def test_which_layers_have_windows() -> None:
 
 
 def test_no_window_where_no_layer_asks_for_one() -> None:
-    config = Config({**SMALL["gemma2"], "layer_types": [FULL] * 4, "sliding_window": None}, "c")
-    assert windows(FAMILIES["gemma2"].design(config)) == [None] * 4
-    config = Config({**SMALL["gemma2"], "sliding_window": None}, "c")
+    family, values = FAMILIES["gemma2"], {**SMALL["gemma2"], "sliding_window": None}
+    full = family.design(family.config({**values, "layer_types": [FULL] * 4}, "c"))
+    assert windows(full) == [None] * 4
     with pytest.raises(ModelError, match="sliding_window is None and layer_types"):
-        FAMILIES["gemma2"].design(config)
+        family.design(family.config(values, "c"))
 
 
 def test_a_limit_that_grows_with_the_text_is_none() -> None:
@@ -215,17 +215,21 @@ def test_a_quantised_gpt_oss_is_refused_before_its_files_are_read(tmp_path: Any)
 def test_gemma3_beside_images() -> None:
     inner = {**SMALL["gemma3_text"], "model_type": "gemma3_text"}
     outer = {"text_config": inner, "vision_config": {"image_size": 896}, "mm_tokens_per_image": 4}
-    config = Config({**outer, "architectures": ["Gemma3ForConditionalGeneration"]}, "config.json")
-    assert FAMILIES["gemma3"].design(config) == design("gemma3_text")
-    config.finish(FAMILIES["gemma3"].harmless)
+    family = FAMILIES["gemma3"]
+    whole = {**outer, "architectures": ["Gemma3ForConditionalGeneration"]}
+    config = family.config(whole, "config.json")
+    assert family.design(config) == design("gemma3_text")
+    config.finish(family.harmless)
+
+    def read(text: dict[str, Any]) -> None:
+        family.design(family.config({"text_config": text}, "config.json"))
+
     with pytest.raises(ModelError, match=r"text_config: use_bidirectional_attention is True"):
-        FAMILIES["gemma3"].design(
-            Config({"text_config": {**inner, "use_bidirectional_attention": True}}, "config.json")
-        )
+        read({**inner, "use_bidirectional_attention": True})
     with pytest.raises(ModelError, match=r"text_config: model_type is 'llama'"):
-        FAMILIES["gemma3"].design(Config({"text_config": {"model_type": "llama"}}, "config.json"))
+        read({"model_type": "llama"})
     with pytest.warns(UserWarning, match="text_config: qkv does not know new_key"):
-        FAMILIES["gemma3"].design(Config({"text_config": {**inner, "new_key": 1}}, "config.json"))
+        read({**inner, "new_key": 1})
 
 
 def test_which_layers_have_experts() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from qkv.models import ModelError, load
 from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
 
 
 def refused(path, *parts, **config):
@@ -93,4 +92,5 @@ def test_heads_that_cannot_be_turned(tmp_path):
     ],
 )
 def test_how_long_a_text_may_be(family, length):
-    assert FAMILIES[family].design(Config({}, "config.json")).max_seq_length == length
+    kind = FAMILIES[family]
+    assert kind.design(kind.config({}, "config.json")).max_seq_length == length

@@ -11,7 +11,6 @@ import pytest
 
 from qkv.models import ModelError, load
 from qkv.models.families import FAMILIES
-from qkv.models.files.config import Config
 from qkv.models.network.design import Design
 
 SIZES = {
@@ -30,7 +29,7 @@ SLIDING = ["full_attention", "sliding_attention", "full_attention"]
 
 def design(name: str, **values: Any) -> Design:
     """The design of a small model; every key that is given must have been read."""
-    config = Config({**SIZES, **values}, "config.json")
+    config = FAMILIES[name].config({**SIZES, **values}, "config.json")
     found = FAMILIES[name].design(config)
     assert set(values) <= config.used
     assert isinstance(found, Design)
@@ -158,8 +157,8 @@ PARAMETERS = [134_515_008, 8_030_261_248, 7_248_023_552, 494_032_768, 596_049_92
 )
 def test_published_configs_are_known_to_the_last_key(values: dict[str, Any], count: int) -> None:
     """No warning, and as many parameters as the published model has."""
-    config = Config(values, "config.json")
     family = FAMILIES[values["model_type"]]
+    config = family.config(values, "config.json")
     design = family.design(config)
     config.finish(family.harmless)
     assert sum(math.prod(shape) for _, shape in design.shapes()) == count

@@ -480,7 +480,7 @@ FREE = {"architectures"}  # any value is as good as none
 def names_it(read, values, key):
     """Whether the value is refused, by its key."""
     try:
-        read(Config(values, "config.json"))
+        read(values)
     except ModelError as error:
         return key in str(error)
     return False
@@ -490,13 +490,14 @@ def names_it(read, values, key):
 def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family):
     """Each key that the family reads, those with a value of their own where none is given too."""
 
-    def read(config):
+    def read(values):
+        config = FAMILIES[family].config(values, "config.json")
         FAMILIES[family].design(config)
         config.finish(FAMILIES[family].harmless)
         return config
 
-    small = SMALL.get(family, {})  # what is not given has the family's own values
-    for key in read(Config(small, "config.json")).used - FREE:
+    small = SMALL.get(family, {})  # keys that are not given have the family's own values
+    for key in read(small).used - FREE:
         counted = names_it(read, {**small, key: 1.5}, key)
         for value in ABSURD + TOO_LARGE * counted:
             assert names_it(read, {**small, key: value}, key), (key, value)
@@ -506,10 +507,10 @@ def test_a_number_beyond_what_can_be_computed_is_refused_whatever_its_key(family
 def test_the_same_of_rotary_positions(kind):
     table = {"rope_type": kind, **ROPE[kind]}
 
-    def read(config):
-        return read_rotary(Config({"rope_parameters": config.values}, "config.json"), 4, 16)
+    def read(values):
+        return read_rotary(Config({"rope_parameters": values}, "config.json"), 4, 16)
 
-    read(Config(table, "config.json"))
+    read(table)
     for key in [*ROPE[kind], "rope_theta"]:
         for value in ABSURD:
             wrong = [value] * 2 if isinstance(table.get(key), list) else value

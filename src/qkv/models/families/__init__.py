@@ -1,47 +1,21 @@
-"""The families of models that can be loaded, related ones in one file."""
+"""The families of models that can be loaded, related families in one file."""
 
-import copyreg
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from qkv.models.families import (
-    bert,
-    clip,
-    experts,
-    gemma,
-    gpt,
-    lessons,
-    llama,
-    long_encoders,
-    t5,
-    vit,
-)
-from qkv.models.files.config import Config
+from qkv.models.families import bert, gpt, lessons, llama, t5, vision
 from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
 from qkv.models.network.designs import AnyDesign
 
-_MODULES = (bert, clip, experts, gemma, gpt, llama, long_encoders, t5, vit)
+_MODULES = (bert, gpt, llama, t5, vision)
 _PUBLISHED = chain.from_iterable(module.FAMILIES for module in _MODULES)
 PUBLISHED: dict[str, Family] = {
-    family.model_type: family for family in sorted(_PUBLISHED, key=lambda one: one.model_type)
+    family.model_type: family for family in sorted(_PUBLISHED, key=lambda family: family.model_type)
 }
 FAMILIES = {**PUBLISHED, **{family.model_type: family for family in lessons.FAMILIES}}
-
-
-def _reduced(family: Family) -> Any:
-    """Let copies and pickles of a model refer to its family by name: some have lambdas."""
-    known = FAMILIES.get(family.model_type) is family
-    return (_known, (family.model_type,)) if known else object.__reduce_ex__(family, 2)
-
-
-def _known(model_type: str) -> Family:
-    return FAMILIES[model_type]
-
-
-copyreg.pickle(Family, _reduced)
 __all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
 
 
@@ -63,7 +37,8 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
             f"{source}: model_type is {model_type!r:.80}, a family that qkv does not know: "
             f"it knows {', '.join(FAMILIES)}"
         )
-    family, config = FAMILIES[model_type], Config(values, str(source))
+    family = FAMILIES[model_type]
+    config = family.config(values, str(source))
     design, names = family.design(config), Names.of(family, config)
     config.finish(family.harmless)
     return design, names
@@ -74,6 +49,6 @@ def towers(
 ) -> dict[str, tuple[dict[str, Any], Names]]:
     """Return the config of each of two towers in one config.json, and the names in its files."""
     return {
-        side: (own, Names.of(FAMILIES[own["model_type"]], Config(own, str(source))))
-        for side, own in clip.towers(values, str(source)).items()
+        side: (own, Names.of(family, family.config(own, str(source))))
+        for side, (own, family) in vision.towers(values, str(source)).items()
     }

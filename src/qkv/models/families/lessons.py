@@ -14,8 +14,9 @@ from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.block import BlockSaved
 from qkv.layers.layer import Gradient
+from qkv.models.families.gpt import attention
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import Config
-from qkv.models.files.names import PROJECTIONS, Family, projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
@@ -84,32 +85,25 @@ class Lesson(Design):
 
 def lesson(config: Config) -> Lesson:
     """Return the design of a lesson's model."""
-    dim = config.size("hidden_size", 8)
-    heads = config.heads(dim, 2)
-    options = {"is_causal": True} if config.flag("causal", False) else {}
+    _, heads, size = config.heads()
+    options = {"is_causal": True} if config.flag("causal") else {}
     return Lesson(
-        vocabulary=config.size("vocab_size", 1),
-        dim=dim,
-        hidden=0,
-        activation="relu",  # there is no MLP
-        eps=1e-5,
-        layers=(Attention(heads, heads, dim // heads, options=options),),
-        max_seq_length=MAX_LENGTH,
-        first_norm=False,
-        final_norm=False,
-        qkv_bias=False,
-        out_bias=False,
-        sinusoidal=config.flag("positions", True),
+        **stack(
+            config,
+            layers=(Attention(heads, heads, size, options=options),),
+            **_ATTENTION_ALONE,
+            max_seq_length=MAX_LENGTH,
+            positions=0,
+            first_norm=False,
+            final_norm=False,
+            sinusoidal=config.flag("positions"),
+        )
     )
 
 
-LESSON = Family(
-    model_type="qkv-lesson",
-    design=lesson,
-    names={"embed": "embed", **projections("blocks.*.attn.", *PROJECTIONS)},
-    body=("embed.", "blocks."),
-    harmless=("seed",),
-)
+# There is no MLP.
+_ATTENTION_ALONE: dict[str, Any] = {"hidden": 0, "activation": "relu", "eps": 1e-5}
+_ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 
 
 def attention_only(config: Config) -> Design:
@@ -117,37 +111,11 @@ def attention_only(config: Config) -> Design:
 
     By default it has the sizes of a model that learns to copy within minutes.
     """
-    dim = config.size("hidden_size", 128)
-    heads = config.heads(dim, 4)
-    vocabulary = config.size("vocab_size", 1)
-    positions = config.size("max_position_embeddings", 64)
-    attention = Attention(heads, heads, dim // heads, options={"is_causal": True})
-    return Design(
-        vocabulary=vocabulary,
-        dim=dim,
-        hidden=0,
-        activation="relu",  # there is no MLP
-        eps=1e-5,
-        layers=(attention,) * config.layers("num_hidden_layers", 2),
-        max_seq_length=positions,
-        positions=positions,
-        qkv_bias=False,
-        out_bias=False,
-        head=Head(vocabulary, tied=False),
-    )
+    top = Head(config.size("vocab_size"), tied=False)
+    return Design(**stack(config, layers=attention(config), **_ATTENTION_ALONE, head=top))
 
 
-ATTENTION_ONLY = Family(
-    model_type="qkv-attention-only",
-    design=attention_only,
-    names={
-        "embed": "embed",
-        "pos_embed": "pos_embed",
-        "blocks.*.norm1": "blocks.*.norm1",
-        **projections("blocks.*.attn.", *PROJECTIONS),
-        "final_norm": "final_norm",
-        "head.out_proj": "head.out_proj",
-    },
-    body=("embed.", "pos_embed.", "blocks.", "final_norm."),
+FAMILIES = read_families(
+    "lessons.toml", {"qkv-lesson": lesson, "qkv-attention-only": attention_only}
 )
-FAMILIES = (LESSON, ATTENTION_ONLY)
+LESSON = FAMILIES[0]

@@ -1,99 +1,51 @@
-"""Llama and its variants: Mistral, Qwen2, Qwen3, OLMo 2 and Phi-3."""
+"""Llama and its variants: Mistral, Qwen, OLMo 2, Phi-3, Gemma, and mixtures of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from qkv.models.families import gpt
-from qkv.models.families.rope import read_rotary
+from qkv.models.families.rope import read_rotaries, read_rotary
+from qkv.models.families.shared import Names, read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import QKV, Family, Fused, fused, projections
+from qkv.models.files.names import QKV, fused
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, Design
-from qkv.models.network.rope_scaling import Dynamic
-
-# The values of keys that a config leaves out.
-SIZES: Mapping[str, int] = {  # Llama 2 7B
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-MISTRAL_SIZES = {  # Mistral 7B, and Mixtral 8x7B
-    **SIZES,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-}
-QWEN2_SIZES = {  # `Qwen2Config` in transformers
-    **SIZES,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-}
-QWEN3_SIZES = {**QWEN2_SIZES, "head_dim": 128}  # `Qwen3Config` in transformers
-OLMO2_SIZES = {**SIZES, "vocab_size": 50304}  # `Olmo2Config` in transformers
-PHI3_SIZES = {  # Phi-3 mini
-    **SIZES,
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "max_position_embeddings": 4096,
-}
+from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
 
 
-def attention(
-    config: Config,
-    sizes: Mapping[str, int],
-    *,
-    base: float = 10000.0,
-    rope: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> Attention:
-    """Return how a layer of Llama, or of a family after it, attends.
+def attention(config: Config, **fields: Any) -> Attention:
+    """Return the attention of a layer of Llama, or of a family after it.
 
     Args:
         config: the model's config.
-        sizes: the values of keys that it leaves out.
-        base: the base of its rotary positions, unless the config says otherwise.
-        rope: their `rope_parameters`, likewise.
         fields: fields of the attention that differ in this family.
     """
-    heads = config.size("num_attention_heads", sizes["num_attention_heads"])
-    size = config.size_or_none("head_dim", sizes.get("head_dim"))
+    heads, size = config.size("num_attention_heads"), config.size_or_none("head_dim")
     if size is None:
-        dim = config.size("hidden_size", sizes["hidden_size"])
-        size = dim // config.heads(dim, heads)
-    kv_heads = config.size_or_none("num_key_value_heads", sizes.get("num_key_value_heads")) or heads
+        _, _, size = config.heads()
+    kv_heads = config.size_or_none("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ModelError(
             f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is "
             f"{kv_heads}: the first must be a multiple of the second"
         )
     if "rotary" not in fields:
-        positions = config.size("max_position_embeddings", sizes["max_position_embeddings"])
-        fields["rotary"] = read_rotary(config, size, positions, base=base, default=rope)
+        positions, defaults = config.size("max_position_embeddings"), config.defaults
+        base, default = defaults["rope_theta"], defaults.get("rope_parameters")
+        fields["rotary"] = read_rotary(config, size, positions, base=base, default=default)
     return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **fields})
 
 
-def windows(config: Config, layers: int, *, every: int, width: int) -> tuple[int | None, ...]:
-    """Return the window of each layer in tokens; None for every layer that sees all tokens.
+def windows(config: Config, every: int) -> tuple[int | None, ...]:
+    """Return the window of each layer in tokens; None for a layer that sees all tokens.
 
-    Args:
-        config: the model's config.
-        layers: the number of layers, unless the config says otherwise.
-        every: each layer whose number (from 1) is a multiple of this sees all tokens.
-        width: the size of the windows, unless the config says otherwise.
+    Each layer whose number (from 1) is a multiple of `every` sees all tokens.
     """
-    count = config.layers("num_hidden_layers", layers)
-    turns = [SLIDING if layer % every else FULL for layer in range(1, count + 1)]
+    turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
-    window = config.size_or_none("sliding_window", width)
+    window = config.size_or_none("sliding_window")
     if window is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: sliding_window is None and layer_types has 'sliding_attention': "
@@ -102,133 +54,74 @@ def windows(config: Config, layers: int, *, every: int, width: int) -> tuple[int
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def decoder(
-    config: Config,
-    sizes: Mapping[str, int],
-    layers: Attention | Sequence[Attention],
-    *,
-    tied: bool = False,
-    **fields: Any,
-) -> Design:
+def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
     """Return the design that Llama and the families after it share.
 
     Args:
         config: the model's config.
-        sizes: the values of keys that it leaves out.
-        layers: how each layer attends, or how all of them do.
-        tied: whether the output matrix is the token table, unless the config says otherwise.
+        layers: the attention of each layer, or of all layers.
         fields: fields of the design that differ in this family.
     """
-    values = {key: config.size(key, sizes[key]) for key in SIZES}
-    if isinstance(layers, Attention):
-        layers = (layers,) * config.layers("num_hidden_layers", sizes["num_hidden_layers"])
-    dynamic = any(one.rotary and isinstance(one.rotary.scaling, Dynamic) for one in layers)
-    plain = Design(
-        vocabulary=values["vocab_size"],
-        dim=values["hidden_size"],
-        hidden=values["intermediate_size"],
-        activation=fields.get("activation") or config.activation("hidden_act", "silu"),
-        eps=fields.get("eps") or config.positive("rms_norm_eps", 1e-6),
-        layers=tuple(layers),
-        max_seq_length=None if dynamic else values["max_position_embeddings"],
-        rms=True,
-        gated=True,
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        head=gpt.head(config, values["vocab_size"], tied=tied, tokens=True),
-    )
-    return replace(plain, **fields)
+    shared: dict[str, Any] = {
+        "layers": layers if isinstance(layers, Attention) else tuple(layers),
+        "rms": True,
+        "gated": True,
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+        "head": gpt.head(config, tokens=True),
+    }
+    return Design(**stack(config, **{**shared, **fields}))
 
 
-def biases(config: Config, default: bool = False) -> dict[str, bool]:
+def biases(config: Config) -> dict[str, bool]:
     """Return the fields of a design that `attention_bias` sets."""
-    return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias", default))
-
-
-NAMES: dict[str, str] = {
-    "embed": "embed_tokens",
-    "blocks.*.norm1": "layers.*.input_layernorm",
-    **projections("layers.*.self_attn.", "q_proj", "k_proj", "v_proj", "o_proj"),
-    "blocks.*.norm2": "layers.*.post_attention_layernorm",
-    "blocks.*.mlp.gate_proj": "layers.*.mlp.gate_proj",
-    "blocks.*.mlp.up_proj": "layers.*.mlp.up_proj",
-    "blocks.*.mlp.down_proj": "layers.*.mlp.down_proj",
-    "final_norm": "norm",
-}
-QK_NORMS = {f"blocks.*.attn.{name}_norm": f"layers.*.self_attn.{name}_norm" for name in "qk"}
-BODY = ("embed_tokens.", "layers.", "norm.")
-
-
-def names(config: Config, **others: str) -> dict[str, str | Fused]:
-    """Return our names with those in the files of Llama; `others` are those of a variant."""
-    out = "score" if config.head().endswith("Classification") else "lm_head"
-    return {**NAMES, "head.out_proj": out, **others}
-
-
-def family(
-    model_type: str,
-    design: Callable[[Config], Design],
-    names: Callable[[Config], Mapping[str, str | Fused]] = names,
-    *,
-    harmless: tuple[str, ...] = (),
-) -> Family:
-    """Return a family whose files are laid out as those of Llama."""
-    return Family(
-        model_type=model_type,
-        design=design,
-        names=names,
-        prefix="model.",
-        old_prefix="transformer.",  # of LlamaForQuestionAnswering
-        body=BODY,
-        unused=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
-        harmless=harmless,
-    )
+    return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias"))
 
 
 def llama(config: Config) -> Design:
     """Return the design of a Llama: rotary positions, grouped heads, a gated MLP, RMS norms."""
     config.only("pretraining_tp", 1, None)
     config.only("rope_interleaved", False, None)
-    mlp_bias = config.flag("mlp_bias", False)
-    layer = attention(config, SIZES)
-    return decoder(config, SIZES, layer, mlp_bias=mlp_bias, **biases(config))
+    mlp_bias = config.flag("mlp_bias")
+    return decoder(config, attention(config), mlp_bias=mlp_bias, **biases(config))
 
 
 def mistral(config: Config) -> Design:
     """Return the design of a Mistral: a Llama in which each token sees a window."""
-    count = config.layers("num_hidden_layers", MISTRAL_SIZES["num_hidden_layers"])
-    window = config.size_or_none("sliding_window", 4096)
+    window = config.size_or_none("sliding_window")
     kind = FULL if window is None else SLIDING
-    if set(config.kinds([kind] * count)) != {kind}:
+    if set(config.kinds([kind] * config.layers())) != {kind}:
         raise ModelError(
             f"{config.source}: layer_types has others than {kind!r} beside sliding_window "
             f"{window}: all layers of a mistral are alike"
         )
-    return decoder(config, MISTRAL_SIZES, attention(config, MISTRAL_SIZES).within(window))
+    return decoder(config, attention(config).within(window))
 
 
 def qwen2(config: Config) -> Design:
     """Return the design of a Qwen2: biases to Q, K and V; its last layers may have windows."""
     config.only("use_mrope", False, None)
-    layers = _last_windowed(config, attention(config, QWEN2_SIZES))
-    return decoder(config, QWEN2_SIZES, layers, qkv_bias=True)
+    return decoder(config, _last_windowed(config, attention(config)), qkv_bias=True)
 
 
 def qwen3(config: Config) -> Design:
     """Return the design of a Qwen3: a Qwen2 that normalises queries and keys."""
-    layers = _last_windowed(config, attention(config, QWEN3_SIZES, qk_norm="head"))
-    return decoder(config, QWEN3_SIZES, layers, **biases(config))
+    layers = _last_windowed(config, attention(config, qk_norm="head"))
+    return decoder(config, layers, **biases(config))
+
+
+def _window(config: Config) -> int | None:
+    """Return the window of a Qwen; None if it is not used."""
+    window = config.size_or_none("sliding_window")
+    return window if config.flag("use_sliding_window") else None
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
     """Return all layers of a Qwen, the last of them with a window if the config has one."""
-    count = config.layers("num_hidden_layers", QWEN2_SIZES["num_hidden_layers"])
-    window = config.size_or_none("sliding_window", 4096)
-    if not config.flag("use_sliding_window", False):
-        window = None
-    first = config.whole("max_window_layers", 28)
-    kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in range(count)])
+    window, first = _window(config), config.whole("max_window_layers")
+    numbers = range(config.layers())
+    kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
     if window is None and SLIDING in kinds:
         raise ModelError(
             f"{config.source}: layer_types has 'sliding_attention' and there is no window: give "
@@ -239,18 +132,7 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
 def olmo2(config: Config) -> Design:
     """Return the design of an OLMo 2: norms behind each part, Q and K normalised whole."""
-    layer = attention(config, OLMO2_SIZES, qk_norm="width")
-    eps = config.positive("rms_norm_eps", 1e-5)
-    return decoder(config, OLMO2_SIZES, layer, eps=eps, norms="behind", **biases(config))
-
-
-def olmo2_names(config: Config) -> Mapping[str, str | Fused]:
-    """Return our names with those in files: Llama's, but for the norms."""
-    return {
-        **names(config, **QK_NORMS),
-        "blocks.*.out_norm1": "layers.*.post_attention_layernorm",
-        "blocks.*.out_norm2": "layers.*.post_feedforward_layernorm",
-    }
+    return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
 # Early files call long RoPE by other names.
@@ -260,31 +142,165 @@ _PHI3_ROPE = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), 
 def phi3(config: Config) -> Design:
     """Return the design of a Phi-3: a Llama with fused projections, heads rotated in part."""
     config.only("attention_bias", False, None)
-    plain = attention(config, PHI3_SIZES, rotary=None)
-    positions = config.size("max_position_embeddings", PHI3_SIZES["max_position_embeddings"])
+    plain = attention(config, rotary=None)
     rope: dict[str, Any] = {"partial": 1.0, "original": 4096, "spellings": _PHI3_ROPE}
+    positions = config.size("max_position_embeddings")
     layer = replace(plain, rotary=read_rotary(config, plain.head_size, positions, **rope))
-    layer = layer.within(config.size_or_none("sliding_window"))
-    return decoder(config, PHI3_SIZES, layer, eps=config.positive("rms_norm_eps", 1e-5))
+    return decoder(config, layer.within(config.size_or_none("sliding_window")))
 
 
-def phi3_names(config: Config) -> Mapping[str, str | Fused]:
-    """Return our names with those in files: Llama's, but for the fused projections."""
-    heads = config.size("num_attention_heads", PHI3_SIZES["num_attention_heads"])
+def _phi3_names(names: Names, config: Config) -> Names:
+    """Return the names where queries have another share of a tensor than keys and values."""
+    heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
-    gated = ("blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj")
-    return {
-        **names(config),
-        **fused("layers.*.self_attn.qkv_proj", *QKV, shares=(heads, kv_heads, kv_heads)),
-        **fused("layers.*.mlp.gate_up_proj", *gated),
+    shares = (heads, kv_heads, kv_heads)
+    return {**names, **fused("layers.*.self_attn.qkv_proj", *QKV, shares=shares)}
+
+
+def gemma(config: Config) -> Design:
+    """Return the design of a Gemma: a Llama with wide heads, and norms that add 1 to weights."""
+    config.only("use_bidirectional_attention", False, None)
+    config.size("head_dim")  # null is not allowed
+    activation = config.activation("hidden_act")
+    if config.values.get("hidden_act") == "gelu":  # the first files name another than they mean
+        activation = "gelu_tanh"
+    return gemma_decoder(config, attention(config), activation=activation)
+
+
+def gemma_decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
+    """Return the design that all Gemmas share; the arguments are those of `decoder`."""
+    plain = decoder(config, layers, norm_offset=1.0, **biases(config), **fields)
+    return replace(plain, embed_scale=plain.dim**0.5)
+
+
+def gemma2(config: Config) -> Design:
+    """Return the design of a Gemma 2: soft caps on scores and logits, windows in turn."""
+    config.only("use_bidirectional_attention", False, None)
+    scores = {
+        "is_causal": True,
+        "scale": config.positive("query_pre_attn_scalar") ** -0.5,
+        "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
+    config.size("head_dim")  # null is not allowed
+    full = attention(config, options=scores)
+    return _capped(config, [full.within(width) for width in windows(config, 2)])
 
 
-FAMILIES = (
-    family("llama", llama, harmless=("is_llama_config", "max_sequence_length")),
-    family("mistral", mistral),
-    family("qwen2", qwen2),
-    family("qwen3", qwen3, lambda config: names(config, **QK_NORMS)),
-    family("olmo2", olmo2, olmo2_names),
-    family("phi3", phi3, phi3_names, harmless=("auto_map", "embd_pdrop", "resid_pdrop")),
+def _capped(config: Config, layers: Sequence[Attention]) -> Design:
+    """Return the design that Gemma 2 and 3 share: norms on both sides, a soft cap on logits."""
+    softcap = config.positive_or_none("final_logit_softcapping")
+    plain = gemma_decoder(config, layers, norms="both")
+    if plain.head is None or config.head() != "CausalLM":
+        return plain
+    return replace(plain, head=replace(plain.head, softcap=softcap))
+
+
+def gemma3_text(config: Config) -> Design:
+    """Return the design of a Gemma 3: one layer of six sees all; norms of queries and keys."""
+    config.only("attn_logit_softcapping", None)
+    config.only("use_bidirectional_attention", False, None, True)
+    head_dim, positions = config.size("head_dim"), config.size("max_position_embeddings")
+    bases = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
+    rotary = read_rotaries(config, head_dim, positions, bases, scaled=(FULL,))
+    scores = {
+        "is_causal": not config.values.get("use_bidirectional_attention"),
+        "scale": config.positive("query_pre_attn_scalar") ** -0.5,
+    }
+    full = attention(config, rotary=rotary[FULL], options=scores, qk_norm="head")
+    local = replace(full, rotary=rotary[SLIDING])
+    widths = windows(config, config.size("sliding_window_pattern"))
+    return _capped(config, [local.within(width) if width else full for width in widths])
+
+
+def gemma3(config: Config) -> Design:
+    """Return the design of the text part of a Gemma 3 that also takes images."""
+    values = config.table("text_config")
+    generates = config.head() == "ConditionalGeneration"
+    values["architectures"] = ["Gemma3ForCausalLM" if generates else "Gemma3TextModel"]
+    values["tie_word_embeddings"] = config.flag("tie_word_embeddings", True)
+    family = next(one for one in FAMILIES if one.model_type == "gemma3_text")
+    inner = family.config(values, f"{config.source}: text_config")
+    inner.only("model_type", "gemma3_text")
+    inner.only("use_bidirectional_attention", False, None)
+    design = gemma3_text(inner)
+    inner.finish(family.harmless)
+    return design
+
+
+def _experts(config: Config) -> tuple[int, int]:
+    """Return the number of experts, and of those that each token goes through."""
+    count, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
+    if top_k > count:
+        raise ModelError(
+            f"{config.source}: num_experts_per_tok is {top_k} and "
+            f"{config.key('num_local_experts')} is {count}: a token goes through no more than "
+            "there are"
+        )
+    return count, top_k
+
+
+def mixtral(config: Config) -> Design:
+    """Return the design of a Mixtral: a Mistral with experts in place of each MLP."""
+    layer = attention(config).within(config.size_or_none("sliding_window"))
+    experts = GatedMixture(*_experts(config), config.size("intermediate_size"))
+    return decoder(config, layer, experts=experts)
+
+
+def qwen3_moe(config: Config) -> Design:
+    """Return the design of a Qwen3-MoE: a Qwen3 with experts in place of some or all MLPs."""
+    experts = GatedMixture(
+        *_experts(config),
+        config.size("moe_intermediate_size"),
+        normalized=config.flag("norm_topk_prob"),
+        without=_without_experts(config, config.layers()),
+    )
+    layer = attention(config, qk_norm="head").within(_window(config))
+    return decoder(config, layer, experts=experts, **biases(config))
+
+
+def _without_experts(config: Config, count: int) -> frozenset[int]:
+    """Return the layers that have one MLP: those listed, and those between the steps."""
+    key = "mlp_only_layers"
+    listed, step = config.given(key, []), config.size("decoder_sparse_step")
+    fine = isinstance(listed, list) and all(type(number) is int for number in listed)
+    config.need(fine, key, listed, "a list of the numbers of layers")
+    return frozenset(n for n in range(count) if n in listed or (n + 1) % step)
+
+
+def gpt_oss(config: Config) -> Design:
+    """Return the design of a GPT-OSS: a sink in each head, which takes weight and gives nothing."""
+    config.only("hidden_act", "silu")
+    config.size("head_dim")  # null is not allowed
+    full = attention(config, sinks=True)
+    count, top_k = _experts(config)
+    config.only("experts_per_token", top_k, None)  # older files repeat it under this key
+    alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
+    return decoder(
+        config,
+        [full.within(width) for width in windows(config, 2)],
+        gated=False,
+        mlp_bias=True,
+        experts=Mixture(count, top_k, alpha=alpha, limit=limit),
+        **biases(config),
+    )
+
+
+FAMILIES = read_families(
+    "llama.toml",
+    {
+        "llama": llama,
+        "mistral": mistral,
+        "qwen2": qwen2,
+        "qwen3": qwen3,
+        "olmo2": olmo2,
+        "phi3": phi3,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3_text": gemma3_text,
+        "gemma3": gemma3,
+        "mixtral": mixtral,
+        "qwen3_moe": qwen3_moe,
+        "gpt_oss": gpt_oss,
+    },
+    {"phi3": _phi3_names},
 )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
+from qkv.models.families.shared import Names, read_families, stack
 from qkv.models.files.config import ACTIVATIONS, Config
-from qkv.models.files.names import Family, projections
+from qkv.models.files.names import projections
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.designs import Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 
-T5_SMALL = {"vocab_size": 32128, "num_layers": 6, "num_heads": 8, "d_ff": 2048}
-MT5_SMALL = {"vocab_size": 250112, "num_layers": 8, "num_heads": 6, "d_ff": 1024}
 # Whether the MLP has a gate, and its activation.
 FEEDS = {
     **{name: (False, name) for name in ACTIVATIONS},
@@ -22,50 +20,48 @@ FEEDS = {
 }
 
 
-def design(config: Config) -> Design | Seq2SeqDesign:
-    """Return the design of a T5; keys that are left out have the values of t5-small."""
-    tied = config.flag("tie_word_embeddings", True)  # T5 1.1 is neither tied nor scaled
-    scaled = config.flag("scale_decoder_outputs", tied)
-    return either(config, T5_SMALL, scaled=scaled)
+def t5(config: Config) -> Design | Seq2SeqDesign:
+    """Return the design of a T5."""
+    tied = config.flag("tie_word_embeddings")  # T5 1.1 is neither tied nor scaled
+    return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 
-def either(
-    config: Config, sizes: Mapping[str, int], *, scaled: bool, feed: str = "relu"
-) -> Design | Seq2SeqDesign:
-    """Return the design of both sides or of the encoder alone.
+def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
+    """Return the design of both sides, or of the encoder alone.
 
-    `sizes` and `feed` are the values of keys that the config leaves out.
+    Args:
+        config: the model's config.
+        scaled: whether the decoder's last vectors are scaled.
     """
-    gated, activation = config.choice("feed_forward_proj", FEEDS, feed)
-    dim = config.size(config.spelling("d_model", "hidden_size"), 512)
-    count = config.size(config.spelling("num_heads", "num_attention_heads"), sizes["num_heads"])
-    size = config.size(config.spelling("d_kv", "head_dim"), 64)
-    vocabulary = config.size("vocab_size", sizes["vocab_size"])
-    buckets = config.size("relative_attention_num_buckets", 32, least=4)
+    gated, activation = config.choice("feed_forward_proj", FEEDS)
+    heads, size = config.size("num_attention_heads"), config.size("head_dim")
+    buckets = config.size("relative_attention_num_buckets", least=4)
     # half of the buckets have one distance each; the others share the longer ones
-    furthest = config.size("relative_attention_max_distance", 128, least=buckets // 2 + 1)
-    layers = config.layers(config.spelling("num_layers", "num_hidden_layers"), sizes["num_layers"])
+    furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
+    layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None
-    written = layers if same else config.layers("num_decoder_layers", layers)
-    attention = Attention(count, count, size, options={"scale": 1.0})
+    written = layers if same else config.layers("num_decoder_layers")
+    attention = Attention(heads, heads, size, options={"scale": 1.0})
     encoder = Design(
-        vocabulary=vocabulary,
-        dim=dim,
-        hidden=config.size("d_ff", sizes["d_ff"]),
-        activation=config.activation("dense_act_fn", activation),
-        eps=config.positive("layer_norm_epsilon", 1e-6),
-        layers=(attention,) * layers,
-        rms=True,
-        gated=config.flag("is_gated_act", gated),
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        buckets=Buckets(buckets, furthest),
-        head=None if config.head() != "TokenClassification" else Head(config.labels(), bias=True),
+        **stack(
+            config,
+            layers=(attention,) * layers,
+            activation=config.choice("hidden_act", ACTIVATIONS, activation),
+            max_seq_length=None,
+            rms=True,
+            gated=config.flag("is_gated_act", gated),
+            qkv_bias=False,
+            out_bias=False,
+            mlp_bias=False,
+            buckets=Buckets(buckets, furthest),
+            head=Head(config.labels(), bias=True)
+            if config.head() == "TokenClassification"
+            else None,
+        )
     )
     if alone(config):
         return encoder
-    words = Head(vocabulary, tied=True, scale=dim**-0.5 if scaled else 1.0)
+    words = Head(encoder.vocabulary, tied=True, scale=encoder.dim**-0.5 if scaled else 1.0)
     causal = replace(attention, options={"scale": 1.0, "is_causal": True})
     return Seq2SeqDesign(
         encoder,
@@ -75,7 +71,7 @@ def either(
             buckets=Buckets(buckets, furthest, both_ways=False),
             cross=True,
         ),
-        start=config.whole("decoder_start_token_id", 0),
+        start=config.whole("decoder_start_token_id"),
         head=words if config.head() == "ConditionalGeneration" else None,
     )
 
@@ -89,29 +85,27 @@ def alone(config: Config) -> bool:
     return encoder or not both
 
 
-def names(config: Config, feed: str = "relu") -> dict[str, str]:
-    """Return our names with those in files."""
-    top = "classifier" if config.head() == "TokenClassification" else "lm_head"
-    gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS, feed)[0])
-    encoder = stack("encoder.", 1, gated)
+def names(own: Names, config: Config) -> Names:
+    """Return the names of both sides, or of the encoder alone."""
+    gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
+    encoder = side_names("encoder.", 1, gated)
     if alone(config):
-        own = {name.removeprefix("encoder."): theirs for name, theirs in encoder.items()}
-        return {**own, "embed": "shared", "head.out_proj": top}
+        return {**own, **{name.removeprefix("encoder."): there for name, there in encoder.items()}}
+    cross = projections(
+        "decoder.block.*.layer.1.EncDecAttention.",
+        *("q", "k", "v", "o"),
+        ours="decoder.blocks.*.cross_attn.",
+    )
     return {
-        "embed": "shared",
+        **own,
         **encoder,
-        **stack("decoder.", 2, gated),
+        **side_names("decoder.", 2, gated),
         "decoder.blocks.*.norm_cross": "decoder.block.*.layer.1.layer_norm",
-        **projections(
-            "decoder.block.*.layer.1.EncDecAttention.",
-            *("q", "k", "v", "o"),
-            ours="decoder.blocks.*.cross_attn.",
-        ),
-        "head.out_proj": top,
+        **cross,
     }
 
 
-def stack(side: str, mlp: int, gated: bool) -> dict[str, str]:
+def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
     """Return the names of one side, whose MLP is sublayer number `mlp` of a layer."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
@@ -128,23 +122,4 @@ def stack(side: str, mlp: int, gated: bool) -> dict[str, str]:
     }
 
 
-T5 = Family(
-    model_type="t5",
-    design=design,
-    names=names,
-    prefix="transformer.",
-    body=("shared.", "encoder.", "decoder."),
-    unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-    copies={
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-    },
-    harmless=("decoder_start_token_id", "dropout_rate", "n_positions"),
-)
-MT5 = replace(
-    T5,
-    model_type="mt5",
-    design=lambda config: either(config, MT5_SMALL, scaled=False, feed="gated-gelu"),
-    names=lambda config: names(config, "gated-gelu"),
-)
-FAMILIES = (T5, MT5)
+FAMILIES = read_families("t5.toml", {"t5": t5, "mt5": both}, {"t5": names, "mt5": names})

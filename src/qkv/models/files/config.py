@@ -1,18 +1,19 @@
-"""Reading a config key by key: each one checked, and none that changes the maths passed over."""
+"""Read a config key by key: check each key, and miss none that changes the maths."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from qkv.models.files.read import ModelError, is_number, is_whole, plain, read_json
 
 Choice = TypeVar("Choice")
 
-# Keys of every family that have no say in what a forward pass computes: how a model was trained,
-# written or is to be used, and what the library around it does.
+# Keys of every family that do not change a forward pass: how a model was trained, written or is to
+# be used, and how the library around it behaves.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
@@ -26,7 +27,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # `rank` reads them
     *("use_cache",),
 })  # fmt: skip
-# Keys of every family that do, at the value at which they do nothing.
+# Keys of every family that change it, with the values that change nothing.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -55,112 +56,125 @@ ACTIVATIONS = {
 }
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"  # what a layer attends to, in layer_types
-_MOST_LAYERS = 10_000
-_MOST_WHOLE = 2**31 - 1  # a size beyond it is of no array that there is
-_LEAST, _MOST = 1e-30, 1e30  # float32 holds them and their inverses, with room to compute
+SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
+MOST_LAYERS = 10_000
+_MOST_WHOLE = 2**31 - 1  # no array has a larger size
+_LEAST, _MOST = 1e-30, 1e30  # float32 holds them and their inverses, with space to compute
 
 
 class Config:
-    """The values of a config.json, which notes what was asked for.
+    """The values of a config.json, with a note of each key that is read.
 
     Args:
         values: the JSON object.
-        source: what errors call the file.
+        source: the name of the file in errors.
+        defaults: the values of keys that the config leaves out.
+        spellings: the names that a family has for a key, the usual name first; none if the family
+            has no such key, whose value is then its default.
 
     Attributes:
-        used: the keys that were read, those that are only allowed to be neutral included.
+        used: the keys that were read, among them keys that have only neutral values.
 
-    >>> config = Config({"hidden_size": 12, "odd": 1}, "config.json")
-    >>> config.size("hidden_size", 768), config.size("intermediate_size", 48)
-    (12, 48)
+    >>> config = Config({"n_embd": 12, "odd": 1}, "config.json", {"intermediate_size": 48},
+    ...                 {"hidden_size": ["n_embd", "hidden_size"]})
+    >>> config.size("hidden_size"), config.size("intermediate_size"), config.size("layers", 2)
+    (12, 48, 2)
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values = values
-        self.source = source
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        source: str,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        spellings: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        self.values, self.source = values, source
+        self.defaults, self.spellings = defaults, spellings
         self.used: set[str] = set()
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The values of a JSON file.
+        """Return the values of a JSON file.
 
         Raises:
             ModelError: there is no such file, or it holds no JSON object.
         """
         return cls(read_json(path), str(path))
 
-    def size(self, key: str, default: int, *, least: int = 1, most: float = _MOST_WHOLE) -> int:
-        """A whole number of at least 1, or what `least` says, that fits in 32 bits."""
-        value = self._get(key, default)
+    def size(
+        self, key: str, default: int | None = None, *, least: int = 1, most: float = _MOST_WHOLE
+    ) -> int:
+        """Return a whole number of at least `least` that fits in 32 bits."""
+        key, value = self._get(key, default)
         self.need(is_whole(value) and value >= least, key, value, f"a whole number >= {least}")
         self.need(value <= most, key, value, f"at most {most}")
         return int(value)
 
-    def pair(self, key: str, default: int) -> tuple[int, int]:
-        """Height and width: two whole numbers of at least 1, or one for both."""
-        value = self._get(key, default)
+    def pair(self, key: str) -> tuple[int, int]:
+        """Return height and width: two whole numbers of at least 1, or one for both."""
+        key, value = self._get(key)
         both = value if isinstance(value, list) else [value, value]
         fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
         self.need(fine, key, value, f"a whole number from 1 to {_MOST_WHOLE}, or two")
         return both[0], both[1]
 
-    def heads(
-        self,
-        dim: int,
-        default: int,
-        *,
-        key: str = "num_attention_heads",
-        of: str = "hidden_size",
-    ) -> int:
-        """The number of heads, which divides the size `of` the vectors, here `dim`."""
-        heads = self.size(key, default)
+    def heads(self) -> tuple[int, int, int]:
+        """Return D, the number of heads, which divides it, and the size of a head."""
+        dim, heads = self.size("hidden_size"), self.size("num_attention_heads")
         if dim % heads:
             raise ModelError(
-                f"{self.source}: {of} is {dim} and {key} is {heads}: "
+                f"{self.source}: {self.key('hidden_size')} is {dim} and "
+                f"{self.key('num_attention_heads')} is {heads}: "
                 "the first must be a multiple of the second"
             )
-        return heads
+        return dim, heads, dim // heads
 
-    def positive(self, key: str, default: float) -> float:
-        """A number above 0, of a size that can be computed with in float32."""
-        value = self._get(key, default)
+    def sized_heads(self) -> tuple[int, int, int]:
+        """Return the same, with the size of a head from `head_dim`, if the config has it."""
+        size = self.size_or_none("head_dim")
+        if size is None:
+            return self.heads()
+        return self.size("hidden_size"), self.size("num_attention_heads"), size
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0, of a size that can be computed with in float32."""
+        key, value = self._get(key, default)
         fine = is_number(value) and _LEAST <= value <= _MOST
         self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
         return float(value)
 
-    def layers(self, key: str, default: int) -> int:
-        """How many layers, a number that a list of them can have."""
-        return self.size(key, default, most=_MOST_LAYERS)
+    def layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:
+        """Return the number of layers, which a list of them can have."""
+        return self.size(key, default, most=MOST_LAYERS)
 
-    def whole(self, key: str, default: int) -> int:
-        """A whole number of at least 0."""
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 0."""
         return self.size(key, default, least=0)
 
     def size_or_none(
         self, key: str, default: int | None = None, *, most: float = _MOST_WHOLE
     ) -> int | None:
-        """A whole number of at least 1, or None where the config has null or nothing."""
-        return None if self._get(key, default) is None else self.size(key, default or 1, most=most)
+        """Return a whole number of at least 1, or None if the value is null or missing."""
+        return None if self._get(key, default)[1] is None else self.size(key, default, most=most)
 
     def positive_or_none(self, key: str, default: float | None = None) -> float | None:
-        """A number above 0, or None where the config has null or nothing."""
-        return None if self._get(key, default) is None else self.positive(key, default or 1.0)
+        """Return a number above 0, or None if the value is null or missing."""
+        return None if self._get(key, default)[1] is None else self.positive(key, default)
 
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self._get(key, default)
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        key, value = self._get(key, default)
         self.need(isinstance(value, bool), key, value, "true or false")
         return bool(value)
 
-    def activation(self, key: str, default: str) -> str:
-        """The activation of an MLP, as `qkv.layers.MLP` calls it."""
-        return self.choice(key, ACTIVATIONS, default)
+    def activation(self, key: str) -> str:
+        """Return the activation of an MLP, by its name in `qkv.layers.MLP`."""
+        return self.choice(key, ACTIVATIONS)
 
     def head(self) -> str:
-        """What the model has on top, by the end of its class's name: "MaskedLM", "CausalLM", ...
+        """Return the kind of head by the end of the class's name: "MaskedLM", "CausalLM", ...
 
-        Empty for none, or where the config does not say.
+        The name is empty if the model has no head, or the config does not say.
 
         >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
         'MaskedLM'
@@ -173,66 +187,68 @@ class Config:
         return name.rpartition("For")[2] if "For" in name else ""
 
     def architecture(self) -> str:
-        """The name of the model's class, empty where the config does not say."""
-        names = self._get("architectures", None)
+        """Return the name of the model's class, empty if the config does not say."""
+        _, names = self._get("architectures")
         name = names[0] if isinstance(names, list) and names else ""
         return name if isinstance(name, str) else ""
 
     def labels(self) -> int:
-        """How many classes a classifier has."""
-        names = self.table("id2label")
-        return len(names) or self.size("num_labels", 2)
+        """Return the number of classes of a classifier."""
+        return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Which of these keys for one thing the config has, the first of them for none.
+        """Return which of several names of a key the config has; the first if it has none.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
         """
-        given = [key for key in keys if self._get(key, None) is not None]
-        for key in given[1:]:
-            if self.values[key] != self.values[given[0]]:
+        self.used.update(keys)
+        used = [key for key in keys if self.values.get(key) is not None]
+        for key in used[1:]:
+            if self.values[key] != self.values[used[0]]:
                 raise ModelError(
-                    f"{self.source}: {given[0]} is {self.values[given[0]]!r:.40} and {key} is "
+                    f"{self.source}: {used[0]} is {self.values[used[0]]!r:.40} and {key} is "
                     f"{self.values[key]!r:.40}: they are two names for one thing"
                 )
-        return (given or keys)[0]
+        return (used or keys)[0]
 
-    def choice(self, key: str, choices: Mapping[str, Choice], default: str) -> Choice:
-        """What `choices` has for the value."""
-        value = self._get(key, default)
+    def key(self, key: str) -> str:
+        """Return the name that this config has for a key."""
+        return self.spelling(*self.spellings.get(key, (key,)))
+
+    def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
+        """Return what `choices` has for the value."""
+        key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Refuse any other value; a key that is not there is as good as the first one."""
-        value = self._get(key, allowed[0])
+        """Refuse other values than these; a missing key has the first of them."""
+        key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of so many numbers above 0."""
-        value = self._get(key, None)
+        """Return a list of `count` numbers above 0."""
+        key, value = self._get(key)
         fine = isinstance(value, list) and len(value) == count
         self.need(fine, key, value, f"a list of {count} numbers")
-        parts = Config({f"{key}[{n}]": one for n, one in enumerate(value)}, self.source)
-        return tuple(parts.positive(part, 1.0) for part in parts.values)
+        parts = Config({f"{key}[{n}]": number for n, number in enumerate(value)}, self.source)
+        return tuple(map(parts.positive, parts.values))
 
     def table(self, key: str) -> dict[str, Any]:
-        """A JSON object, empty where the config has null or nothing."""
-        value = self._get(key, None)
-        self.need(isinstance(value, dict | None), key, value, "a JSON object")
-        return dict(value or {})
+        """Return a JSON object, empty if the value is null or missing."""
+        value = self.given(key, {})
+        self.need(isinstance(value, dict), key, value, "a JSON object")
+        return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """What each layer attends to, as `default` has it where the config does not say.
+        """Return the `layer_types`, one for each layer; `default` if the config does not say.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
         """
-        value = self._get("layer_types", None)
-        if value is None:
-            return tuple(default)
+        value = self.given("layer_types", [*default])
         fine = isinstance(value, list) and len(value) == len(default)
         self.need(fine, "layer_types", value, f"a list of {len(default)}, one for each layer", 80)
         known = (FULL, SLIDING)
@@ -241,18 +257,18 @@ class Config:
         return tuple(value)
 
     def given(self, key: str, default: Any) -> Any:
-        """A value as it is, for a family that checks it by itself; null is as good as nothing."""
-        value = self._get(key, None)
+        """Return a value unchecked, and `default` if it is null or missing."""
+        self.used.add(key)
+        value = self.values.get(key)
         return default if value is None else value
 
     def finish(self, harmless: Collection[str] = ()) -> None:
-        """Refuse what no family supports, and name what was neither read nor known to be harmless.
+        """Refuse values that no family supports, and warn of keys that nothing read.
 
         Args:
-            harmless: keys of this family that do not change what is computed.
+            harmless: keys of this family that do not change a forward pass.
         """
-        quantised = self.table("quantization_config")
-        if quantised:
+        if quantised := self.table("quantization_config"):
             raise ModelError(
                 f"{self.source}: quantization_config is {quantised!r:.80}: the weights are "
                 f"quantised by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
@@ -274,27 +290,31 @@ class Config:
             )
 
     def need(self, fine: bool, key: str, value: Any, must: str, most: int = 40) -> None:
-        """Refuse the value of a key that is not fine: it must be something else.
+        """Refuse the value of a key.
 
         Args:
-            fine: whether it is.
-            key: what it stands under.
-            value: what the file has.
-            must: what it must be.
-            most: how many characters of the value are shown.
+            fine: whether the value is allowed.
+            key: the key.
+            value: the value in the file.
+            must: what the value must be.
+            most: how many characters of the value the error shows.
         """
         if not fine:
             shown = f"{value!r:.{most}}"
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
-    def _support(self, fine: bool, given: str, known: Iterable[str]) -> None:
-        """Refuse what is not one of those that are known."""
+    def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
+        """Refuse a value that is not among the known ones; `text` names the key and the value."""
         if not fine:
             raise ModelError(
-                f"{self.source}: {given}, which qkv does not support: it knows {', '.join(known)}"
+                f"{self.source}: {text}, which qkv does not support: it knows {', '.join(known)}"
             )
 
-    def _get(self, key: str, default: Any) -> Any:
-        """A value as it is, noted as read."""
-        self.used.add(key)
-        return self.values.get(key, default)
+    def _get(self, key: str, default: Any = None) -> tuple[str, Any]:
+        """Return the name of a key in this config and its unchecked value."""
+        default = self.defaults.get(key) if default is None else default
+        names = self.spellings.get(key, (key,))
+        if not names:
+            return key, default
+        key = self.spelling(*names)
+        return key, self.values.get(key, default)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -102,10 +102,14 @@ class Family:
     Attributes:
         model_type: as config.json spells it.
         design: reads the sizes and options from a config.
-        names: our name of a part -> the name in the files, or a `Fused` of it, for any config;
-            `*` stands for the layer's number, and behind that for the expert's; a number in its
-            place for that one alone. Where the files' layout depends on the config, a function from
-            the config to that.
+        names: our name of a part -> the name in the files, or a `Fused` of it; `*` stands for the
+            layer's number, and behind that for the expert's; a number in its place for that one
+            alone.
+        rename: from these names and a config to all names, where files depend on the config.
+        heads: the names of the parts of heads, by the kind of head, for other kinds than that in
+            `names`.
+        defaults: the values of keys that a config leaves out.
+        spellings: the names that the family has for a key, as for `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: what the files of a model with a head put before every name.
         old_prefix: what old files have in its place; written is today's.
@@ -121,7 +125,11 @@ class Family:
 
     model_type: str
     design: Callable[[Config], AnyDesign]
-    names: Mapping[str, str | Fused] | Callable[[Config], Mapping[str, str | Fused]]
+    names: Mapping[str, str | Fused]
+    rename: Callable[[Mapping[str, str | Fused], Config], Mapping[str, str | Fused]] | None = None
+    heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     layout: Literal["out_in", "in_out"] = "out_in"
     prefix: str = ""
     old_prefix: str = ""
@@ -131,6 +139,10 @@ class Family:
     unused: tuple[str, ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
+
+    def config(self, values: Mapping[str, Any], source: str) -> Config:
+        """Return a config of this family; `source` is the name of the file in errors."""
+        return Config(values, source, self.defaults, self.spellings)
 
     def today(self, place: str) -> str:
         """What a tensor of the files is called without the prefix and in today's spelling."""
@@ -160,7 +172,8 @@ class Names:
     @classmethod
     def of(cls, family: Family, config: Config) -> Names:
         """Those of a model with this config."""
-        return cls(family, family.names(config) if callable(family.names) else family.names)
+        names = {**family.names, **family.heads.get(config.head(), {})}
+        return cls(family, names if family.rename is None else family.rename(names, config))
 
     def place(self, name: str) -> tuple[str, Fused]:
         """The tensor that holds a parameter, and which part of it this is, of one for the whole.

@@ -1,0 +1,119 @@
+"""What families share: their tables, and the design that the common keys of a config give."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qkv.models.files.config import Config
+from qkv.models.files.names import Family, Fused, fused
+from qkv.models.network.design import Attention
+from qkv.models.network.designs import AnyDesign
+from qkv.models.network.rope_scaling import Dynamic
+
+Names = Mapping[str, str | Fused]
+
+
+def read_families(
+    file: str,
+    designs: Mapping[str, Callable[[Config], AnyDesign]],
+    renames: Mapping[str, Callable[[Names, Config], Names]] | None = None,
+) -> tuple[Family, ...]:
+    """Return families, whose file has a table for each `model_type` with these keys.
+
+    - `like`: the table that this one extends. Lists are joined, other values replaced.
+    - `defaults`: the values of keys that a config leaves out, as transformers has them.
+    - `spellings`: the names that the family has for a key, its own first; [] for no such key.
+    - `names`: our names of parts, each with the name in the model's files.
+    - `block`: the same of a block's parts, behind `layer` in the files, with * for its number.
+    - `fused`: the parts of a block that the files hold as one tensor.
+    - `heads`: the names of a head's parts in models whose head is not over words.
+
+    The other keys are those of `Family`. A table whose name begins with _ is no family.
+
+    Args:
+        file: a TOML file beside this one.
+        designs: the function of each family that reads a config.
+        renames: for families whose names depend on the config: from the names in the table to all.
+    """
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    tables: dict[str, dict[str, Any]] = {}
+    for name, own in tomllib.loads(text).items():
+        tables[name] = _extended(tables.get(own.pop("like", ""), {}), own)
+    return tuple(
+        _family(name, design, tables[name], (renames or {}).get(name))
+        for name, design in designs.items()
+    )
+
+
+def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return a table like `base`, with what another adds and replaces."""
+    extended = dict(base)
+    for key, value in own.items():
+        if isinstance(value, list):
+            value = [*base.get(key, ()), *value]
+        elif isinstance(value, dict):
+            value = base.get(key, {}) | (dict(_flat(value)) if key in ("names", "block") else value)
+        extended[key] = value
+    return extended
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the strings in nested tables, each by all keys that lead to it: "attn.q_proj"."""
+    for key, value in table.items():
+        if isinstance(value, str):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _flat(value, f"{prefix}{key}.")
+
+
+def _family(
+    name: str,
+    design: Callable[[Config], AnyDesign],
+    table: Mapping[str, Any],
+    rename: Callable[[Names, Config], Names] | None,
+) -> Family:
+    """Return the family of a table."""
+    fields = dict(table)
+    layer, heads = fields.pop("layer", ""), fields.pop("heads", {})
+    parts = fields.pop("names", {}) | {
+        f"blocks.*.{ours}": f"{layer}{theirs}" for ours, theirs in fields.pop("block", {}).items()
+    }
+    for tensor, ours in fields.pop("fused", {}).items():
+        parts |= fused(f"{layer}{tensor}", *(f"blocks.*.{part}" for part in ours))
+    fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+    fields["heads"] = {kind: dict(_flat(own, "head.")) for kind, own in heads.items()}
+    return Family(name, design, parts, rename, **fields)
+
+
+def stack(config: Config, **own: Any) -> dict[str, Any]:
+    """Return the fields of a design of a stack of blocks, by the keys that most families have.
+
+    Blocks that rotate queries and keys need no other positions; other blocks have a table of them.
+
+    Args:
+        config: the model's config.
+        own: the fields for which the family has other keys. `layers` may be the attention of all.
+    """
+    fields = dict(own)
+    if "layers" not in fields:
+        _, heads, size = config.heads()
+        fields["layers"] = Attention(heads, heads, size)
+    if isinstance(fields["layers"], Attention):
+        fields["layers"] = (fields["layers"],) * config.layers()
+    rotaries = [layer.rotary for layer in fields["layers"] if layer.rotary is not None]
+    readers: dict[str, Callable[[], Any]] = {
+        "vocabulary": lambda: config.size("vocab_size"),
+        "dim": lambda: config.size("hidden_size"),
+        "hidden": lambda: config.size("intermediate_size"),
+        "activation": lambda: config.activation("hidden_act"),
+        "eps": lambda: config.positive("layer_norm_eps"),
+        "max_seq_length": lambda: config.size("max_position_embeddings"),
+    }
+    fields |= {name: read() for name, read in readers.items() if name not in fields}
+    fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
+    if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
+        fields["max_seq_length"] = None  # it grows with the text
+    return fields
