@@ -1,4 +1,4 @@
-"""The attention weights of one text, for each head: of tokens or of words."""
+"""The attention weights of each head over one text, between tokens or between words."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # tokens from which only the largest weights of each query are shown
+LONG = 512  # a text of so many tokens shows only the largest weights of each query
 _MOST = 1e30  # the largest weight that is shown as a number
 
 
 class Summary(NamedTuple):
-    """What is kept of one layer's weights where a text is long.
+    """The part of one layer's weights that is kept of a long text.
 
     Attributes:
-        indices: `(H, L, k)` the keys of the largest weights, -1 where there are fewer.
+        indices: `(H, L, k)` the keys of the largest weights; -1 fills rows with fewer weights.
         weights: `(H, L, k)` those weights, largest first.
-        received: `(H, S)` each key's weight, summed over all queries.
+        received: `(H, S)` the weight on each key, summed over all queries.
     """
 
     indices: Array
@@ -36,13 +36,13 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """What stands along one axis of the weights: the queries, or the keys.
+    """The tokens or words along one axis of the weights: the queries, or the keys.
 
     Attributes:
         tokens: the L queries, or the S keys.
-        special: which of them are special ([CLS], [SEP] and their like).
-        shown: tokens as they are to be read; as they are if left out.
-        spans: where they are words, the tokens of the text that make up each.
+        special: which of them are special tokens, such as [CLS] and [SEP].
+        shown: the names that a reader sees; the tokens themselves if left out.
+        spans: the tokens that make up each word, if the axis has words.
     """
 
     tokens: list[str]
@@ -52,25 +52,25 @@ class Axis:
 
     @property
     def names(self) -> list[str]:
-        """The tokens as they are to be read."""
+        """Return the names that a reader sees."""
         return self.shown or self.tokens
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Which of them belong to content words, and the numbers of their words."""
+        """Mark the parts of content words, and number the words."""
         return content(self.tokens, self.special)
 
     @cached_property
     def is_word(self) -> Array:
-        """Which of them are words or pieces of them."""
+        """Mark words and subwords: neither special tokens nor punctuation."""
         return is_word(self.tokens, self.special)
 
     def place(self, row: int) -> int:
-        """The token of the text with which one of them begins."""
+        """Return the position of the first token of a word; a token's own position."""
         return row if self.spans is None else self.spans[row][0]
 
     def rows_of(self, places: Iterable[int]) -> list[int]:
-        """Those in which these tokens of the text are."""
+        """Return the rows that hold these tokens of the text."""
         if self.spans is None:
             return list(places)
         firsts = [first for first, _, _ in self.spans]
@@ -79,23 +79,24 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of one text.
+    """All heads of one text.
 
     Attributes:
         queries: the L queries.
         layers: the numbers of the layers.
-        weights: for each layer `(H, L, S)`; empty where only a summary was kept.
-        summary: for each layer what was kept; empty where the weights are there.
-        other_keys: the S keys, where they are other tokens than the queries.
-        scores: layer to scaled scores `(H, L, S)`, -inf where a mask hides; always of tokens.
-        scale: layer to what its raw scores were multiplied by, where that is known.
-        norms: for each layer `(H, S)`, the length of what each key gives; or empty.
-        name: what this text is called beside others.
-        text: the text as it was given, where that is known.
-        split: where the second of two sentences begins.
-        others: of layers that are left out as they look from or at other tokens, what they are.
-        num_layers: how many the model has, where that is known.
-        untrained: whether the model's queries and keys are made with random numbers.
+        weights: `(H, L, S)` for each layer; empty if only summaries were kept.
+        summary: the summary of each layer; empty if all weights are there.
+        other_keys: the S keys, if they are other tokens than the queries.
+        scores: scaled scores `(H, L, S)` by layer, -inf where masked; always between tokens.
+        scale: the factor of the raw scores by layer, if it is known.
+        norms: `(H, S)` for each layer, the length of each key's contribution; or empty.
+        name: the name of this text beside other texts.
+        text: the text as it was given, if it is known.
+        split: the position at which the second of two sentences begins.
+        others: a description of each layer that is left out because its queries or keys are other
+            tokens.
+        num_layers: the number of layers of the model, if it is known.
+        untrained: whether the parameters of queries and keys are random.
     """
 
     queries: Axis
@@ -114,7 +115,7 @@ class Heads:
     untrained: bool = False
 
     def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
-        """The number of a layer or head, counted from 0 where it was counted from the end.
+        """Count a layer or a head from 0 if it was counted from the end.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0, 1], num_layers=6)
         >>> heads.from_start(-1, of="layer"), heads.from_start(0, of="layer")
@@ -127,29 +128,28 @@ class Heads:
 
     @property
     def keys(self) -> Axis:
-        """The S keys, whether they are the queries or others."""
+        """Return the axis of the keys, which may be that of the queries."""
         return self.queries if self.other_keys is None else self.other_keys
 
     @property
     def count(self) -> int:
-        """H, how many heads a layer has."""
+        """Return H, the number of heads in a layer."""
         return len(self.weights[0] if self.weights else self.summary[0].received)
 
     @property
     def cells(self) -> int:
-        """How many weights there are in all layers, whether they are kept or not."""
+        """Count the weights of all layers, kept or not."""
         return len(self.layers) * self.count * len(self.queries.tokens) * len(self.keys.tokens)
 
     def content_keys(self, query: int) -> list[int]:
-        """The keys that belong to other content words than this query."""
+        """List the keys that belong to other content words than this query."""
         kept, numbers = self.keys.content
         if self.other_keys is None:
             kept = kept & (numbers != numbers[query])
-        found: list[int] = np.flatnonzero(kept).tolist()
-        return found
+        return [int(key) for key in np.flatnonzero(kept)]
 
     def between_content(self, weights: Array) -> Array:
-        """Weights `(..., L, S)`, -1 where they do not join two different content words.
+        """Set weights `(..., L, S)` to -1 unless they join two different content words.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
@@ -160,16 +160,16 @@ class Heads:
     def links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array]:
-        """A layer's weights between two different content words, and the keys they are on.
+        """Return a layer's weights between two different content words, and their keys.
 
         Args:
             layer: the layer.
-            queries: places to look from, whatever stands there.
-            keys: places to look at, whatever stands there.
+            queries: positions to look from, content words or not.
+            keys: positions to look at, content words or not.
 
         Returns:
-            weights and keys, both `(H, L, S)`, or `(H, L, k)` where only the k largest are kept; a
-            weight of -1 where it joins no two such words.
+            weights and keys, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept; a
+            weight is -1 unless it joins two such words.
         """
         place = self.layers.index(layer)
         if self.weights:
@@ -182,7 +182,7 @@ class Heads:
     def best_links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array, Array]:
-        """The largest of each head's `links`: weights, queries and keys, each `(H,)`."""
+        """Return the largest of each head's `links`: weights, queries and keys, each `(H,)`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
         best = weights.reshape(self.count, -1).argmax(axis=1)
@@ -190,12 +190,12 @@ class Heads:
         return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
-        """What one weight is measured by: what its head gives to that distance and to that key.
+        """Return two averages to compare one weight with: of its distance, and of its key.
 
         Returns:
-            the mean weight of all pairs of words as far apart, this one included; and the mean
-            weight that other words put on this key, of those that a causal mask lets see it. Keys
-            that are other tokens than the queries have no distance: 0.
+            the mean weight of all pairs of words at the same distance, this pair included; and the
+            mean weight on this key from the other words that may attend to it. Keys that are other
+            tokens than the queries have no distance: 0.
         """
         places = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, places, np.full(len(places), key)))
@@ -212,29 +212,29 @@ class Heads:
         return _mean(np.nan_to_num(along)), _mean(column[others])
 
     def at(self, layer: int, head: int, queries: Any, keys: Array) -> Array:
-        """One head's weights of these queries on these keys: 0 where a weight was not kept."""
+        """Return one head's weights between queries and keys; 0 for weights that were not kept."""
         place = self.layers.index(layer)
         if self.weights:
             return np.asarray(self.weights[place][head][queries, keys])
         indices, weights, _ = (part[head] for part in self.summary[place])
-        found = indices[queries] == keys[..., None]
-        return np.asarray(np.where(found, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
+        same = indices[queries] == keys[..., None]
+        return np.asarray(np.where(same, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
 
     def row(self, layer: int, head: int, query: int) -> Array:
-        """What one query looks at, `(S,)`: 0 where the weight was not kept."""
+        """Return the weights of one query on all keys, `(S,)`; 0 for weights that were not kept."""
         return self.at(layer, head, query, self._every_key)
 
     def known(self, layer: int, head: int) -> Array:
-        """The weights that are known of a head: `(L, S)`, or the largest of each query `(L, k)`."""
+        """Return the known weights of a head: `(L, S)`, or the largest of each query `(L, k)`."""
         place = self.layers.index(layer)
         weights = self.weights[place] if self.weights else self.summary[place].weights
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
-        """Of kept weights the queries and keys, at most so many, of the largest links.
+        """Return the queries and keys of the largest kept links, at most `most` of each.
 
         Returns:
-            queries, keys, and the weights between them, NaN where one was not kept.
+            queries, keys, and the weights between them, NaN for weights that were not kept.
         """
         links, keys = (part[head] for part in self.links(layer))
         rows, columns = _corner(links, keys, most)
@@ -243,14 +243,13 @@ class Heads:
         return rows, columns, np.where(at.any(axis=1), values, np.nan)
 
     def hidden(self, layer: int, head: int) -> Array | None:
-        """Where a mask hides a key from a query, `(L, S)`, if the scores are known.
+        """Return the masked cells `(L, S)` of a head; None if the scores are not known.
 
-        A word is hidden where all of its tokens are.
+        A word is masked if all of its tokens are.
         """
-        found = self.scores.get(layer)
-        if found is None:
+        if layer not in self.scores:
             return None
-        hidden = np.isneginf(found[head])
+        hidden = np.isneginf(self.scores[layer][head])
         for axis, spans in enumerate((self.queries.spans, self.keys.spans)):
             if spans is not None:
                 firsts = [first for first, _, _ in spans]
@@ -264,9 +263,9 @@ class Heads:
     def _joined(
         self, at: Array, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> Array:
-        """Whether queries and the keys `(S,)` or `(..., L, k)` are two different content words.
+        """Mark pairs of a query and its keys `(S,)` or `(..., L, k)` that join two content words.
 
-        `queries` and `keys` that were asked for count, whatever they are.
+        The positions in `queries` and `keys` count as content words.
         """
         (flags, numbers), (key_flags, key_numbers) = self.queries.content, self.keys.content
         if queries is not None:
@@ -282,9 +281,9 @@ class Heads:
 def kept_in(
     trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
 ) -> tuple[list[int], list[Array], list[Summary]]:
-    """The layers of which a trace holds weights, and these; else those with summaries, and those.
+    """Return the layers whose weights a trace holds, and these; else layers with summaries.
 
-    `prefix` is what stands before the names of arrays: "cross_attn." of those between two texts.
+    `prefix` begins the names of the arrays: "cross_attn." for attention between two texts.
     """
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
@@ -292,12 +291,12 @@ def kept_in(
         return whole, [told(trace[f"{prefix}pattern", layer][0]) for layer in whole], []
     parts = [f"{prefix}{part}" for part in ("top_indices", "top_weights", "received")]
     short = [layer for layer in layers if (parts[1], layer) in trace]
-    found = [[trace[part, layer][0] for part in parts] for layer in short]
-    return short, [], [Summary(at, told(weights), told(all_)) for at, weights, all_ in found]
+    kept = ([trace[part, layer][0] for part in parts] for layer in short)
+    return short, [], [Summary(at, told(weights), told(all_)) for at, weights, all_ in kept]
 
 
 def told(weights: Array) -> Array:
-    """Weights as they are, but NaN in the place of infinity and of sizes that cannot be summed.
+    """Replace infinite weights, and weights too large to be summed, by NaN.
 
     >>> told(np.array([0.5, np.inf, -1e300]))
     array([0.5, nan, nan])
@@ -311,12 +310,12 @@ def told(weights: Array) -> Array:
 def heads_of(
     trace: Trace, *, parameters: Mapping[str, Array] | None = None, name: str = ""
 ) -> Heads:
-    """The heads that a trace of one text holds.
+    """Read the heads from a trace of one text.
 
     Args:
-        trace: of one text, with its weights, or with the summaries that `top_k` keeps.
-        parameters: the model's, for the length of what each key gives.
-        name: what the text is called beside others.
+        trace: of one text, with its weights or with the summaries of `top_k`.
+        parameters: the model's, for the length of each key's contribution.
+        name: the name of the text beside other texts.
     """
     own = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
     layers, weights, summary = kept_in(trace, own)
@@ -339,7 +338,7 @@ def heads_of(
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """The queries and keys of the largest links, in their order of place."""
+    """Return the queries and keys of the largest links, in order of position."""
     rows: set[int] = set()
     columns: set[int] = set()
     for place in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -353,7 +352,7 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """What raw scores are multiplied by, unless something else was done to them as well."""
+    """Return the factor of the raw scores; None if scores are changed in other ways too."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)
@@ -367,9 +366,9 @@ def _scale(trace: Trace, layer: int) -> float | None:
 
 
 def value_norms(v: Array, out_proj: Array) -> Array:
-    """The length of what each key gives, `|v_j W_O|`, for each query head `(Hq, S)`.
+    """Compute the length of each key's contribution, `|v_j W_O|`, for each query head `(Hq, S)`.
 
-    A weight times this length is the length of what it carries into the output: the contribution.
+    A weight times this length is the length of the key's contribution to the output.
 
     Args:
         v: the values `(S, Hkv, dv)`, their bias included.
@@ -390,7 +389,7 @@ def value_norms(v: Array, out_proj: Array) -> Array:
 
 
 def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> list[Array]:
-    found = []
+    norms = []
     for layer in layers:
         weight = parameters.get(f"blocks.{layer}.attn.out_proj.weight")
         if weight is None or ("v", layer) not in trace:
@@ -402,8 +401,8 @@ def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> 
                 f"show: the trace has {heads} heads of {v.shape[2]} in layer {layer} and the model "
                 f"an output projection of {weight.shape[0]} rows: pass the model it was made with"
             )
-        found.append(value_norms(v, weight))
-    return found
+        norms.append(value_norms(v, weight))
+    return norms
 
 
 def _mean(values: Array) -> float:
@@ -411,9 +410,9 @@ def _mean(values: Array) -> float:
 
 
 def by_word(heads: Heads) -> Heads:
-    """The heads of a text's words, their pieces merged; the same where no token is a piece.
+    """Merge the subwords of a text into words; return the same heads if no token is a subword.
 
-    What the pieces of a word receive is summed, what they look at is averaged.
+    The weights on the subwords of a word are summed, the weights from them are averaged.
 
     >>> axis = Axis(["a", "##b", "c"], [False] * 3)
     >>> heads = Heads(axis, [0], [np.full((1, 3, 3), 1 / 3)])
@@ -438,7 +437,7 @@ def by_word(heads: Heads) -> Heads:
 
 
 def _merged(axis: Axis, spans: list[Span]) -> Axis:
-    """Words in place of tokens; a token that is a word is called as it was."""
+    """Merge the tokens of an axis into words; a word of one token keeps its name."""
     names = axis.shown
     return Axis(
         [word for _, _, word in spans],
@@ -449,7 +448,7 @@ def _merged(axis: Axis, spans: list[Span]) -> Axis:
 
 
 def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]) -> Summary:
-    """The largest weights between words, of the weights between pieces that were kept."""
+    """Merge the kept weights between subwords into the largest weights between words."""
     row_of, key_of = (
         np.repeat(np.arange(len(spans)), [end - first for first, end, _ in spans])
         for spans in (rows, columns)
@@ -477,10 +476,10 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
 
 
 def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
-    """Weights between pieces `(..., L, S)` as weights between words.
+    """Merge weights between subwords `(..., L, S)` into weights between words.
 
-    The weight on a word is the sum over its pieces; what a word looks at is the mean over its
-    pieces. So each row still sums to 1.
+    The weight on a word is the sum over its subwords; the weight from a word is the mean over its
+    subwords. So each row still sums to 1.
 
     Source:
         Clark et al. 2019, section 4.1.

@@ -18,14 +18,14 @@ from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
-# Tokens up to which a text is traced whole, with (T, T) weights for each head.
+# A text of up to so many tokens is traced whole, with (T, T) weights for each head.
 WHOLE = 2 * LONG
 
 
 def traced(
     given: Any, tokens: Iterable[str] | None, model: Model | str | None, call: str
 ) -> tuple[Trace, Model | None]:
-    """A trace of one text from whatever was given, and the model if there is one."""
+    """Trace the text that was given, or take its trace; return the model too if there is one."""
     if isinstance(given, Trace | Seq2SeqTrace):
         trace = one_text(given, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
@@ -49,7 +49,7 @@ def traced(
 
 
 def texts_of(texts: list[Any], call: str) -> list[str]:
-    """Texts that have something in them."""
+    """Check that texts are strings with at least one word."""
     names = ["the text"] if len(texts) == 1 else ["the first text", "the second text"]
     for name, text in zip(names, texts, strict=True):
         if not check_text(text, call=call, name=name).strip():
@@ -58,15 +58,15 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
 
 
 def model_of(model: Model | str | None, texts: list[str]) -> Model:
-    """The model itself, or by its name; "random" knows the words of these texts."""
+    """Return the model, or load it by name; "random" knows the words of these texts."""
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
 def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
-    """The same, of a model that is to read these texts.
+    """Return the model, or load it by name, and check that it reads texts.
 
     Raises:
-        ValueError: it looks at images.
+        ValueError: the model reads images.
     """
     used = model_of(model, texts)
     if isinstance(used, VisionModel):
@@ -80,7 +80,7 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
 def places_in(
     trace: Trace, model: Model | None, word: str | int, call: str, name: str
 ) -> list[int]:
-    """The tokens of a word wherever it stands in the text, or the one at this place.
+    """Find the tokens of a word wherever it stands in the text, or check one position.
 
     Raises:
         ValueError: the word is not in the text; the message names the words there are.
@@ -88,11 +88,11 @@ def places_in(
     """
     size = len(trace.tokens)
     if isinstance(word, str):
-        found = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
-        if not found:
+        copies = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
+        if not copies:
             words = _listed(words_of(trace.tokens, trace.special))
             raise ValueError(f"{call}: {word!r} is not in the text: it has {words}")
-        return [place for places in found for place in places]
+        return [position for copy in copies for position in copy]
     place = whole_number(word, call=call, name=name, least=-size)
     if place >= size:
         raise IndexError(f"{call}: {name}={place}: the tokens are 0 to {size - 1}")
@@ -102,10 +102,10 @@ def places_in(
 def places_of(
     model: Model | None, word: str | None, a: Trace, b: Trace
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """The word to compare, why it is this one, and where it stands in each text.
+    """Choose the word to compare; return it, the reason, and its positions in each text.
 
-    Without a word the content word that both share; of several the one whose vectors after the last
-    layer are least alike.
+    Without a word, choose the content word that both texts share; of several, the word whose
+    vectors after the last layer are least alike.
 
     Raises:
         ValueError: the word is not in both, or they share none; the message names the words.
@@ -113,8 +113,8 @@ def places_of(
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
         return _shared(model, a, b, words)
-    found = [_found(trace, model, word) for trace in (a, b)]
-    missing = [number for number, places in enumerate(found) if not places]
+    copies = [_found(trace, model, word) for trace in (a, b)]
+    missing = [number for number, places in enumerate(copies) if not places]
     if len(missing) == 2:
         raise ValueError(
             f"compare: {word!r} is in neither text: the first has {_listed(words[0])}; "
@@ -125,34 +125,26 @@ def places_of(
         raise ValueError(
             f"compare: {word!r} is not in the {name} text: it has {_listed(words[missing[0]])}"
         )
-    return word, "it was asked for", found
+    return word, "it was asked for", copies
 
 
 def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """The word that both texts share, as `places_of` gives it."""
+    """Choose a word that both texts share, as `places_of` returns it."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
-        places = {
-            word: [_found(trace, model, word) for trace in (a, b)]
-            for word in first
-            if word in second
-        }
-        shared = [word for word, found in places.items() if all(found)]
+        both = (word for word in first if word in second)
+        places = {word: [_found(trace, model, word) for trace in (a, b)] for word in both}
+        shared = [word for word, copies in places.items() if all(copies)]
         if len(shared) == 1:
             return shared[0], f"it is the only {what} that both share", places[shared[0]]
         if shared:
-            ends = {
-                word: similarity_by_layer(a, places[word][0][0], b, places[word][1][0])
-                for word in shared
-            }
+            firsts = {word: [copies[0] for copies in places[word]] for word in shared}
+            ends = {word: similarity_by_layer(a, x, b, y) for word, (x, y) in firsts.items()}
             word = min(shared, key=lambda word: _last(ends[word]))
-            least = (
-                "after the last layer it is the least alike of the"
-                if len(ends[word])
-                else "it is the first of the"
-            )
+            least = "after the last layer it is the least alike of the"
+            least = least if len(ends[word]) else "it is the first of the"
             return word, f"{least} {what}s that both share ({_listed(shared)})", places[word]
     raise ValueError(
         f"compare: the texts share no word: the first has {_listed(words[0])}; the second "
@@ -161,13 +153,13 @@ def _shared(
 
 
 def _last(similarity: Array) -> float:
-    """The similarity after the last layer, to be the least; what is no number is not."""
+    """Return the similarity after the last layer; infinity for NaN, which is never the smallest."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 
 
 def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
-    """Where a word stands, as the model cuts it; without a model as its pieces spell it."""
+    """Find a word as the model cuts it into tokens; without a model, as its subwords spell it."""
     if model is None:
         return _spelled(trace, word)
     cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
@@ -175,16 +167,16 @@ def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
 
 
 def _spelled(trace: Trace, word: str) -> list[list[int]]:
-    """Where a word stands among tokens whose tokenizer is not known: as its pieces spell it.
+    """Find a word among tokens of an unknown tokenizer, as its subwords spell it.
 
     >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
     [[1, 2]]
     """
     spans = spans_of(trace.tokens, trace.special)
     for spell in (str, str.lower):
-        found = [list(range(i, j)) for i, j, name in spans if spell(bare(name)) == spell(word)]
-        if found:
-            return found
+        copies = [list(range(i, j)) for i, j, name in spans if spell(bare(name)) == spell(word)]
+        if copies:
+            return copies
     return []
 
 
@@ -194,7 +186,7 @@ def _listed(words: list[str], most: int = 20) -> str:
 
 
 def one_text(trace: Any, call: str) -> Trace:
-    """The trace of the one text that this one holds."""
+    """Check that a trace holds exactly one text, and return the trace of this text."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
             f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
@@ -213,7 +205,7 @@ def one_text(trace: Any, call: str) -> Trace:
 
 
 def _no_tokens(trace: Trace) -> str:
-    """Why there are none, and what can be done."""
+    """Explain why a trace has no tokens, and what to do."""
     if not trace.names():
         return (
             "this trace is empty: a recording is filled when its block ends without an error; a "
@@ -227,13 +219,13 @@ def _no_tokens(trace: Trace) -> str:
 
 
 def readable_trace(trace: Trace) -> Trace:
-    """The trace of one text with its tokens as a reader knows them."""
+    """Name the tokens of a trace as a reader knows them."""
     tokens, special = trace[0].tokens, trace[0].special
     names = plain_tokens(tokens, special)
     return trace if names == tokens else trace.with_tokens([names])
 
 
-# What may stand around a weight of 1 after a softmax in a half.
+# The error of a weight near 0 or 1 after a softmax in half precision.
 _SLACK = 1e-2
 
 
@@ -246,16 +238,16 @@ def heads_from(
     name: str = "attention",
     title: str = "",
 ) -> Heads:
-    """The heads of plain arrays.
+    """Make heads from plain arrays.
 
     Args:
         attention: weights, one array `(layers, heads, L, S)`, or for each layer an array or a
             tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
         tokens: the L queries.
-        keys: the S keys, where they are other tokens.
-        call: what an error says.
-        name: what the argument is called in an error.
-        title: what the text is called beside others.
+        keys: the S keys, if they are other tokens.
+        call: the name of the call in errors.
+        name: the name of the argument in errors.
+        title: the name of the text beside other texts.
     """
     arrays = _layers(attention, call, name)
     size, width = arrays[0].shape[1:]
@@ -270,7 +262,7 @@ def heads_from(
 
 
 def _layers(attention: Any, call: str, name: str) -> list[Array]:
-    """Each layer's weights `(heads, L, S)`."""
+    """Return each layer's weights `(heads, L, S)`."""
     if isinstance(attention, (list, tuple)) and len(attention) and _dims(attention[0]) != 2:
         parts = list(attention)
     else:
@@ -315,7 +307,7 @@ def _dims(part: Any) -> int:
 
 
 def _read(x: Any, call: str, name: str) -> Array:
-    """Weights as float32 or float64, wherever they are and whatever hangs on them."""
+    """Convert weights from any device or library to float32 or float64, and check their range."""
     for method in ("detach", "cpu"):  # a tensor on another device, or one that wants gradients
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, call=call, name=name)

@@ -1,4 +1,4 @@
-"""What a model predicts without a head, and without a word."""
+"""The effect of removing a head, or of hiding a word, on a model's guess."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
-MOST_HEADS = 48  # are removed in turn, of the last layers; the same in assets/store/rule.js
+MOST_HEADS = 48  # the heads removed in turn, of the last layers; the same in assets/store/rule.js
 MOST_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one head changes at the first gap of a text.
+    """The effect of removing one head at the first gap of a text.
 
     Attributes:
         layer: the layer.
         head: the head.
-        place: the gap: the token where a word is missing.
-        moved: how much of the probability goes to other words: half the sum of the differences.
-        word: the first guess of the model as it is.
+        place: the position of the gap: the token where a word is missing.
+        moved: the probability that goes to other words: half the sum of the differences.
+        word: the first guess of the unchanged model.
         before: its probability.
         after: its probability without the head.
         layers: the layers whose heads were removed in turn.
@@ -49,12 +49,12 @@ class Removal:
 
     @property
     def stands_out(self) -> bool:
-        """Whether that is enough to be called a finding."""
+        """Whether the effect is large enough to be a finding."""
         return self.moved >= STANDS_OUT
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """The first gap of a text, if this run is of a model as it is, and the model fills gaps."""
+    """Return the first gap of a text, if the run is unchanged and its model fills gaps."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -63,29 +63,29 @@ def gap_of(model: Model | None, trace: Trace) -> int | None:
 
 
 def removed_in_turn(model: Model) -> list[int]:
-    """The layers whose heads are removed in turn: all, or the last, with 48 heads or in one."""
+    """List the layers whose heads are removed: all, or the last ones up to 48 heads."""
     return [*range(model.num_layers)][-max(1, MOST_HEADS // model.num_heads) :]
 
 
 def removal_of(
     model: Model | None, trace: Trace, layer: int | None = None, head: int | None = None
 ) -> Removal | None:
-    """The head without which the guess at the first gap changes most; None without a gap.
+    """Find the head whose removal changes the guess at the first gap most; None without a gap.
 
     Ties go to the lowest layer, then head.
 
     Args:
         model: the model.
-        trace: of the text, with its ids; which activations it has does not matter.
-        layer: this layer alone.
-        head: this head of each layer alone.
+        trace: of the text, with its ids; its activations do not matter.
+        layer: consider this layer alone.
+        head: consider this head of each layer alone.
     """
     place = gap_of(model, trace)
     if place is None or model is None:
         return None
     layers = removed_in_turn(model) if layer is None else [layer]
-    logits, found = removals(model, trace, place, layers)
-    kept = {at: each for at, each in found.items() if head in (None, at[1])}
+    logits, effects = removals(model, trace, place, layers)
+    kept = {at: effect for at, effect in effects.items() if head in (None, at[1])}
     if not np.isfinite([moved for moved, _ in kept.values()]).all():
         return None
     best = max(kept, key=lambda at: kept[at][0])
@@ -98,27 +98,27 @@ def removal_of(
 def moved_in_both(
     model: Model | None, traces: Sequence[Trace], places: Sequence[int]
 ) -> dict[tuple[int, int], float] | None:
-    """Of each head how much its removal moves at a gap, on average; None unless all are gaps."""
+    """Average the effect of each head's removal over two gaps; None unless both are gaps."""
     if model is None or [gap_of(model, trace) for trace in traces] != list(places):
         return None
     layers = removed_in_turn(model)
     runs = [removals(model, trace, at, layers)[1] for trace, at in zip(traces, places, strict=True)]
-    found = {at: sum(run[at][0] for run in runs) / len(runs) for at in runs[0]}
-    return found if np.isfinite([*found.values()]).all() else None
+    means = {at: sum(run[at][0] for run in runs) / len(runs) for at in runs[0]}
+    return means if np.isfinite([*means.values()]).all() else None
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def removals(
     model: Model, trace: Trace, place: int, layers: Iterable[int]
 ) -> tuple[Array, dict[tuple[int, int], tuple[float, float]]]:
-    """The logits at a place, and what each head's removal does there.
+    """Compute the logits at a position, and the effect of each head's removal on them.
 
-    The copies of a text that go without the heads of a layer run together, and nothing below that
-    layer is computed again.
+    For each layer, one batch runs copies of the text that each lack another head; lower layers are
+    not computed again.
 
     Returns:
-        Logits (V), and for each (layer, head) how much of the probability goes to other words, and
-        what is left of that of the first guess.
+        Logits (V), and for each (layer, head) the probability that goes to other words, and the
+        probability that the first guess keeps.
     """
     layers = list(layers)
     last = handed_on(model, model.num_layers - 1)[0]
@@ -127,12 +127,12 @@ def removals(
     logits = model.unembed(run[last][0, place])
     before = softmax(logits.astype(np.float64))
     best = int(before.argmax())
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    effects: dict[tuple[int, int], tuple[float, float]] = {}
     for layer in layers:
         heads = np.arange(model.layers[layer].attn.num_heads)
 
         def remove(z: Array, heads: Array = heads) -> Array:
-            """Of each copy of the text another head."""
+            """Remove another head of each copy of the text."""
             z[heads, :, heads] = 0
             return z
 
@@ -140,11 +140,11 @@ def removals(
         resid = model.run_layers(resid, layer, edit={("z", layer): remove})
         after = softmax(model.unembed(resid[:, place]).astype(np.float64))  # (H, V)
         moved = np.abs(after - before).sum(axis=-1) / 2
-        found |= {
+        effects |= {
             (layer, head): (float(moved[head]), float(after[head, best]))
             for head in range(len(heads))
         }
-    return logits, found
+    return logits, effects
 
 
 COUNT = 5  # words that are shown
@@ -152,14 +152,15 @@ COUNT = 5  # words that are shown
 
 @dataclass(frozen=True)
 class Opening:
-    """A place of a text, what a model has there, and what becomes of it without a word.
+    """A position of a text, the guess of a model there, and the guess with one word hidden.
 
     Attributes:
-        place: of the token.
+        place: the position of the token.
         before: the likeliest words there, with their probabilities.
-        hidden: the places of the word whose hiding changes most; empty where there is no other.
+        hidden: the positions of the word whose hiding changes most; empty if there is no other
+            word.
         word: this word.
-        after: the likeliest words when it is hidden; `before` where there is none.
+        after: the likeliest words with this word hidden; `before` if there is none.
     """
 
     place: int
@@ -170,17 +171,17 @@ class Opening:
 
 
 def opening_of(model: Model, trace: Trace) -> Opening:
-    """The place of a text to begin with, and the word to hide.
+    """Choose the position of a text to begin with, and the word to hide.
 
-    The place is the first mask token, else the last content word; in a decoder it is the last
-    token, behind which the next word comes. The word is the content word
-    without which the probabilities of all words at this place differ most (half the sum of what
-    separates them), of those without which the likeliest word is another, if there are any.
+    The position is the first mask token, else the last content word; in a decoder it is the last
+    token, which the next word follows. The word is the content word whose hiding changes the
+    probabilities there most (half the sum of the differences), among the words whose hiding changes
+    the likeliest word, if there are any.
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)
     flags, _ = content(tokens, special)
-    masks = [place for place, token in enumerate(tokens) if token == model.mask]
+    masks = [position for position, token in enumerate(tokens) if token == model.mask]
     words = [
         (list(range(first, end)), word)
         for first, end, word in spans_of(tokens, special)
@@ -190,34 +191,32 @@ def opening_of(model: Model, trace: Trace) -> Opening:
         place = len(tokens) - 1
     else:
         place = masks[0] if masks else words[-1][0][0] if words else _first_word(tokens, special)
-    as_it_is = _chances(model, trace, place)
-    found = []
-    for places, word in words:
-        if place not in places:
-            chances = _chances(model, trace, place, places)
-            other = bool(chances.argmax() != as_it_is.argmax())
-            found.append(((other, float(np.abs(chances - as_it_is).sum()) / 2), places, word))
-    _, hidden, word = max(found, key=lambda one: one[0], default=(None, [], ""))
+    unchanged = _probabilities(model, trace, place)
+    effects = []
+    for positions, word in words:
+        if place not in positions:
+            changed = _probabilities(model, trace, place, positions)
+            other = bool(changed.argmax() != unchanged.argmax())
+            effects.append(((other, float(np.abs(changed - unchanged).sum()) / 2), positions, word))
+    _, hidden, word = max(effects, key=lambda effect: effect[0], default=(None, [], ""))
     before, after = (_guesses(model, trace, place, hide) for hide in ([], hidden))
     return Opening(place, before[0], hidden, word, after[0])
 
 
 def _first_word(tokens: list[str], special: list[bool]) -> int:
-    """The first token that is a word; without one, the first that is none of the tokenizer's."""
+    """Return the first token that is a word; else the first token that is not special."""
     return int(np.argmax(is_word(tokens, special))) or int(np.argmin(special))
 
 
-def _chances(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:
-    """The probability of each word of the vocabulary at a place, in float64 (V)."""
-    ids = np.asarray(trace.ids)
+def _probabilities(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:
+    """Compute the probability of each word of the vocabulary at a position, in float64 (V)."""
     [last] = handed_on(model, model.num_layers - 1)
-    run = model.trace(ids, names=[last], hide=hide or ())
-    logits = model.unembed(run[last][0, place])
-    return softmax(logits.astype(np.float64))
+    run = model.trace(np.asarray(trace.ids), names=[last], hide=hide or ())
+    return softmax(model.unembed(run[last][0, place]).astype(np.float64))
 
 
 def _guesses(model: Model, trace: Trace, place: int, hide: list[int]) -> Guesses:
-    """The likeliest words at a place."""
+    """Return the likeliest words at a position."""
     tokens = Tokenized(
         np.asarray(trace.ids), list(trace.tokens), list(trace.offsets), list(trace.special)
     )

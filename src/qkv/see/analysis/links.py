@@ -1,4 +1,4 @@
-"""x."""
+"""Links: weights between words that are worth a sentence, and whether they stand out."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads
 
-# What a head has to do to stand out, here and in assets/store/rule.js; docs/views.md says why.
+# Limits of the rule for a head, here and in assets/store/rule.js; docs/views.md gives the reasons.
 STANDS_OUT = 0.1  # of a weight, or of the probability at a gap
-
-
-OF_PLACES = 0.4  # a head that gives as much to a distance, or to one word, looks at a place
+OF_PLACES = 0.4  # a head with this average for a distance, or for a key, attends to a position
 
 
 @dataclass(frozen=True)
 class Link:
-    """One weight: what the token at `query` puts on the token at `key`.
+    """One weight, from the token at `query` to the token at `key`.
 
     Attributes:
         layer: the layer.
         head: the head.
-        query: the place of the token that looks.
-        key: the place of the token that is looked at.
+        query: the position of the token that attends.
+        key: the position of the token that is attended to.
         weight: the weight.
-        usual: what the head gives to that distance, and to that key, as `Heads.usual` has it.
+        usual: the averages of its distance and of its key, from `Heads.usual`.
     """
 
     layer: int
@@ -39,34 +37,32 @@ class Link:
 
     @property
     def expected(self) -> float:
-        """What position and the word looked at would have it at most."""
-        at_distance, on_key = self.usual
-        return max(2 * at_distance, on_key)
+        """Return the weight that its distance and its key explain."""
+        return max(2 * self.usual[0], self.usual[1])
 
     @property
     def of_places(self) -> bool:
-        """Whether its head looks at that distance, or at that word, whatever the words are."""
+        """Whether its head attends to that distance, or to that word, whatever the words are."""
         return max(self.usual) >= OF_PLACES
 
     @property
     def above(self) -> float:
-        """By how much it is more than is expected; 0 where that is no more, or its head's habit."""
+        """Return its weight above the expected one; 0 for a head that attends to a position."""
         return 0.0 if self.of_places else max(0.0, self.weight - self.expected)
 
     @property
     def stands_out(self) -> bool:
-        """Whether that is enough to be called a finding."""
+        """Whether it is far enough above the expected weight to be a finding."""
         return self.above >= STANDS_OUT
 
 
 def strongest_links(heads: Heads, layer: int, head: int, count: int | None = None) -> list[Link]:
-    """The largest weights of one head between two different content words, largest first.
+    """List a head's largest weights between two different content words, largest first.
 
     Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
     """
-    weights, keys = (
-        part[head] for part in heads.links(layer)
-    )  # (L, S), or (L, k) where only those are kept
+    # (L, S), or (L, k) if only the k largest are kept
+    weights, keys = (part[head] for part in heads.links(layer))
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     places = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [
@@ -77,12 +73,12 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
 
 
 def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
-    """What a word attends to in one head, `(T,)` and summing to 1: the mean over its pieces."""
+    """Return the weights from a word in one head, `(T,)`, as the mean over its subwords."""
     return np.asarray(np.mean([heads.row(layer, head, place) for place in positions], axis=0))
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
-    """The content words that a word looks at most, each in the head where it does so most.
+    """List the content words that a word attends to most, each in its strongest head.
 
     The word itself is left out. Ties go to the lowest layer, then head.
     """

@@ -14,10 +14,10 @@ Measure = Callable[[Array], Array]  # of one layer's weights (H, L, S): a number
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
-    """Every measure of every head, each `(layers, heads)`; None where it is not known.
+    """Compute every measure of every head, each `(layers, heads)`; None for unknown ones.
 
-    Of a text of which only the largest weights were kept, `first` and `separators` are known: they
-    need what each key received and no more.
+    If only the largest weights of a text were kept, `first` and `separators` are known: they need
+    no more than the weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
@@ -43,9 +43,9 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
 
 
 def entropy(weights: Array) -> Array:
-    """How spread out what a token looks at is, `(H,)` in bits: 0 is one key, 1 two equal ones.
+    """Compute how spread out the weights of a token are, `(H,)` in bits: 1 bit is two equal keys.
 
-    The mean over queries of `-sum(w * log2(w))`. Queries that see nothing are left out.
+    The mean over queries of `-sum(w * log2(w))`, without queries that attend to nothing.
 
     Source:
         Clark et al. 2019, "What Does BERT Look At?", section 3.3.
@@ -59,9 +59,9 @@ def entropy(weights: Array) -> Array:
 
 
 def on_offset(weights: Array, offset: int) -> Array:
-    """The mean weight on the token `offset` places on, `(H,)`: -1 the previous one, 1 the next.
+    """Compute the mean weight on the token `offset` positions on, `(H,)`: -1 is the previous token.
 
-    Over the queries that have such a token and see anything.
+    Queries count if they have such a token and attend to anything.
 
     Source:
         Clark et al. 2019, section 3.1.
@@ -75,9 +75,9 @@ def on_offset(weights: Array, offset: int) -> Array:
 
 
 def on_keys(weights: Array, keys: Any) -> Array:
-    """The mean over queries of the weight on these keys together, `(H,)`.
+    """Compute the mean over queries of the summed weight on these keys, `(H,)`.
 
-    With key 0 the weight on the first token, with the special tokens after it that on separators.
+    Key 0 gives the weight on the first token, the later special tokens the weight on separators.
 
     Source:
         Clark et al. 2019, section 3.2.
@@ -90,9 +90,9 @@ def on_keys(weights: Array, keys: Any) -> Array:
 
 
 def on_cells(weights: Array, cells: Array) -> Array:
-    """The mean weight that a query puts on its cells `(L, S)` together, `(H,)`.
+    """Compute the mean of the summed weight of a query on its cells `(L, S)`, `(H,)`.
 
-    Over the queries that have such a cell and see anything.
+    Queries count if they have such a cell and attend to anything.
 
     >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
     array([0.75])
@@ -102,10 +102,10 @@ def on_cells(weights: Array, cells: Array) -> Array:
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Where induction looks, `(L, L)` bool: from a token to those behind its earlier copies.
+    """Mark the targets of induction, `(L, L)` bool: the tokens behind earlier copies of a token.
 
     In "a b c a", from the second "a" to "b". Special tokens have no copies, and a token's weight on
-    itself, as in "a a", is left out.
+    itself, as in "a a", does not count.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
@@ -123,7 +123,7 @@ def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
 
 
 def distance(weights: Array) -> Array:
-    """How far away a token looks, `(H,)` in tokens: the mean of `sum(w * |i - j|)`.
+    """Compute the mean distance of attention, `(H,)` in tokens: the mean of `sum(w * |i - j|)`.
 
     Source:
         Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language
@@ -138,7 +138,7 @@ def distance(weights: Array) -> Array:
 
 
 def summarize(weights: Array, top_k: int) -> Summary:
-    """The largest weights of each query and what each key received, from weights `(H, L, S)`.
+    """Keep the largest weights of each query, and the sum on each key, of weights `(H, L, S)`.
 
     Ties go to the lower key.
 
@@ -156,7 +156,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """The mean of each head's parts `(H, L)`, `(H,)`, over the queries that see anything."""
+    """Average each head's parts `(H, L)` over the queries that attend to anything, `(H,)`."""
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
@@ -164,7 +164,7 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
 
 
 def strongest(score: Array, count: int) -> list[int]:
-    """The places of the `count` largest numbers, in their order of place; ties to the first.
+    """Return the positions of the `count` largest numbers in their own order; ties go to the first.
 
     >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
     [1, 3]
@@ -173,7 +173,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """The rows and columns in which the largest numbers stand, in their order of place.
+    """Return the rows and columns that hold the largest numbers, each in its own order.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])

@@ -1,7 +1,8 @@
-"""Which head a view opens on, and why it is that one."""
+"""The choice of the head that a view opens on, and the reason for it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,8 +15,8 @@ from qkv.see.analysis.interventions import Removal
 from qkv.see.analysis.links import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was asked for"
-_LEAST = 0.05  # a smaller weight is no link to compare
-_WEAK = 0.1  # a head that was asked for, and has no larger one, shows what it has
+_LEAST = 0.05  # smaller weights are no links to compare
+_WEAK = 0.1  # a head that was asked for shows its largest link if no content link is larger
 
 
 class Notation(NamedTuple):
@@ -27,7 +28,7 @@ class Notation(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """A probability or a weight in per cent, as the live page writes it.
+    """Write a probability or a weight in per cent, as the live page does.
 
     >>> [percent(share) for share in (0.138, 0.0731, 0.0004, 0.0)]
     ['14%', '7.3%', 'under 0.1%', '0%']
@@ -41,21 +42,21 @@ def percent(share: float) -> str:
 TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
 PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
-# Of a layer and a head that were asked for, or None, the head that matters most at a gap.
+# Finds the head that matters most at a gap, within a layer and a head if they are asked for.
 Removing = Callable[[int | None, int | None], Removal | None]
 
 
 @dataclass(frozen=True)
 class ChosenHead:
-    """The head to show, and why it is this one.
+    """The head to show, and the reason for the choice.
 
     Attributes:
         layer: the layer.
         head: the head.
-        link: its strongest link, if it has one; at a gap what the gap looks at.
-        reason: why it is this one, in words.
-        stands_out: whether it is a finding; None where nobody claims so, as it was asked for.
-        headline: what is said of it, where that is more than its link.
+        link: its strongest link, if it has one; at a gap the link from the gap.
+        reason: why this head is shown, in words.
+        stands_out: whether it is a finding; None if the reader asked for it.
+        headline: a sentence about it that says more than its link; or empty.
     """
 
     layer: int
@@ -67,7 +68,7 @@ class ChosenHead:
 
     @property
     def where(self) -> str:
-        """Which head it is, in words."""
+        """Name the head in words."""
         return f"layer {self.layer}, head {self.head}"
 
 
@@ -77,32 +78,32 @@ def rank_heads(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
 ) -> list[Link]:
-    """The strongest link of each head, those first that are furthest above what is usual.
+    """Return the strongest link of each head, those furthest above the usual weight first.
 
-    A link is between two different content words, or from and to the places asked for. What is
-    usual is the larger of twice what its head gives to words at that distance and what it gives to
-    that word from others. Links that are not above it come next, the largest weight first, and last
-    those of heads that give 0.4 or more to either; ties go to the lowest layer, then head.
+    A link joins two different content words, or the positions asked for. The usual weight is the
+    larger of two averages: twice the head's weight for words at that distance, and its weight on
+    that word from other words. Links that are not above it come next, the largest weight first, and
+    last the links of heads with an average of 0.4 or more; ties go to the lowest layer, then head.
     """
-    found = []
+    links = []
     for layer in seen.layers if layers is None else layers:
         best = zip(*seen.best_links(layer, queries, keys), strict=True)
         for head, (weight, query, key) in enumerate(best):
             if weight > 0:
                 place = int(query), int(key)
                 usual = seen.usual(layer, head, *place)
-                found.append(Link(layer, head, *place, float(weight), usual))
+                links.append(Link(layer, head, *place, float(weight), usual))
     return sorted(
-        found, key=lambda link: (not link.of_places, link.above, link.weight), reverse=True
+        links, key=lambda link: (not link.of_places, link.above, link.weight), reverse=True
     )
 
 
 def other_heads(
     seen: Heads, links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
 ) -> list[Link]:
-    """Of ranked links those of other heads that stand out too, each pair once.
+    """Choose the ranked links of other heads that stand out too, each pair of words once.
 
-    With `repeat`, of one link that was asked for, all of other heads.
+    With `repeat`, for one link that was asked for, choose the links of all other heads.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -126,15 +127,16 @@ def choose_head(
     removing: Removing | None = None,
     written: Notation = TERMINAL,
 ) -> tuple[ChosenHead, list[Link]]:
-    """The head to open on, by the rule of all views, and all links as `rank_heads` has them.
+    """Choose the head to open on by the rule of all views; return it and all ranked links.
 
-    At a gap it is the head whose removal changes the guess most, as `removing` measures it; without
-    one, or where places were asked for, the head whose strongest link is furthest above what is
-    usual. What is less than 0.1 is no finding, and nothing is in an untrained model: the headline
-    says so.
+    At a gap it is the head whose removal changes the guess most, as `removing` measures it. Without
+    a gap, or if positions were asked for, it is the head whose strongest link is furthest above the
+    usual weight. A difference below 0.1 is no finding, and neither is any head of an untrained
+    model: the headline says so.
 
-    `layer` and `head` narrow the choice, `queries` and `keys` name the places that links go from
-    and to. A head that was asked for may look at no content word; then its link is to any word.
+    `layer` and `head` narrow the choice; `queries` and `keys` are the positions that links join. A
+    head that was asked for may have no link between content words; then it shows its largest link
+    to any word.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
@@ -169,11 +171,8 @@ def choose_head(
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
         query, key = seen.queries.names[best.query], seen.keys.names[best.key]
-        below = (
-            ""
-            if seen.untrained
-            else f", less than {written.points(STANDS_OUT)} above what is usual"
-        )
+        least = f", less than {written.points(STANDS_OUT)} above what is usual"
+        below = "" if seen.untrained else least
         headline = (
             f"{nothing}: the strongest {'of these links' if asked else 'content link'} is "
             f"{query} → {key}, {written.share(best.weight)} "
@@ -183,7 +182,7 @@ def choose_head(
 
 
 def _none(layer: int | None, head: int | None, untrained: bool) -> str:
-    """That no head stands out, in words."""
+    """Write that no head stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
     which = which if head is None else f"In no layer head {head}"
     return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
@@ -192,7 +191,7 @@ def _none(layer: int | None, head: int | None, untrained: bool) -> str:
 def _at_gap(
     seen: Heads, removal: Removal, nothing: str, head: int | None, written: Notation
 ) -> ChosenHead:
-    """The head that was found by removal, and what the gap looks at in it."""
+    """Describe the head that was found by removal, and its link from the gap."""
     [query] = seen.queries.rows_of([removal.place])
     row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
     key = int(row.argmax())
@@ -220,7 +219,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """The key that a query looks at most in a head: another content word if any gets a tenth."""
+    """Return the key that a query attends to most: another content word if one gets a tenth."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -229,7 +228,7 @@ def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
 
 
 def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
-    """The head's largest weight between a content word and any other word."""
+    """Return the head's largest weight between a content word and any other word."""
     words, keys = (np.flatnonzero(axis.is_word).tolist() for axis in (seen.queries, seen.keys))
     links = [*rank_heads(seen, [layer], words), *rank_heads(seen, [layer], None, keys)]
     own = (link for link in links if link.head == head)
@@ -237,7 +236,7 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
-    """Why the head of this link is shown, in words."""
+    """Write why the head of this link is shown."""
     query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
@@ -252,7 +251,7 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
 
 
 def searched(seen: Heads, layer: int | None, head: int | None) -> str:
-    """Among which heads one was chosen, in words."""
+    """Name the heads among which the choice was made."""
     if layer is not None:
         return f"all heads of layer {layer}"
     every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
@@ -270,17 +269,16 @@ def contrasting_head(
     *,
     moved: Mapping[tuple[int, int], float] | None = None,
 ) -> ChosenHead:
-    """The head in which what a word looks at differs most between two texts.
+    """Choose the head in which the attention of a word differs most between two texts.
 
-    What counts is by how much its links to content words are above what is usual, as `rank_heads`
-    has it: the difference is half the sum, over all words, of what separates them in the two texts.
-    Where none is above it, and of heads that differ alike, all weights are compared in the same
-    way: 0 is the same, 1 nothing in common. Ties go to the lowest layer, then head. A head stands
-    out if a link is above what is usual by 0.1 more in one text than in the other, and neither
-    model is untrained.
+    The difference is half the sum, over all words, of the differences between its links to content
+    words, each by its weight above the usual one (`rank_heads`). If no link is above it, and among
+    heads that differ alike, all weights are compared in the same way: 0 is the same, 1 nothing in
+    common. Ties go to the lowest layer, then head. A head stands out if a link is above the usual
+    weight by 0.1 more in one text than in the other, and neither model is untrained.
 
-    `moved` says of heads how much removing them changes the guesses, where the word is a gap in
-    both texts: then that decides.
+    `moved` says how much the removal of each head changes the guesses, if the word is a gap in both
+    texts; then this decides.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
@@ -299,12 +297,11 @@ def contrasting_head(
             "the probability goes to other words"
         )
         return ChosenHead(*place, None, reason, trained and removed[place] >= STANDS_OUT)
-    found = {
+    pairs = {
         at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in places
     }
-    place = max(found, key=lambda at: [_apart(*both) for both in found[at]])
-    (one, other), both = found[place]
-    looks = _apart(*both)
+    place = max(pairs, key=lambda at: [_apart(*both) for both in pairs[at]])
+    (one, other), both = pairs[place]
     link = max((abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in {**one, **other}), default=0.0)
     stands_out = trained and link >= STANDS_OUT
     if stands_out:
@@ -316,38 +313,37 @@ def contrasting_head(
     else:
         reason = (
             "it is the one where what the word looks at differs most between the two "
-            f"({looks:.2f} of its weight is elsewhere), of {among}"
+            f"({_apart(*both):.2f} of its weight is elsewhere), of {among}"
         )
     return ChosenHead(*place, None, reason, stands_out)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """What a word looks at, by what the tokens are."""
+    """Sum the weights from a word by the names of the tokens."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """By how much a word's links to content words are above what is usual, where they are."""
+    """Sum how far a word's links to content words are above the usual weight, by name."""
     weights = attended(heads, layer, head, rows)
-    found = []
-    for key in heads.content_keys(rows[0]):
-        if weights[key] > _LEAST:
-            usual = heads.usual(layer, head, rows[0], key)
-            link = Link(layer, head, rows[0], key, float(weights[key]), usual)
-            found.append((key, link.above))
-    return _by_name(heads, found)
+    query = rows[0]
+    links = (
+        Link(layer, head, query, key, float(weights[key]), heads.usual(layer, head, query, key))
+        for key in heads.content_keys(query)
+        if weights[key] > _LEAST
+    )
+    return _by_name(heads, ((link.key, link.above) for link in links))
 
 
 def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    names = heads.keys.tokens
+    sums: dict[str, float] = defaultdict(float)
     for key, weight in weights:
-        sums[names[key]] = sums.get(names[key], 0.0) + weight
+        sums[heads.keys.tokens[key]] += weight
     return sums
 
 
 def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
-    """The total variation distance of two attentions, by what the tokens are.
+    """Compute the total variation distance of two attentions by the names of the tokens.
 
     >>> _apart({"a": 0.5, "b": 0.5}, {"b": 0.5, "c": 0.5})
     0.5
@@ -362,40 +358,40 @@ def changed_head(
     layer: int | None = None,
     head: int | None = None,
 ) -> ChosenHead:
-    """The head whose weights differ most between two runs of one text.
+    """Choose the head whose weights differ most between two runs of one text.
 
-    The difference is half the sum of what separates the weights of each query, and its mean over
-    the queries. Heads that either run went `without` are left out. Ties go to the lowest layer,
-    then head.
+    The difference is half the sum of the differences of each query's weights, averaged over the
+    queries. Heads in `without`, which either run ablated, do not count. Ties go to the lowest
+    layer, then head.
 
     Raises:
         IndexError: `layer` or `head` is not there; the message names the range.
     """
     layer, head = checked_place(b, layer, head, "compare")
     places = places_among(a, layer, head, "compare")
-    found = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in places}
-    place = max(found, key=lambda at: found[at])
+    moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in places}
+    place = max(moved, key=lambda at: moved[at])
     reason = (
         "it is the one whose weights differ most between the two runs "
-        f"({max(found[place], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
+        f"({max(moved[place], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
     )
     return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
 
 
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
-    """How much of a head's weight is elsewhere in the other run: the mean of the queries."""
+    """Compute the share of a head's weight that moved in the other run, averaged over queries."""
     x, y = (
         np.stack([seen.row(layer, head, query) for query in range(len(a.queries.tokens))])
         for seen in (a, b)
     )
     share = np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2
-    return float(np.nan_to_num(share, nan=-1.0))  # where it is not known, it is not the most
+    return float(np.nan_to_num(share, nan=-1.0))  # an unknown share is not the largest
 
 
 def places_among(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> list[tuple[int, int]]:
-    """The heads to choose among, the lowest layer first, once it is checked that they are there."""
+    """Check a layer and a head, and list the heads to choose among, the lowest layer first."""
     layer, head = checked_place(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))
@@ -404,7 +400,7 @@ def places_among(
 def checked_place(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """A layer and a head that are there, counted from 0; -1 is the model's last.
+    """Check a layer and a head, and count both from 0; -1 is the model's last.
 
     Raises:
         IndexError: they are not.
@@ -436,7 +432,7 @@ def checked_place(
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Whole numbers in words: `0 to 5`, or `2, 4`.
+    """Write whole numbers in words: `0 to 5`, or `2, 4`.
 
     >>> span([0, 1, 2]), span([2, 4]), span([0])
     ('0 to 2', '2, 4', '0 only')

@@ -1,4 +1,4 @@
-"""One text through the snapshots of a training run, and what each head comes to look at."""
+"""One text through the snapshots of a training run, and the attention of each head."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
 
-# What may differ between the configs of one run: how it came about, and not what it computes.
+# Keys that may differ between the configs of one run: they do not change what it computes.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run to be looked at.
+    """A training run.
 
     Attributes:
-        name: what it is called.
-        steps: of its snapshots, in order.
-        losses: of each logged step, in order; none where nothing was logged.
+        name: the name of the run.
+        steps: the steps of its snapshots, in order.
+        losses: the loss at each logged step, in order; empty without a log.
         open: from a step to its model, or to a trace.
     """
 
@@ -47,7 +47,7 @@ class Run:
 
 
 def read_run(run: Any) -> Run:
-    """The run that a folder holds, or that a mapping from step to model or trace is.
+    """Read a run from a folder, or from a mapping from step to model or trace.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -98,12 +98,12 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
 
 
 def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
-    """Each step with the trace of the text by its snapshot: weights, and at first scores too.
+    """Trace the text with each snapshot: the weights, and for the first snapshot the scores too.
 
     Args:
         run: the run.
-        text: the text, or the ids of its tokens; None where the run holds traces.
-        most: how many weights, of all layers and heads, one trace may have.
+        text: the text, or the ids of its tokens; None if the run holds traces.
+        most: the largest number of weights, of all layers and heads, in one trace.
 
     Raises:
         ValueError: there is no text or one too many, it is empty or too long, or the snapshots
@@ -144,12 +144,10 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(np.atleast_1d(text))
     _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
-        if again:  # that a text was cut has been said
+        if again:  # the first snapshot has warned that the text was cut
             warnings.simplefilter("ignore", UserWarning)
-        trace = model.trace(
-            text if isinstance(text, str) else np.asarray(text),
-            names=["pattern"] if again else ["pattern", "attn_scores"],
-        )
+        names = ["pattern"] if again else ["pattern", "attn_scores"]
+        trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)
     return one_text(trace, "replay")
 
 
@@ -195,12 +193,12 @@ BECOMES = 0.5  # weight from which a head is called by what it looks at
 
 
 class Score(NamedTuple):
-    """What a head may come to look at.
+    """One measure of what a head attends to.
 
     Attributes:
-        name: short.
-        of: what of its weight is meant, in words.
-        head: what a head is called that does it.
+        name: a short name.
+        of: the weight that it measures, in words.
+        head: the name for heads with a high score.
     """
 
     name: str
@@ -221,16 +219,16 @@ class Replay:
     """One text through the snapshots of a run.
 
     Attributes:
-        run: what the run is called.
-        first: the trace of the first snapshot, for what stays the same.
-        heads: those of the first snapshot, likewise.
-        steps: of the snapshots, in order.
-        scores: what is scored.
+        run: the name of the run.
+        first: the trace of the first snapshot, for everything that stays the same.
+        heads: the heads of the first snapshot.
+        steps: the steps of the snapshots, in order.
+        scores: the measures.
         values: the scores, `(steps, layers, heads, scores)` float64.
-        shown: places in `steps` of the snapshots whose weights are kept.
+        shown: the indices in `steps` of the snapshots whose weights are kept.
         weights: `(shown, layers, heads, L, L)`.
-        hidden: where a mask hides a key, `(layers, heads, L, L)`, if that is known.
-        losses: of each logged step.
+        hidden: the masked cells, `(layers, heads, L, L)`, if they are known.
+        losses: the loss at each logged step.
     """
 
     run: str
@@ -246,50 +244,47 @@ class Replay:
 
     @property
     def layers(self) -> list[int]:
-        """The numbers of the layers."""
+        """Return the numbers of the layers."""
         return self.heads.layers
 
     @property
     def rises(self) -> Array:
-        """By how much each score rose from the first step to the last; of one step the scores."""
-        if len(self.steps) == 1:
-            return np.asarray(self.values[0])
-        return np.asarray(self.values[-1] - self.values[0])
+        """Return the rise of each score from the first step to the last; of one step the scores."""
+        rises = self.values[-1] - self.values[0]
+        return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 
     @property
     def knots(self) -> list[int]:
-        """The steps that charts have at even distances: snapshots, and the ends of what was logged.
+        """Return the steps at even distances in charts: snapshots, and both ends of the log.
 
-        Snapshots are mostly taken ever farther apart, since most happens early.
+        Snapshots are mostly taken at growing distances, since most changes happen early.
         """
         every = [*self.steps, *(step for step, _ in self.losses)]
         return sorted({*self.steps, min(every), max(every)})
 
     def course(self, head: ChosenHead, score: int) -> Array:
-        """One score of one head at each step."""
+        """Return one score of one head at each step."""
         return np.asarray(self.values[:, self.layers.index(head.layer), head.head, score])
 
     def patterns(self, head: ChosenHead) -> Array:
-        """One head's weights at each step that is shown, `(shown, L, L)`."""
+        """Return one head's weights at each shown step, `(shown, L, L)`."""
         return np.asarray(self.weights[:, self.layers.index(head.layer), head.head])
 
     def hidden_of(self, head: ChosenHead) -> Array | None:
-        """Where a mask hides a key from a query of this head, `(L, L)`, if that is known."""
-        return (
-            None if self.hidden is None else self.hidden[self.layers.index(head.layer), head.head]
-        )
+        """Return the masked cells of this head, `(L, L)`, if they are known."""
+        place = self.layers.index(head.layer), head.head
+        return None if self.hidden is None else self.hidden[place]
 
     def loss_at(self, step: int) -> float | None:
-        """The loss that was logged nearest to a step; None where nothing was logged."""
-        if not self.losses:
-            return None
-        return min(self.losses, key=lambda logged: abs(logged[0] - step))[1]
+        """Return the loss that was logged nearest to a step; None without a log."""
+        nearest = min(self.losses, key=lambda logged: abs(logged[0] - step), default=None)
+        return None if nearest is None else nearest[1]
 
 
 def replay_of(run: Run, text: Text) -> Replay:
-    """Trace a text with each snapshot of a run, score each head, and keep what a page can hold.
+    """Trace a text with each snapshot of a run, score each head, and keep what fits into a page.
 
-    A snapshot whose weights are not finite is left out, and a warning says so.
+    Snapshots with weights that are not finite are left out, with a warning.
 
     Raises:
         ValueError: no snapshot is left, or what `traces` raises.
@@ -342,7 +337,7 @@ def replay_of(run: Run, text: Text) -> Replay:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many places of `count`, at even distances, the first and the last among them.
+    """Choose at most `most` of `count` indices, at even distances, with the first and the last.
 
     >>> spread(5, 9), spread(9, 3)
     ([0, 1, 2, 3, 4], [0, 4, 8])
@@ -352,21 +347,21 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """What can be scored: not all texts repeat tokens, and not all models see the next one."""
-    found: dict[Score, Measure] = {}
+    """Choose the measures: not all texts repeat tokens, and not all models see the next token."""
+    measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
-        found[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
+        measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
         scores = (heads.scores.get(layer, np.zeros((1, 2, 2))) for layer in heads.layers)
         if not all(np.isneginf(np.diagonal(part, 1, axis1=1, axis2=2)).all() for part in scores):
-            found[NEXT] = lambda layer: measures.on_offset(layer, 1)
+            measured[NEXT] = lambda layer: measures.on_offset(layer, 1)
     copies = measures.after_copies(heads.queries.tokens, heads.queries.special)
     if copies.any():
-        found[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
-    return found | {FIRST: lambda layer: measures.on_keys(layer, [0])}
+        measured[INDUCTION] = lambda layer: measures.on_cells(layer, copies)
+    return measured | {FIRST: lambda layer: measures.on_keys(layer, [0])}
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
-    """The head of which a score rose most through training, and the place of that score.
+    """Choose the head with the score that rose most through training; return both.
 
     Ties go to the lowest layer, then head, then the first score.
 
@@ -385,7 +380,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
 
 
 def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
-    """What became of a head."""
+    """Describe the course of a head's score through training."""
     where, what = head.where, replay.scores[score]
     course, steps = replay.course(head, score), replay.steps
     first, last = float(course[0]), float(course[-1])
@@ -407,7 +402,7 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
 
 
 def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
-    """At most so many points of a curve, each the mean of neighbours.
+    """Reduce a curve to at most `most` points, each the mean of neighbours.
 
     >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
     [[0.5, 3.0], [2.5, 1.0]]

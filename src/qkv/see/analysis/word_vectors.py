@@ -1,4 +1,4 @@
-"""Word vectors before, between and after the layers: cosines, and one plane to draw them in."""
+"""Word vectors before, between and after the layers: cosines, and a plane to draw them in."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """How far each token went from its static vector to its contextual one, all `(T,)` float64.
+    """The change of each token from its static to its contextual vector, all `(T,)` float64.
 
     Attributes:
-        cosine: between the two; 1 is the same direction. 0 where one of them has no length.
+        cosine: between the two; 1 is the same direction, 0 stands for a vector of length 0.
         static_length: of the token's row in the token table.
         contextual_length: of its vector after the last layer.
     """
@@ -31,12 +31,11 @@ class Movement:
     contextual_length: Array
 
 
-@np.errstate(over="ignore")
 @np.errstate(over="ignore", invalid="ignore")
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
-    """How far each token moved; None if the trace lacks the static or the contextual vectors.
+    """Measure how far each token moved; None if the trace lacks static or contextual vectors.
 
-    Of words of several tokens, `spans`, it is the mean of their vectors.
+    The vector of a word of several tokens (`spans`) is the mean of theirs.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -51,7 +50,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
-    """The mean vector of each word; the vectors themselves, `(T, D)`, where there are no words."""
+    """Average the vectors `(T, D)` of each word; return them unchanged without words."""
     if spans is None:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
@@ -59,7 +58,7 @@ def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
 
 
 def static_and_last(trace: Trace) -> tuple[Array, Array] | None:
-    """Static and contextual vectors, `(1, T, D)`; None where the trace lacks either."""
+    """Return static and contextual vectors, `(1, T, D)`; None if the trace lacks either."""
     last = last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
         return None
@@ -67,19 +66,19 @@ def static_and_last(trace: Trace) -> tuple[Array, Array] | None:
 
 
 def last_state(trace: Trace) -> Array | None:
-    """The vectors after the last layer, `(1, T, D)`, or None if they were not traced."""
+    """Return the vectors after the last layer, `(1, T, D)`; None if they were not traced."""
     return state_after(trace, trace.num_layers - 1)
 
 
 def state_after(trace: Trace, layer: int) -> Array | None:
-    """The vectors after a layer, `(1, T, D)`, normed where the model norms them; None likewise."""
+    """Return the vectors after a layer and its last norm, `(1, T, D)`; None if not traced."""
     names = ((name, layer) for name in ("normalized_resid_post", "resid_post"))
     return next((trace[name] for name in names if name in trace), None)
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def cosine(a: Array, b: Array) -> Array:
-    """The cosine between vectors along the last axis, in float64; 0 where one has no length.
+    """Compute the cosine of vectors along the last axis, in float64; 0 for a vector of length 0.
 
     >>> cosine(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])).round(3)
     array([0.707, 0.   ])
@@ -93,10 +92,10 @@ def cosine(a: Array, b: Array) -> Array:
 def similarity_by_layer(
     a: Trace, positions_a: Sequence[int], b: Trace, positions_b: Sequence[int]
 ) -> Array:
-    """The cosine between one word in two texts, `(num_layers + 1,)`.
+    """Compute the cosine of one word in two texts at each layer, `(num_layers + 1,)`.
 
-    The first number is at the embeddings, the others after each layer. A word of several pieces is
-    the mean of their vectors. Empty where a trace lacks these vectors.
+    The first number is at the embeddings, the others after each layer. The vector of a word of
+    several subwords is their mean. Empty if a trace lacks these vectors.
     """
 
     def alike(x: Array, y: Array) -> Array:
@@ -107,9 +106,9 @@ def similarity_by_layer(
 
 
 def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Array:
-    """A number of two traces' vectors `(T, D)` at the embeddings and after each layer.
+    """Apply a measure to two traces' vectors `(T, D)` at the embeddings and after each layer.
 
-    `(num_layers + 1,)`, or empty where a trace lacks these vectors.
+    `(num_layers + 1,)`, or empty if a trace lacks these vectors.
 
     Raises:
         ValueError: the texts ran through different numbers of layers, or vectors have two sizes.
@@ -124,7 +123,7 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """An error unless two traces have as many of something, which names their models."""
+    """Raise an error that names the models unless two traces agree in a number."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
@@ -136,10 +135,10 @@ def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
 def words_before_and_after(
     trace: Trace, shown: Heads | None = None
 ) -> tuple[Array, Array, list[str]] | None:
-    """Static and contextual vectors `(n, D)` and tokens of a text, special ones left out.
+    """Return static and contextual vectors `(n, D)` and names of a text without special tokens.
 
-    Where words are shown in place of tokens, the means of their vectors. None where there are no
-    such vectors, or where a plane cannot show them.
+    Words that are shown instead of tokens have the means of their vectors. None if the vectors are
+    missing, or if a plane cannot show them.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -156,12 +155,12 @@ MOST_LABELS = 20  # names beside points
 
 
 class Plane(NamedTuple):
-    """Where the vectors fall in the plane.
+    """The positions of two sets of vectors in a plane.
 
     Attributes:
         original: `(n, 2)`, the first set.
         contextual: `(n, 2)`, the second set.
-        explained: `(2,)`, the share of the variance that lies along each axis.
+        explained: `(2,)`, the share of the variance along each axis.
         axes: `(2, D)`, the two directions, each of length 1.
     """
 
@@ -174,19 +173,19 @@ class Plane(NamedTuple):
 def fit_plane(
     original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
 ) -> Plane:
-    """The two directions along which both sets together vary most.
+    """Find the two directions along which both sets together vary most.
 
-    Each set is centred on its own mean first, so that the plane shows how the vectors lie among
-    each other and not how far one set as a whole stands from the other. The number of largest size
-    in each direction is positive, so that the same vectors always give the same picture. Computed
-    in float64 with NumPy's singular value decomposition.
+    Each set is centred on its own mean first, so that the plane shows the vectors' relations to
+    each other and not the distance between the sets. The largest component of each direction is
+    positive, so that the same vectors always give the same picture. Computed in float64 with
+    NumPy's singular value decomposition.
 
     Args:
-        original: `(n, D)`, numbers that are all finite.
+        original: `(n, D)`, finite numbers.
         contextual: `(n, D)`, the same vectors afterwards.
         unit: whether each vector is scaled to length 1 first, so that directions alone count, as
-            they do for a cosine.
-        call: what errors name.
+            for a cosine.
+        call: the name of the call in errors.
 
     >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
     >>> plane.contextual.tolist(), plane.explained.tolist()
@@ -214,7 +213,7 @@ def fit_plane(
     axes[:found], variance[:found] = directions[:found], shares[:found] / (shares.sum() or 1)
     largest = np.abs(axes).argmax(axis=1)
     axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
-    # what centring leaves of equal vectors is rounding, and no direction
+    # equal vectors leave only rounding errors when they are centred, and no direction
     if lengths[0] <= _ROUNDING * scale * np.sqrt(together.size):
         return Plane(np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(2), np.zeros((2, size)))
     return Plane(before @ axes.T, after @ axes.T, variance, axes)
@@ -224,7 +223,7 @@ _ROUNDING = 1e-14
 
 
 def unit_vectors(vectors: Array) -> Array:
-    """Vectors `(n, D)` scaled to length 1, in float64; one of zeros stays as it is.
+    """Scale vectors `(n, D)` to length 1, in float64; a vector of zeros stays as it is.
 
     >>> unit_vectors(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[0.6, 0.8], [0.0, 0.0]]
@@ -252,12 +251,12 @@ NO_PLANE = "holds NaN or infinity: a plane needs finite numbers, of sizes up to 
 
 
 def has_plane(vectors: Array) -> bool:
-    """Whether all numbers are finite, and of sizes whose squares can be summed."""
+    """Whether all numbers are finite and small enough for their squares to be summed."""
     return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # not where one is NaN
 
 
 def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
-    """Which points to name: all up to 20, else those that moved furthest, each word once."""
+    """Choose the points to label: all up to 20, else those that moved furthest, each word once."""
     order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
     if len(order) > MOST_LABELS:
         first: dict[str, int] = {}
@@ -272,12 +271,12 @@ _MOST_PAIRS = 20
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Where the words stand at one place in the model.
+    """The words at one point of the forward pass.
 
     Attributes:
-        name: which place: "after layer 3".
+        name: the point: "after layer 3".
         points: `(n, 2)` in the plane.
-        held: the share of the variance of these vectors that lies in the plane.
+        held: the share of the variance of these vectors in the plane.
         cosine: `(n,)`, between each word's static vector and its vector here.
     """
 
@@ -289,11 +288,11 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A word that two sentences share, and how alike its vectors are in both.
+    """A word that two sentences share, and the similarity of its vectors.
 
     Attributes:
         word: the word.
-        a: its place among the tokens, the first time it occurs in one sentence.
+        a: its position among the tokens, the first time it occurs in one sentence.
         b: the same in the other sentence.
         cosine: `(stages + 1,)`: of the static vectors, then at each stage.
     """
@@ -308,20 +307,21 @@ class Pair:
 class Shift:
     """The words of one or more sentences before attention and at each stage, in one plane.
 
-    All vectors are drawn at length 1, as a cosine compares them. The plane is that of the static
-    vectors and the last stage, each centred on its own mean over all sentences (see `fit_plane`).
-    The stages between are centred likewise and seen in the same plane, so that nothing moves but
-    the vectors; `Stage.held` says how much of them it shows.
+    All vectors are drawn at length 1, as a cosine compares them. The plane is fitted to the static
+    vectors and to the last stage, each centred on its own mean over all sentences (see
+    `fit_plane`). The stages between are centred in the same way and drawn in the same plane, so
+    that only the vectors move; `Stage.held` is the share of them that the plane shows.
 
     Attributes:
         sentences: the sentences.
         tokens: n tokens, special ones left out.
-        of: `(n,)`, which sentence each belongs to.
+        of: `(n,)`, the sentence of each token.
         before: `(n, 2)`, the static vectors.
         explained: `(2,)`, the share of the variance along each axis.
         stages: from the embeddings to the last layer.
-        labelled: the places of the tokens to name: all up to 20, else those that moved furthest.
-        pairs: the words that sentences share.
+        labelled: the positions of the labelled tokens: all up to 20, else those that moved
+            furthest.
+        pairs: the words that two sentences share.
     """
 
     sentences: list[str]
@@ -334,23 +334,20 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """How long each word's arrow to a stage is, `(n,)`."""
+        """Measure the length of each word's arrow to a stage, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
 def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
-    """The shift of the words of traces by one model, at least one, each of one text.
+    """Compute the shift of the words of traces by one model, at least one, each of one text.
 
-    The vector of a word that was cut into pieces is the mean of theirs, unless `pieces` are asked
-    for as they are.
+    A word's vector is the mean of the vectors of its subwords, unless `pieces` keeps these apart.
 
     Raises:
         ValueError: a trace lacks the static vectors or those after the last layer, or the traces
             are not of one model.
     """
-    tokens: list[str] = []
-    of: list[int] = []
-    parts: list[dict[str, Array]] = []
+    tokens, of, parts = [], [], []
     for number, trace in enumerate(traces):
         each = [(i, i + 1, token) for i, token in enumerate(trace.tokens)]
         spans = each if pieces else spans_of(trace.tokens, trace.special)
@@ -358,12 +355,11 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         tokens += [name for _, _, name in kept]
         of += [number] * len(kept)
         with np.errstate(over="ignore"):
-            parts.append(
-                {
-                    name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
-                    for name, state in _states(trace).items()
-                }
-            )
+            states = {
+                name: np.stack([state[0][first:end].mean(0) for first, end, _ in kept])
+                for name, state in _states(trace).items()
+            }
+        parts.append(states)
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
         raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -373,7 +369,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 def _shift(
     sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
 ) -> Shift:
-    """The shift of vectors `(n, D)` from the state "before" to each of the others."""
+    """Compute the shift of vectors `(n, D)` from the state "before" to each other state."""
     for name, state in states.items():
         if not has_plane(state):
             raise ValueError(f"plot_shift: of the vectors {name} one {NO_PLANE}")
@@ -382,10 +378,9 @@ def _shift(
     stages = []
     for name, state in list(states.items())[1:]:
         centred = unit_vectors(state)
-        centred = centred - centred.mean(axis=0)
+        centred -= centred.mean(axis=0)
         points = centred @ plane.axes.T
-        whole = float((centred**2).sum())
-        held = float((points**2).sum()) / whole if whole else 0.0
+        held = float((points**2).sum() / ((centred**2).sum() or 1))
         stages.append(Stage(name, points, min(held, 1.0), cosine(before, state)))
     return Shift(
         sentences=sentences,
@@ -400,30 +395,27 @@ def _shift(
 
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
-    """Each word that two sentences share, the first time it occurs in both."""
+    """Find the words that two sentences share, each the first time it occurs in both."""
     places: dict[str, dict[int, int]] = {}  # word to sentence to place
     for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             places.setdefault(token, {}).setdefault(sentence, place)
-    found = [(word, *two) for word, at in places.items() for two in combinations(at.values(), 2)]
+    shared = [(word, *two) for word, at in places.items() for two in combinations(at.values(), 2)]
     return [
         Pair(word, a, b, np.array([float(cosine(state[a], state[b])) for state in states]))
-        for word, a, b in found[:_MOST_PAIRS]
+        for word, a, b in shared[:_MOST_PAIRS]
     ]
 
 
 def _states(trace: Trace) -> dict[str, Array]:
-    """The static vectors, then those at each place that was traced, `(1, T, D)`."""
+    """Return the static vectors, then those after each traced layer, `(1, T, D)`."""
     if static_and_last(trace) is None:
         raise ValueError(
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
             "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
         )
-    found = {"before": trace["embed"]}
+    states = {"before": trace["embed"]}
     if ("resid_pre", 0) in trace:
-        found["embeddings"] = trace["resid_pre", 0]
-    for layer in range(trace.num_layers):
-        state = state_after(trace, layer)
-        if state is not None:
-            found[f"after layer {layer}"] = state
-    return found
+        states["embeddings"] = trace["resid_pre", 0]
+    later = {f"after layer {n}": state_after(trace, n) for n in range(trace.num_layers)}
+    return states | {name: state for name, state in later.items() if state is not None}

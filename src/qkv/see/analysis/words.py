@@ -1,4 +1,4 @@
-"""The words of a text: which tokens make one up, and which of them carry content."""
+"""The words of a text: their tokens, and which of them carry content."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.text.tokenized import (
-    UNKNOWN,
-    is_piece,
-    plain_tokens,
-    told_unknown,
-    without_blanks,
-)
+from qkv.text.tokenized import UNKNOWN, is_piece, plain_tokens, told_unknown, without_blanks
 
 Span = tuple[int, int, str]
 
@@ -33,7 +27,7 @@ _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
 def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int = 90) -> str:
-    """The beginning of a text, as it was given; where that is not known, as its tokens spell it.
+    """Quote the beginning of a text as it was given; if it is unknown, as its tokens spell it.
 
     >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
     'its me!'
@@ -51,7 +45,7 @@ def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int 
 
 
 def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
-    """What a run went without (`Trace.changed`), in words: its heads, and what it hid.
+    """Write which heads a run ablated, and which tokens it hid (`Trace.changed`).
 
     >>> went_without({"ablate": [(0, 4)], "hide": ["river", 3]})
     (['layer 0, head 4'], ['river', 'token 3'])
@@ -63,11 +57,11 @@ def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[
     return heads, [_hidden(x) for x in changed.get("hide", ())]
 
 
-def _hidden(what: Any) -> str:
-    """A word, a place or an edge that was hidden."""
-    if not isinstance(what, list | tuple):
-        return what if isinstance(what, str) else f"token {what}"
-    query, key, *where = what
+def _hidden(target: Any) -> str:
+    """Name a hidden word, position or link."""
+    if not isinstance(target, list | tuple):
+        return target if isinstance(target, str) else f"token {target}"
+    query, key, *where = target
     if key is None:
         return "what follows each token"
     places = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
@@ -75,7 +69,7 @@ def _hidden(what: Any) -> str:
 
 
 def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
-    """What a run is called: what it went without.
+    """Name a run after its interventions.
 
     >>> run_name({"ablate": [(0, 4)], "hide": ["river"]}), run_name({})
     ('without layer 0, head 4, river hidden', 'as it is')
@@ -89,7 +83,7 @@ def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether a token is made of punctuation marks and ASCII symbols only.
+    """Whether a token consists of punctuation marks and ASCII symbols only.
 
     >>> [is_punctuation(token) for token in ("river", ".", "##ing", "...", "€5", "+", "Ġ,", "▁")]
     [False, True, False, True, False, True, True, True]
@@ -102,7 +96,7 @@ def is_punctuation(token: str) -> bool:
 
 
 def is_special(token: str) -> bool:
-    """Whether a token looks like one that a tokenizer added: for tokens that come without a word.
+    """Whether a token looks like a special token, if its tokenizer is unknown.
 
     >>> [is_special(token) for token in ("[CLS]", "<s>", "<|endoftext|>", "[UNK]", "<3")]
     [True, True, True, False, False]
@@ -111,7 +105,7 @@ def is_special(token: str) -> bool:
 
 
 def bare(token: str) -> str:
-    """A token without the marks that tokenizers put on it.
+    """Remove the marks that tokenizers put on a token.
 
     >>> [bare(token) for token in ("Ġriver", "▁river", "river</w>", "##ing")]
     ['river', 'river', 'river', 'ing']
@@ -121,7 +115,7 @@ def bare(token: str) -> str:
 
 
 def is_function_word(word: str) -> bool:
-    """Whether an English word, in small letters, joins others and means little by itself.
+    """Whether an English word, in lower case, joins other words and means little by itself.
 
     >>> [is_function_word(word) for word in ("the", "of", "she", "don't", "river", "don")]
     [True, True, True, True, False, False]
@@ -130,18 +124,18 @@ def is_function_word(word: str) -> bool:
 
 
 def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Which tokens are words or pieces of them, bool: neither special nor punctuation."""
+    """Mark the tokens, bool, that are words or subwords: neither special nor punctuation."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
 
 
 def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
-    """Which tokens belong to a content word, bool, and a number for each word, equal for the same.
+    """Mark the tokens of content words, bool, and number the words, equal words alike.
 
-    A content word is one that means something by itself: no article, pronoun, preposition,
-    conjunction or auxiliary, and not unknown to the model. Those words are known for English only.
-    In a text with fewer than two content words, and so in most texts of other languages but for
-    what happens to be spelled as an English one, each word counts.
+    A content word means something by itself: it is no article, pronoun, preposition, conjunction or
+    auxiliary, and the model knows it. Those words are known for English only. In a text with fewer
+    than two content words, and so in most texts of other languages (apart from words spelled like
+    English ones), each word counts.
 
     >>> flags, numbers = content(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
     >>> flags.astype(int).tolist(), numbers.tolist()
@@ -164,7 +158,7 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
 def words_of(
     tokens: Sequence[str], special: Sequence[bool], *, only_content: bool = False
 ) -> list[str]:
-    """The words of a text, or its content words, each once; punctuation is no word.
+    """List the words of a text, or its content words, each once and without punctuation.
 
     >>> tokens = ["the", "bank", "##er", "of", "the", "bank", "."]
     >>> words_of(tokens, [False] * 7), words_of(tokens, [False] * 7, only_content=True)
@@ -176,14 +170,11 @@ def words_of(
 
 
 def explained(
-    tokens: Sequence[str],
-    special: Sequence[bool],
-    name: str = "",
-    written: Sequence[str] = (),
+    tokens: Sequence[str], special: Sequence[bool], name: str = "", written: Sequence[str] = ()
 ) -> list[str]:
-    """What a reader should know of the tokens of a text, in sentences; `name` is the text's.
+    """Explain the tokens of a text in sentences; each begins with the text's `name`, if any.
 
-    `written` is what stands in the text where a token is that of an unknown word.
+    `written` holds the words of the text that became tokens of an unknown word.
 
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
@@ -193,35 +184,35 @@ def explained(
     spans = word_spans(tokens, special) or []
     cut = [span for span in spans if span[1] - span[0] > 1]
     unknown = [token for token in tokens if token.lower() in UNKNOWN]
-    found = []
+    notes = []
     if cut:
         first, end, word = cut[0]
         pieces = plain_tokens(tokens[first:end], special[first:end])
         more = f", and {len(cut) - 1} more like it" if len(cut) > 1 else ""
         marked = ": ## marks a piece that goes on the word before" if "##" in pieces[-1] else ""
-        found.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
+        notes.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
     if unknown:
         untold = f"{unknown[0]} is what the model has no token for, whichever word it was."
-        found.append(told_unknown(written, unknown[0]) if written else untold)
+        notes.append(told_unknown(written, unknown[0]) if written else untold)
     odd = sum(end - first - 1 for first, end, _ in cut) + len(unknown)
     size = len(tokens) - sum(special)
     if 5 * odd > size:
-        found.append(
+        notes.append(
             f"Take what it shows with care: {odd} of {size} tokens are pieces of words, or unknown."
         )
-    return [f"{name}: {line}" for line in found] if name else found
+    return [f"{name}: {line}" for line in notes] if name else notes
 
 
 def spans_of(tokens: Sequence[str], special: Sequence[bool]) -> list[Span]:
-    """The words of a text as (first, last + 1, word); its tokens where none is a piece."""
+    """Return the words of a text as (first, last + 1, word); its tokens if none is a subword."""
     return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
-    """The words that pieces make up, as (first, last + 1, word); None where no token is a piece.
+    """Join subwords to words, as (first, last + 1, word); None if no token is a subword.
 
-    Read from the marks of WordPiece ("##ing" goes on), of byte-level BPE and SentencePiece ("Ġa",
-    "▁a" begin a word) and of older BPE ("a</w>" ends one). A mark of punctuation is a word.
+    The marks are those of WordPiece ("##ing" continues a word), of byte-level BPE and SentencePiece
+    ("Ġa", "▁a" begin a word) and of older BPE ("a</w>" ends a word). A punctuation mark is a word.
 
     >>> word_spans(["i", "walk", "##ing", "."], [False] * 4)
     [(0, 1, 'i'), (1, 3, 'walking'), (3, 4, '.')]

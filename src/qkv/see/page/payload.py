@@ -159,12 +159,7 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
 
 
 def payload_of(
-    kind: str,
-    title: str,
-    texts: Sequence[dict[str, Any]],
-    *,
-    theme: str = "auto",
-    **others: Any,
+    kind: str, title: str, texts: Sequence[dict[str, Any]], *, theme: str = "auto", **others: Any
 ) -> dict[str, Any]:
     """Everything that a page shows, PAYLOAD above: `others` are what else it has."""
     first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme, kind)}

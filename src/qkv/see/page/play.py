@@ -179,13 +179,7 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
         if begin < first + len(HIDDEN) and end > first and not tokens.special[place]
     ]
     place = tokens.tokens.index(mask) if mask in tokens.tokens else None
-    return {
-        "text": text,
-        "edits": [],
-        "place": place,
-        "query": place,
-        "hide": hide,
-    }
+    return {"text": text, "edits": [], "place": place, "query": place, "hide": hide}
 
 
 FILE = "stories.json"  # beside the model, where `training.stories` has put it

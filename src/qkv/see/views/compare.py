@@ -120,11 +120,7 @@ class CompareView(HeadShown):
             for name, side in zip("AB", self.sides, strict=True)
             if side.occurrences > 1
         ]
-        return [
-            f"The word is {self.word} because {self.why}.",
-            *super().reasons,
-            *taken,
-        ]
+        return [f"The word is {self.word} because {self.why}.", *super().reasons, *taken]
 
     def panels(self) -> list[list[Panel]]:
         """Both texts, the head in each, how alike the word is by layer, and what it looks at."""

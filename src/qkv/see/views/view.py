@@ -75,11 +75,7 @@ class View(ABC):
         # rich would display it in a notebook, whatever the file is
         page = io.StringIO()
         console = Console(
-            file=page,
-            width=80,
-            color_system=None,
-            force_jupyter=False,
-            legacy_windows=False,
+            file=page, width=80, color_system=None, force_jupyter=False, legacy_windows=False
         )
         self._write(console, Screen(80))
         return page.getvalue().rstrip("\n")
