@@ -1,6 +1,6 @@
-"""The process that a student's file runs in: reads the file, and calls its functions when asked.
+"""The process that runs a student's file: it reads the file, and calls its functions on request.
 
-What they return is judged elsewhere.
+The marker judges their results in its own process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
-_LONGEST = 1000  # letters of what a function's parameters are
-_WATCHED = 64  # arrays that were returned last: does a later call write to them?
+_LONGEST = 1000  # letters of texts that are sent, such as a function's parameters
+_WATCHED = 64  # arrays that were returned last: a later call may write to them
 
 
 def main() -> None:
-    """Read the file that is named first, and answer what is asked."""
+    """Read the file of the first argument, and answer requests."""
     file, megabytes, seconds = sys.argv[1:]
     serve(lambda: _Submission(file).answer, int(megabytes), float(seconds))
 
 
 class _Submission:
-    """A student's file, and the things in it that were asked for.
+    """A student's file, and the objects of it that the marker holds.
 
     Args:
         file: the path.
@@ -51,17 +51,17 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # by their numbers; kept, so that their ids stay theirs
+        self.things: list[Any] = []  # by their numbers; kept, so that ids stay unique
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
 
     def answer(self, request: Packed, tell: Callable[[list[str]], None]) -> Packed:
-        """The reply to a request; what the student's code raises is one.
+        """Reply to a request; an error of the student's code is a reply.
 
         Args:
-            request: what is asked.
-            tell: is told before the first cell of a notebook, and after each, which tasks it has.
+            request: the request.
+            tell: gets the tasks of a notebook before its first cell and after each cell.
         """
         process = getpid()
         try:
@@ -77,13 +77,13 @@ class _Submission:
             ask = getattr(self, f"_{request['do']}")
             return {"value": ask(thing, request)}
         except BaseException as error:
-            return {"error": _told(error)}
+            return {"error": _packed_error(error)}
         finally:
             if getpid() != process:  # the file has forked: one process is enough to mark it
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:
-        """Run the file as a module; the tasks that it has, or a verdict on the file."""
+        """Run the file as a module, and return its tasks, or a verdict on the file."""
         failures: list[str] = []
         try:
             source, book = Path(self.file).read_bytes(), None
@@ -93,7 +93,7 @@ class _Submission:
             names = defined(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
-            loader = SourceFileLoader(NAME, self.file)  # whatever the name ends in
+            loader = SourceFileLoader(NAME, self.file)  # for any ending of the name
             self.module = _module(self.file, loader)
             if book is None:
                 loader.exec_module(self.module)
@@ -108,27 +108,28 @@ class _Submission:
         return {"tasks": tasks, "failures": failures, "own": _own(self.module)}
 
     def _values(self, names: list[str]) -> list[Packed] | str:
-        """The values that have these names, or the first name that the file does not have."""
+        """Return the values of these names, or the first name that the file does not have."""
         for name in names:
             if not hasattr(self.module, name):
                 return name
         return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
-        """The first of these names, its thing, and its parameters in words."""
-        name = next((one for one in names if hasattr(self.module, one)), None)
+        """Return the first of these names that the file has, its object, and its parameters."""
+        name = next((name for name in names if hasattr(self.module, name)), None)
         if name is None:
             return None
         thing = getattr(self.module, name)
-        told = {"r": self._number(thing), "o": type_name(thing), "calls": callable(thing)}
-        return [name, told, _parameters(thing)]
+        packed = {"r": self._number(thing), "o": type_name(thing), "calls": callable(thing)}
+        return [name, packed, _parameters(thing)]
 
     def _call(self, thing: Any, request: Packed) -> Packed:
-        """Call a function; also what it has written to, called and printed."""
-        number = request["of"]
-        function = self.callable.setdefault(number, takes_tensors(thing))
-        given = [unpack(one, self._held) for one in request["given"]]
-        named = {name: unpack(one, self._held) for name, one in request["named"].items()}
+        """Call a function, and note what it writes to, calls and prints."""
+        function = self.callable.setdefault(request["of"], takes_tensors(thing))
+        sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
+        arguments = {place: unpack(packed, self._held) for place, packed in sent.items()}
+        given = [arguments[number] for number in range(len(request["given"]))]
+        named = {name: arguments[name] for name in request["named"]}
         watch = Watch()
         reply: Packed = {}
         with warnings.catch_warnings(), np.errstate(all="ignore"), nobody_there() as unread:
@@ -138,13 +139,11 @@ class _Submission:
                     value = function(*given, **named)
                 reply["value"] = self._packed(value)
             except BaseException as error:
-                reply["error"] = _told(error)
-        sent = [*enumerate(request["given"]), *request["named"].items()]
-        now = {**dict(enumerate(given)), **named}
+                reply["error"] = _packed_error(error)
         reply["after"] = [
-            [place, self._plain(now[place])]
-            for place, told in sent
-            if told.get("r") is None and self._plain(now[place]) != told
+            [place, now]
+            for place, packed in sent.items()
+            if packed.get("r") is None and (now := self._plain(arguments[place])) != packed
         ]
         reply["stale"] = self._stale()
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines
@@ -158,16 +157,8 @@ class _Submission:
 
     def _signature(self, thing: Any, request: Packed) -> list[Packed]:
         return [
-            {
-                "name": one.name,
-                "kind": int(one.kind),
-                "default": ""
-                if one.default is one.empty
-                else one.default
-                if is_number(one.default)
-                else None,
-            }
-            for one in inspect.signature(thing).parameters.values()
+            {"name": parameter.name, "kind": int(parameter.kind), "default": _default(parameter)}
+            for parameter in inspect.signature(thing).parameters.values()
         ]
 
     def _stub(self, thing: Any, request: Packed) -> bool:
@@ -180,11 +171,11 @@ class _Submission:
         return words_of(thing)[:_LONGEST]
 
     def _packed(self, thing: Any) -> Packed:
-        """A thing on its way out; what it holds is known by numbers from now on."""
+        """Pack an object for the marker, and give numbers to it and to its parts."""
         return Packer(self._number).pack(thing)
 
     def _plain(self, thing: Any) -> Packed:
-        """An argument as it is now, as it came."""
+        """Pack an argument in its present state, without numbers."""
         return Packer(lambda _: None).pack(thing)
 
     def _number(self, thing: Any) -> int:
@@ -201,40 +192,41 @@ class _Submission:
         return self.things[number]
 
     def _stale(self) -> list[Any]:
-        """The arrays that were returned before and have been written to since."""
+        """Pack the arrays that were returned before and have been written to since."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
-        told = [[number, self._packed(self.things[number])] for number in changed]
+        stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
             del self.returned[number]
-        return told
+        return stale
 
 
-def _told(error: BaseException) -> Packed:
-    """What the marker is told of an exception."""
+def _packed_error(error: BaseException) -> Packed:
+    """Describe an exception for the marker."""
     try:
         words = str.__str__(str(error))
     except BaseException:
         words = "(its own words raise an error)"
     likely = None
-    with suppress(Exception):  # whatever the things that the error is about do
+    with suppress(Exception):  # objects that the error is about may raise
         likely = known(error)
+    texts = likely and {name: text for name, text in vars(likely).items() if name != "variants"}
     return {
         "words": words[:_LONGEST].encode("utf-8", "backslashreplace").decode(),
         "in_words": in_words(error),
-        "mro": [one.__name__ for one in type.__dict__["__mro__"].__get__(type(error))],
-        "args": [words_of(one)[:_LONGEST] for one in error.args],
+        "mro": [kind.__name__ for kind in type.__dict__["__mro__"].__get__(type(error))],
+        "args": [words_of(argument)[:_LONGEST] for argument in error.args],
         "line": line_of(error),
-        "likely": likely and {name: it for name, it in vars(likely).items() if name != "variants"},
+        "likely": texts,
     }
 
 
 def _verdict(result: CheckResult) -> Packed:
-    """A verdict on a file, which has no arrays."""
-    return {name: it for name, it in vars(result).items() if name != "example"}
+    """Pack a verdict on a file, which has no arrays."""
+    return {name: value for name, value in vars(result).items() if name != "example"}
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
-    """A module for the file, not run yet, which finds what lies beside it."""
+    """Make a module for the file, which finds files beside it; the caller runs it."""
     sys.path.insert(0, str(Path(file).parent))
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file
@@ -242,21 +234,28 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
     return module
 
 
+def _default(parameter: inspect.Parameter) -> Any:
+    """Return the default of a parameter: "" if it has none, None if the default is no number."""
+    if parameter.default is parameter.empty:
+        return ""
+    return parameter.default if is_number(parameter.default) else None
+
+
 def _parameters(function: Callable[..., Any]) -> str:
-    """As it was defined."""
+    """Return the parameters of a function as they were defined."""
     try:
         return str(inspect.signature(function))[:_LONGEST]
-    except Exception:  # some of compiled code do not say, and defaults may not be printed
+    except Exception:  # compiled code may not know them, and defaults may fail to print
         return "(...)"
 
 
 def _own(module: ModuleType) -> list[str]:
-    """The functions and classes that a module defines."""
-    return [name for name, it in vars(module).items() if _is_of_the_file(it)]
+    """List the functions and classes that a module defines."""
+    return [name for name, thing in vars(module).items() if _is_of_the_file(thing)]
 
 
 def _is_of_the_file(thing: Any) -> bool:
     try:
         return bool(thing.__module__ == NAME)
-    except Exception:  # most have no module; others raise what they like
+    except Exception:  # most objects have no module; others raise any error
         return False

@@ -1,4 +1,4 @@
-"""A Jupyter notebook as it is handed in: its code cells, and the tasks that it was made for."""
+"""A Jupyter notebook that was handed in: its code cells, and the tasks that it was made for."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from qkv.marking.errors import in_words
 from qkv.marking.outcome import RAISED
 
 SUFFIX = ".ipynb"
-_LIVE = "live"  # tags a cell that only shows a page
+_LIVE = "live"  # the tag of cells that only show a page
 _PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the cell as Python
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Notebook:
-    """What a notebook says.
+    """The content of a notebook.
 
     Attributes:
-        cells: its code cells in order, each with its number among them (from 1), magics left out;
-            those that only show a live page are not among them.
-        tasks: the tasks, or the names of functions, that it was made to be marked for; None where
-            it does not say.
+        cells: its code cells in order, each with its number (from 1), without magics and without
+            cells that only show a live page.
+        tasks: the tasks, or the names of functions, that it is to be marked for; None if the
+            notebook does not name any.
     """
 
     cells: tuple[tuple[int, str], ...]
     tasks: tuple[str, ...] | None
 
     def run(self, module: ModuleType, name: str, done: Callable[[], None]) -> list[str]:
-        """Run the cells in a module, each whatever became of the others.
+        """Run the cells in a module, also after a cell that fails.
 
         Args:
-            module: where they run.
-            name: of the notebook.
+            module: the module.
+            name: the name of the notebook.
             done: is called after each cell.
 
         Returns:
             The cells that failed, in words.
         """
-        vars(module)["display"] = lambda *_things, **_options: None  # as IPython has one
+        vars(module)["display"] = lambda *_things, **_options: None  # in place of IPython's
         failed = []
         for number, source in self.cells:
             place = f"{name}, code cell {number}"
@@ -79,22 +79,22 @@ def read(text: bytes) -> Notebook:
         tasks = book.get("metadata", {}).get("qkv", {}).get("tasks")
         return Notebook(cells, None if tasks is None else tuple(map(str, tasks)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise SyntaxError(f"it is no Jupyter notebook of format 4: {in_words(error)}") from error
+        raise SyntaxError(f"it is not a Jupyter notebook of format 4: {in_words(error)}") from error
 
 
-def python(cells: Notebook) -> Iterator[str]:
-    """The cells that are Python."""
-    for _, source in cells.cells:
+def python(notebook: Notebook) -> Iterator[str]:
+    """Yield the cells that are Python."""
+    for _, source in notebook.cells:
         if _parses(source):
             yield source
 
 
 def _plain(source: str) -> str:
-    """A cell without what only IPython understands; empty where it is another language."""
+    """Remove the syntax of IPython from a cell; return "" for a cell of another language."""
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # in a cell that is Python as it stands a line may begin with %, in a text of several lines
+    # in a cell of plain Python, a string of several lines may have a line that begins with %
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

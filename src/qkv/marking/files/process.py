@@ -1,4 +1,4 @@
-"""Run a learner's file in a process of its own, within limits of time and memory."""
+"""Mark a student's file, which runs in a process of its own within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -36,41 +36,42 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Mark what a Python file or a Jupyter notebook has for the tasks, in a process of its own.
+    r"""Mark a Python file or a Jupyter notebook for the tasks, in a process of its own.
 
-    A notebook of a lesson is marked for the tasks of that lesson, and for nothing that its page
-    defines. The code cells run in order, without magics; one that fails is named, and the next
-    ones still run.
+    A notebook of a lesson is marked for the tasks of that lesson, and not for functions that its
+    page defines. The code cells run in order, without magics; a cell that fails is named, and the
+    next cells still run.
 
-    The file's functions are called in that process, and what they return is judged in this one, by
-    a code that the file cannot change. Where qkv, torch or scipy answers for the student, there are
-    no points, and `helped_by` names the functions that did.
+    The file's functions are called in that process, and their results are judged in this process,
+    by code that the file cannot change. If qkv, torch or scipy answers for the student, there are
+    no points, and `helped_by` names the functions that were called.
 
-    The process ends when a task takes too long, and may take so much memory. That holds off
-    accidents, such as an endless loop, and no malice: it is no sandbox, and the file may do
-    whatever whoever runs this may do. What it prints is not shown, `input()` has nobody to answer;
-    a syntax error, an end by `sys.exit`, a function that is missing and the like are found like any
-    other mistake. Where the file makes the marker itself fail, the verdict is `"not-marked"` and
-    says why.
+    The process ends when a task takes too long, and its memory is limited. The limits protect
+    against accidents, such as an endless loop, and not against malice: the process is no sandbox,
+    and the file has the rights of the user who runs it. Its output is not shown, and `input()`
+    raises an EOFError. A syntax error, a call of `sys.exit` and a missing function are reported
+    like any other mistake. If the file makes the marker itself fail, the verdict is `"not-marked"`
+    and gives the reason.
 
     Args:
         path: the file.
-        task: the name of a task, or of its function; None for each whose function the file has.
+        task: the name of a task, or of its function; None for each task whose function the file
+            has.
         seed: draws the inputs, as for `check`.
-        seconds: how long reading the file and each task may take; None for what each task says, 10
-            for most. A cell of a notebook may take six times as long as the longest of its tasks,
-            since some lessons train a model. All may take longer where other programs keep the
-            processors busy.
-        megabytes: how much memory it may take beyond what libraries bring (not on Windows).
+        seconds: the time limit for reading the file and for each task; None for the limit of each
+            task, 10 for most. A cell of a notebook may take six times as long as the longest of its
+            tasks, since some lessons train a model. All limits are longer while other programs keep
+            the processors busy.
+        megabytes: the memory limit, beside the memory of the libraries (not on Windows).
         waiting: is called several times a second.
 
     Returns:
-        A verdict for each task. Where the file could not be read there is one alone, whose `task`
-        is the one that was asked for.
+        A verdict for each task. If the file could not be read, a single verdict, whose `task` is
+        the argument `task`.
 
     Raises:
-        ValueError: there is no such task, a limit is not above 0, or a seed is below 0.
-        FileNotFoundError: there is no such file; other errors of the system likewise.
+        ValueError: an unknown task, a limit that is not above 0, or a seed below 0.
+        OSError: the file cannot be read; FileNotFoundError if it does not exist.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "mine.py")
@@ -80,18 +81,18 @@ def check_file(
     """
     if task is not None:
         task_of(task)
-    if (seconds is not None and not seconds > 0) or not megabytes > 0:
-        least = f"megabytes={megabytes}" if not megabytes > 0 else f"seconds={seconds}"
-        raise ValueError(f"check_file: {least}, which must be above 0")
+    for name, limit in (("seconds", seconds), ("megabytes", megabytes)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"check_file: {name}={limit}, which must be above 0")
     whole_number(seed, call="check_file", name="seed", least=0)
-    with open(path, "rb"):  # an error where it is a folder, or may not be read
+    with open(path, "rb"):  # an error if it is a folder or not readable
         pass
     file = str(Path(path).resolve())
 
-    def limit(tasks: Sequence[str]) -> float:
-        """How many seconds the longest of these tasks may take."""
-        known = [one for one in TASKS.values() if {one.name, *one.looks_for} & {*tasks}]
-        return seconds or max((one.seconds for one in known), default=SECONDS)
+    def limit_of(names: Sequence[str]) -> float:
+        """Return the seconds that the longest of these tasks may take."""
+        tasks = [task for task in TASKS.values() if {task.name, *task.looks_for} & {*names}]
+        return seconds or max((task.seconds for task in tasks), default=SECONDS)
 
     results: list[tuple[CheckResult, str]] = []
     left: list[str] | None = [] if task is None else [task]
@@ -99,32 +100,32 @@ def check_file(
         with Isolated(
             "qkv.marking.files.child",
             [file, str(megabytes)],
-            seconds=_CELL * limit([*TASKS]),
+            seconds=_CELL * limit_of([*TASKS]),
             waiting=waiting,
             call="check_file",
         ) as process:
-            done, left = _marked(process, file, left or [], seed, limit)
+            done, left = _marked(process, file, left or [], seed, limit_of)
         results += done
         if not left:
             return tuple(_named(result, task) for result in _without_helpers(results))
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """The verdicts but for those on helpers, which the first of the others names."""
+    """Drop the verdicts on helpers, and name these in the first of the other verdicts."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
-    said = "".join(
+    helpers = "".join(
         f"\nNot marked for {result.task}, whose parameters are others: {helper}."
         for result, helper in marked
         if helper
     )
     first, *others = answers
-    return [replace(first, message=first.message + said), *others]
+    return [replace(first, message=first.message + helpers), *others]
 
 
 def _named(result: CheckResult, task: str | None) -> CheckResult:
-    """A verdict on the file is one on the task that was asked for."""
+    """Name the requested task in a verdict on the file."""
     if result.task is not None or task is None:
         return result
     return replace(result, task=task_of(task).name)
@@ -135,18 +136,18 @@ def _marked(
     file: str,
     tasks: list[str],
     seed: int,
-    limit: Callable[[Sequence[str]], float],
+    limit_of: Callable[[Sequence[str]], float],
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
-    """The verdicts on a file, and the tasks left for another process where this one ended.
+    """Return the verdicts on a file, and the tasks left for another process if this one ended.
 
-    With each comes the function, if it seems to be a helper that has its name by chance.
+    With each verdict comes the function, if it seems to be a helper that has its name by chance.
     """
     results: list[tuple[CheckResult, str]] = []
     try:
         read = process.ask(
             {"do": "read", "tasks": tasks},
-            limit(tasks),
-            lambda cell: _CELL * limit([*map(str, cell)]),
+            limit_of(tasks),
+            lambda cell: _CELL * limit_of([*map(str, cell)]),
         )
         if "result" in read:
             return [(_of_file(read["result"]), "")], []
@@ -156,7 +157,7 @@ def _marked(
         return [(not_marked(end.key, end.shows, None), "")], []
     for number, name in enumerate(tasks):
         remotes = Remotes(process.ask)
-        process.begin(limit([name]))
+        process.begin(limit_of([name]))
         try:
             result, helper = _verdict(remotes, name, own, file, seed)
         except Ended as end:
@@ -174,37 +175,36 @@ def _marked(
 def _verdict(
     remotes: Remotes, name: str, own: list[str], file: str, seed: int
 ) -> tuple[CheckResult, str]:
-    """The verdict on what the file has for a task, whatever its things do."""
+    """Mark a file's function or values for a task, whatever errors its objects raise."""
     try:
         task = task_of(name)
         if task.values:
-            return _of_values(task, remotes.values(task.values), own), ""
-        by_task = name == task.name  # else one function was asked for by its name
-        found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
-        asked = names_of(task) if by_task else name
-        if found is None:
-            about = {"name": asked, "signature": task.signature}
-            return not_marked("missing-function", f"it has {listed(own)}", name, **about), ""
-        there, function, parameters = found
-        result = _judged(task, there, function, parameters, name, seed)
-        return result, _helper(task, there, parameters, result)
-    except Exception as error:  # not the student's, whose errors are part of the verdict
+            values = remotes.values(task.values)
+            if isinstance(values, str):  # the name of a value that the file does not have
+                return _missing(task, values, task.name, own), ""
+            return check(values, task=task.name), ""
+        by_task = name == task.name  # else a function was requested by its name
+        row = remotes.find([*task.looks_for, *task.also] if by_task else [name])
+        if row is None:
+            return _missing(task, names_of(task) if by_task else name, name, own), ""
+        function_name, function, parameters = row
+        result = _judged(task, function_name, function, parameters, name, seed)
+        return result, _helper(task, function_name, parameters, result)
+    except Exception as error:  # of the marker; the student's errors are part of the verdict
         return failed(error, file, name), ""
 
 
-def _of_values(task: Task, values: tuple[Any, ...] | str, own: list[str]) -> CheckResult:
-    """The verdict on values, or on one that is missing."""
-    if isinstance(values, str):
-        about = {"name": values, "signature": task.signature}
-        return not_marked("missing-function", f"it has {listed(own)}", task.name, **about)
-    return check(values, task=task.name)
+def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult:
+    """Report that the file does not define a function or a value."""
+    shows = f"it has {listed(own)}"
+    return not_marked("missing-function", shows, name, name=missing, signature=task.signature)
 
 
 def _judged(
-    task: Task, there: str, function: Any, parameters: str, name: str, seed: int
+    task: Task, function_name: str, function: Any, parameters: str, name: str, seed: int
 ) -> CheckResult:
-    """The verdict on a function, called in the first way that it may be called in."""
-    about = {"name": there, "signature": task.signature}
+    """Mark a function, called in the first of the task's ways that it accepts."""
+    about = {"name": function_name, "signature": task.signature}
     if not callable(function):
         return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
     for way in task.ways:
@@ -213,21 +213,22 @@ def _judged(
         except TypeError as error:
             if not words_of(error).startswith("check: "):
                 raise
-    return not_marked("wrong-parameters", f"it is {there}{parameters}", name, **about)
+    return not_marked("wrong-parameters", f"it is {function_name}{parameters}", name, **about)
 
 
-def _helper(task: Task, there: str, parameters: str, result: CheckResult) -> str:
-    """The function with its parameters, if it looks like one that has its name by chance."""
-    if there not in task.everyday:
+def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
+    """Return a function with its parameters, if it seems to have its name by chance."""
+    if function_name not in task.everyday:
         return ""
-    given = f"{there}{parameters}"
-    another = not {*_WORDS.findall(given)} & {*_WORDS.findall(task.signature)} - {there}
+    call = f"{function_name}{parameters}"
+    expected = {*_WORDS.findall(task.signature)} - {function_name}
     raises = len(result.mistakes) == 1 and result.mistake in RAISES
-    return given if (raises and another) or result.mistakes == ("wrong-parameters",) else ""
+    is_other = raises and not expected & {*_WORDS.findall(call)}
+    return call if is_other or result.mistakes == ("wrong-parameters",) else ""
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
-    """A verdict on a function that a library answers for: no points."""
+    """Take the points from a verdict on a function that a library answers for."""
     if not helped_by:
         return result
     shows = f"it calls {', '.join(helped_by)}"
@@ -242,12 +243,7 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
     )
 
 
-def _of_file(told: Mapping[str, Any]) -> CheckResult:
-    """A verdict on a file that could not be read, as its process tells it."""
-    return CheckResult(
-        str(told["message"]),
-        tuple(map(str, told["mistakes"])),
-        points=0,
-        task=None,
-        hint=tuple(map(str, told["hint"])),
-    )
+def _of_file(packed: Mapping[str, Any]) -> CheckResult:
+    """Unpack the verdict on a file that could not be read."""
+    mistakes, hint = (tuple(map(str, packed[name])) for name in ("mistakes", "hint"))
+    return CheckResult(str(packed["message"]), mistakes, points=0, task=None, hint=hint)

@@ -1,4 +1,4 @@
-"""A student's functions and objects as the marker holds them: each call runs in their process."""
+"""The student's functions and objects as the marker holds them; calls run in their process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Reply = Mapping[str, Any]
 
 
 class Remotes:
-    """The things of a student's process that the marker holds.
+    """The objects of a student's process that the marker holds.
 
     Args:
-        ask: sends a request, and gives the reply.
+        ask: sends a request, and returns the reply.
 
     Attributes:
         helped: the functions of libraries that were called since this was emptied.
@@ -33,61 +33,64 @@ class Remotes:
 
     def __init__(self, ask: Callable[[Packed], Reply]) -> None:
         self._ask = ask
-        self._things: dict[int, Any] = {}  # by the number that they have there
-        self._numbers: dict[int, int] = {}  # by their id here, which stays theirs: they are kept
+        self._things: dict[int, Any] = {}  # by their numbers in that process
+        self._numbers: dict[int, int] = {}  # by their ids here; `_things` keeps them
         self.helped: set[str] = set()
 
     def call(self, thing: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """What a function of the student's returns; this raises what that raises.
+        """Call a function of the student's, and return its result or raise its error.
 
-        Arrays, lists and mappings that the function writes to are written to here too.
+        Arrays, lists and mappings that the function writes to change here too.
         """
         packer = Packer(self._known)
         sent = {
-            "given": [packer.pack(one) for one in given],
-            "named": {name: packer.pack(one) for name, one in named.items()},
+            "given": [packer.pack(value) for value in given],
+            "named": {name: packer.pack(value) for name, value in named.items()},
         }
         reply = self._ask({"do": "call", "of": self._numbers[id(thing)], **sent})
-        for number, told in reply.get("stale", ()):
-            _write(self._things[int(number)], self._read(told))
-        for place, told in reply.get("after", ()):
-            _write(named[place] if isinstance(place, str) else given[place], self._read(told))
+        for number, packed in reply.get("stale", ()):
+            _write(self._things[int(number)], self._read(packed))
+        for place, packed in reply.get("after", ()):
+            _write(named[place] if isinstance(place, str) else given[place], self._read(packed))
         self.helped.update(map(str, reply.get("called", ())))
         if isinstance(sys.stdout, Unread):
             sys.stdout.lines += int(reply.get("printed", 0))
         return self._read(_good(reply)["value"])
 
-    def ask(self, what: str, thing: Any, **more: Any) -> Any:
-        """The value that the reply to another request has."""
-        return _good(self._ask({"do": what, "of": self._numbers[id(thing)], **more}))["value"]
+    def ask(self, do: str, thing: Any, **more: Any) -> Any:
+        """Send another request about an object, and return the value in the reply."""
+        return self._value({"do": do, "of": self._numbers[id(thing)], **more})
+
+    def _value(self, request: Packed) -> Any:
+        return _good(self._ask(request))["value"]
 
     def get(self, thing: Any, name: str) -> Any:
-        """An attribute of a thing of the student's."""
+        """Return an attribute of an object."""
         return self._read(self.ask("get", thing, name=name))
 
     def find(self, names: Sequence[str]) -> tuple[str, Any, str] | None:
-        """The first of these names that the file has, what that is, and its parameters in words."""
-        found = _good(self._ask({"do": "find", "names": [*names]}))["value"]
-        return None if found is None else (str(found[0]), self._read(found[1]), str(found[2]))
+        """Return the first of these names that the file has, its object, and its parameters."""
+        row = self._value({"do": "find", "names": [*names]})
+        return None if row is None else (str(row[0]), self._read(row[1]), str(row[2]))
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
-        """The values of these names, or the first name that the file does not have."""
-        told = _good(self._ask({"do": "values", "names": [*names]}))["value"]
-        return told if isinstance(told, str) else tuple(map(self._read, told))
+        """Return the values of these names, or the first name that the file does not have."""
+        packed = self._value({"do": "values", "names": [*names]})
+        return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
     def arrays(self, thing: Any) -> list[tuple[str, Array]]:
-        """The arrays that an object holds, with the way to each."""
-        found = [(str(path), self._read(told)) for path, told in self.ask("arrays", thing)]
-        return [(path, a) for path, a in found if isinstance(a, np.ndarray)]
+        """List the arrays that an object holds, with the path to each."""
+        rows = [(str(path), self._read(packed)) for path, packed in self.ask("arrays", thing)]
+        return [(path, a) for path, a in rows if isinstance(a, np.ndarray)]
 
     def _known(self, thing: Any) -> int | None:
         return self._numbers.get(id(thing))
 
-    def _read(self, told: Packed) -> Any:
-        return unpack(told, self._held)
+    def _read(self, packed: Packed) -> Any:
+        return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """The thing that has this number there; one that came again is the same one here."""
+        """Return the object with this number; if it came before, the same object as then."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -102,7 +105,7 @@ class Remote(Elsewhere):
     """An object of the student's.
 
     Args:
-        remotes: what asks its process.
+        remotes: sends requests to its process.
     """
 
     def __init__(self, remotes: Remotes) -> None:
@@ -111,7 +114,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # what NumPy and inspect look for
+        if name.startswith("_"):  # NumPy and inspect look for such names
             raise AttributeError(name)
         return self._remotes.get(self, name)
 
@@ -121,16 +124,16 @@ class Remote(Elsewhere):
     __repr__ = __str__
 
     def held_arrays(self) -> list[tuple[str, Array]]:
-        """The arrays that it holds, with the way to each."""
+        """List the arrays that it holds, with the path to each."""
         return self._remotes.arrays(self)
 
     def is_stub(self) -> bool:
-        """Is it as a lesson hands it out, with nothing filled in?"""
+        """Is nothing filled in yet?"""
         return bool(self._remotes.ask("stub", self))
 
 
 class RemoteFunction(Remote):
-    """Something of the student's that may be called."""
+    """An object of the student's that can be called."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Call it in its process."""
@@ -141,21 +144,21 @@ class RemoteFunction(Remote):
         return inspect.Signature([*map(_parameter, self._remotes.ask("signature", self))])
 
 
-def _remote(told: Opaque, remotes: Remotes) -> Remote:
-    """What stands here for an object; the name of its type is that of the object's."""
-    base = RemoteFunction if told.calls else Remote
-    made: Remote = type(told.kind, (base,), {})(remotes)
-    return made
+def _remote(thing: Opaque, remotes: Remotes) -> Remote:
+    """Make the remote object for an object of the student's, whose type has the same name."""
+    base: Any = RemoteFunction if thing.calls else Remote
+    remote: Remote = type(thing.kind, (base,), {})(remotes)
+    return remote
 
 
 def _write(target: Any, new: Any) -> bool:
-    """Give an array, a list or a mapping the contents of another; False where that cannot be."""
+    """Copy the contents of an array, a list or a mapping into another; return False if it fails."""
     if type(target) is not type(new):
         return False
     if isinstance(target, np.ndarray):
         if target.dtype != new.dtype:
             return False
-        with suppress(ValueError):  # it is a view, or may not be written to
+        with suppress(ValueError):  # it is a view, or is frozen
             if target.shape != new.shape:
                 target.resize(new.shape, refcheck=False)
             target[...] = new
@@ -171,32 +174,32 @@ def _write(target: Any, new: Any) -> bool:
     return True
 
 
-def _parameter(told: Mapping[str, Any]) -> inspect.Parameter:
-    default = told["default"]
+def _parameter(packed: Mapping[str, Any]) -> inspect.Parameter:
+    default = packed["default"]
     return inspect.Parameter(
-        str(told["name"]),
-        tuple(inspect._ParameterKind)[int(told["kind"])],
+        str(packed["name"]),
+        tuple(inspect._ParameterKind)[int(packed["kind"])],
         default=inspect.Parameter.empty if default == "" else default,
     )
 
 
 def _good(reply: Reply) -> Reply:
-    """A reply that is no error; what the student's code raised is raised here."""
+    """Return a reply, or raise the error of the student's code that it describes."""
     if "error" not in reply:
         return reply
-    told = reply["error"]
-    words, names = str(told["words"]), [str(name) for name in told["mro"]]
-    known = [it for name in names if isinstance(it := getattr(builtins, name, None), type)]
-    base = next((it for it in known if issubclass(it, BaseException)), Exception)
+    packed = reply["error"]
+    words, names = str(packed["words"]), [str(name) for name in packed["mro"]]
+    known = [there for name in names if isinstance(there := getattr(builtins, name, None), type)]
+    base = next((each for each in known if issubclass(each, BaseException)), Exception)
     if not issubclass(base, RAISED):
-        raise Ended("exits", str(told["in_words"]))
-    mine = names[: names.index(base.__name__)] if base.__name__ in names else []
+        raise Ended("exits", str(packed["in_words"]))
+    own = names[: names.index(base.__name__)] if base.__name__ in names else []
     members = {"__str__": lambda self: words, "__init__": lambda self, *given: None}
-    made: Any = base
-    for name in [*reversed(mine)] or [base.__name__]:
-        made = type(name, (made,), members)
-    error = type(made.__name__, (RaisedElsewhere, made), members)()
-    error.args = tuple(map(str, told["args"]))
-    error.line = str(told["line"])
-    error.likely = None if told["likely"] is None else Mistake(**told["likely"])
+    kind: Any = base
+    for name in [*reversed(own)] or [base.__name__]:
+        kind = type(name, (kind,), members)
+    error = type(kind.__name__, (RaisedElsewhere, kind), members)()
+    error.args = tuple(map(str, packed["args"]))
+    error.line = str(packed["line"])
+    error.likely = None if packed["likely"] is None else Mistake(**packed["likely"])
     raise error

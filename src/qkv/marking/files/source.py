@@ -1,4 +1,4 @@
-"""Which functions and classes a file defines, told from its text alone."""
+"""The functions and classes that a file defines, found in its text alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.marking.tasks import TASKS
 
 
 def defined(source: bytes, file: str = "the file") -> set[str]:
-    r"""The functions and classes at the top level of a file, imported ones left out.
+    r"""Return the functions and classes at the top level of a file, without imported ones.
 
     Raises:
         SyntaxError: it is not Python, or not in its encoding.
@@ -24,26 +24,26 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
         warnings.simplefilter("ignore")
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-            source.decode(encoding)  # Python's parser does not look at comments
+            source.decode(encoding)  # Python's parser does not decode comments
             tree = ast.parse(source, file)
-        # null bytes and what is not in its encoding; the others come of a thousand brackets
+        # null bytes and bytes outside of the encoding; the others are caused by a thousand brackets
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error
     return {*_names(tree.body)}
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """What these statements define, inside of if, try, with and loops too."""
+    """Yield the names that these statements define, also inside of if, try, with and loops."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # another name of a function, maybe
+        another = ast.Lambda | ast.Name | ast.Attribute  # perhaps another name of a function
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from (one.id for one in targets if isinstance(one, ast.Name))
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
         for part in ("body", "orelse", "finalbody"):
             yield from _names(getattr(statement, part, []))
         for handler in getattr(statement, "handlers", []):
@@ -51,7 +51,7 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def tasks_in(names: set[str]) -> list[str]:
-    """The tasks whose function is among these names, in the order of the course.
+    """Return the tasks whose function is among these names, in the order of the course.
 
     >>> tasks_in({"softmax", "helper"})
     ['softmax']

@@ -1,4 +1,4 @@
-"""See which functions of libraries a student's function calls: some answer the task for them."""
+"""Watch which library functions a student's function calls: some answer the task for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_MARKING = str(Path(__file__).parents[1])  # its functions call the student's
+_MARKING = str(Path(__file__).parents[1])  # its functions call the student's functions
 _LIBRARY = str(Path(__file__).parents[2])  # qkv
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
 _ATTENTION = frozenset(
@@ -20,7 +20,7 @@ _ATTENTION = frozenset(
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
 _PRINTED = "Unread.write"  # what print calls in place of a terminal
 _SWITCHED_OFF = "sys.setprofile"
-_set, _get = sys.setprofile, sys.getprofile  # as they are before a student's file is read
+_set, _get = sys.setprofile, sys.getprofile  # as they are before a student's file runs
 
 
 class Watch:
@@ -31,13 +31,13 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch what is called in here; where that is switched off it is noted."""
+        """Watch the calls in this context, and note whether the student's code stops the watch."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
         try:
             yield
-            if _get() is not spy:  # by an error too deep to be watched, too, if that was caught
+            if _get() is not spy:  # also after a caught error at the limit of recursion
                 self.called.add(_SWITCHED_OFF)
         finally:
             _set(None)
@@ -70,17 +70,17 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does a call come from the student's code, or is it the marker's of a function of qkv?"""
+    """Does a call come from the student's code, or from the marker to another room of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
 
 
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
-    """Those of the functions that do what a task asks for.
+    """Return the functions that answer a task.
 
-    Softmax of any library answers the task `softmax` alone, since a lesson hands it out. Attention
-    of any library, every other function of qkv, and a program that is started answer all tasks.
+    Softmax of any library answers only the task `softmax`, since a lesson hands it out. Attention
+    of any library, every other function of qkv, and a started program answer all tasks.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
     ('qkv.attention',)

@@ -1,14 +1,15 @@
-"""Arrays and other things as JSON, on their way between the marker and the student's process.
+"""Arrays and other objects as JSON, between the marker and the student's process.
 
-Numbers, texts, arrays, lists, tuples and mappings go by value. Whatever comes from the student's
-process is also known by a number there: where the marker hands it back (a cache, say), the number
-goes, and the student's function gets the very thing that it returned.
+Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object from the student's
+process also has a number there: if the marker hands it back (a cache, for example), only the number
+is sent, and the student's function gets the same object that it returned.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from qkv.marking.errors import type_name
 from qkv.marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
-MOST = 1 << 16  # numbers of an array, or elements of all lists, that are sent
-_LONGEST = 10_000  # letters of a text that are sent
+MOST = 1 << 16  # numbers of an array, or elements of all lists, in one message
+_LONGEST = 10_000  # letters of a text in a message
 _DEEPEST = 20
 _WHOLE = 1 << 63
 
@@ -27,17 +28,17 @@ class Packer:
     """Packs one message.
 
     Args:
-        known: the number by which the other side knows a thing, or None.
+        known: returns the number that an object has on the other side, or None.
     """
 
     def __init__(self, known: Callable[[Any], int | None]) -> None:
         self.known, self.count = known, 0
 
     def pack(self, thing: Any, depth: int = 0) -> Packed:
-        """A thing as what JSON holds.
+        """Pack an object as JSON.
 
         Raises:
-            MemoryError: it has too many numbers, which no right answer has.
+            MemoryError: it has more numbers than any right answer.
         """
         self.count += 1
         kind = type(thing)
@@ -49,74 +50,75 @@ class Packer:
             raise MemoryError(f"the output has {thing.size:,} numbers")
         if issubclass(kind, tuple | list | dict) and self.count + len(thing) > MOST:
             raise MemoryError(f"the output has {len(thing):,} elements")
-        told: Packed = {"r": self.known(thing)}
+        packed: Packed = {"r": self.known(thing)}
         if issubclass(kind, Elsewhere):
-            return told
+            return packed
         if depth < _DEEPEST and issubclass(kind, tuple | list):
             name = "t" if issubclass(kind, tuple) else "l"
-            return told | {name: [self.pack(one, depth + 1) for one in (*thing,)]}
+            return packed | {name: [self.pack(element, depth + 1) for element in (*thing,)]}
         if depth < _DEEPEST and issubclass(kind, dict):
             items = [*dict.items(thing)]
-            return told | {"d": [[self.pack(k, depth + 1), self.pack(v, depth + 1)]
+            return packed | {"d": [[self.pack(k, depth + 1), self.pack(v, depth + 1)]
                                  for k, v in items]}  # fmt: skip
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # what a function returns is looked at as its caller would
+            if not depth:  # the caller of the function would get the same error
                 raise
             a = None
         if a is None:
-            return told | {"o": type_name(thing), "calls": callable(thing)}
+            return packed | {"o": type_name(thing), "calls": callable(thing)}
         if a.size > MOST:
             raise MemoryError(f"the output has {a.size:,} numbers")
         a = a.astype(np.float64) if a.dtype.itemsize > np.dtype(np.float64).itemsize else a
         data = base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()
-        one = issubclass(kind, np.generic)
-        return told | {"n" if one else "a": [a.dtype.str, [*a.shape], data]}
+        name = "n" if issubclass(kind, np.generic) else "a"
+        return packed | {name: [a.dtype.str, [*a.shape], data]}
 
 
-def unpack(told: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
-    """A thing as it was packed.
+def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
+    """Unpack an object.
 
     Args:
-        told: what came.
-        held: given the number of a thing and the thing as it came, gives the thing to use. The
-            thing is None where the number came alone, and a tuple (type name, may be called) where
-            it cannot be sent.
+        packed: the result of `Packer.pack`.
+        held: maps the number of an object, and the object of this message, to the object to use.
+            The object of the message is None if only the number was sent, and an `Opaque` if the
+            object cannot be sent.
     """
-    if "v" in told:
-        return told["v"]
+    if "v" in packed:
+        return packed["v"]
     thing: Any = None
-    if "t" in told:
-        thing = tuple(unpack(one, held) for one in told["t"])
-    elif "l" in told:
-        thing = [unpack(one, held) for one in told["l"]]
-    elif "d" in told:
-        thing = {unpack(k, held): unpack(v, held) for k, v in told["d"]}
-    elif "a" in told or "n" in told:
-        kind, shape, data = told.get("a") or told["n"]
+    if "t" in packed:
+        thing = tuple(unpack(element, held) for element in packed["t"])
+    elif "l" in packed:
+        thing = [unpack(element, held) for element in packed["l"]]
+    elif "d" in packed:
+        thing = {unpack(k, held): unpack(v, held) for k, v in packed["d"]}
+    elif "a" in packed or "n" in packed:
+        kind, shape, data = packed.get("a") or packed["n"]
         thing = np.frombuffer(base64.b64decode(data), dtype=_numbers_only(kind)).reshape(shape)
-        thing = thing[()] if "n" in told else thing.copy()
-    elif "o" in told:
-        thing = Opaque(str(told["o"]), bool(told["calls"]))
-    number = told["r"]
+        thing = thing[()] if "n" in packed else thing.copy()
+    elif "o" in packed:
+        thing = Opaque(str(packed["o"]), bool(packed["calls"]))
+    number = packed["r"]
     return thing if number is None else held(int(number), thing)
 
 
+@dataclass(frozen=True)
 class Opaque:
-    """A thing of the student's that is no number, text, array or container.
+    """A student's object that is not a number, text, array or container.
 
-    Args:
+    Attributes:
         kind: the name of its type.
-        calls: may it be called?
+        calls: can it be called?
     """
 
-    def __init__(self, kind: str, calls: bool) -> None:
-        self.kind, self.calls = kind, calls
+    kind: str
+    calls: bool
 
 
 def _numbers_only(kind: str) -> np.dtype[Any]:
     dtype = np.dtype(kind)
     if dtype.kind not in "biuf":
-        raise ValueError(f"{kind} are no numbers")
+        raise ValueError(f"the type {kind} holds no numbers")
     return dtype
