@@ -141,6 +141,23 @@ def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
 
 
+def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
+    """Return an array in another float type, which must hold its finite numbers.
+
+    >>> narrowed(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
+    dtype('float16')
+    """
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(array.astype(kind))
+    lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array)
+    if lost.any():
+        raise ValueError(
+            f"{call}: {name} has {array[lost][0]:.6g}, which {kind} does not hold: give "
+            "dtype='float32'"
+        )
+    return converted
+
+
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Iterable[Any], *, call: str
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         yield from TEXTS[:5]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 2)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
     with pytest.raises(KeyboardInterrupt):
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))
@@ -103,7 +103,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
             {"texts": [[4, 4], *TEXTS[1:]]},
             "text 0 has other tokens than in .*: give the same texts",
         ),
-        ({"texts": TEXTS[:3]}, r"texts are 3 and .* has 7: give them all, or another folder"),
+        ({"texts": TEXTS[:3]}, r"texts are 3 and .* has 7: give all of them, or name"),
         ({"names": ("z", 0)}, r"has names \['blocks.1.hook_resid_post'\] and the call \['blocks.0"),
         ({"dtype": "float16"}, "has dtype 'float32' and the call 'float16': name another folder"),
         ({"names": "pattern"}, "names has blocks.0.attn.hook_pattern, which has no row for each t"),
@@ -127,7 +127,7 @@ def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
     model = small("gpt2")
     cache(model, TEXTS, tmp_path, names=("resid_post", 1))
     other = model.with_parameters({n: a * 1.3 for n, a in model.parameters.items()})
-    with pytest.raises(ValueError, match=r"hook_resid_post of text 0 is not what .* has: give the"):
+    with pytest.raises(ValueError, match=r"hook_resid_post of text 0 differs from .*: give the"):
         cache(other, TEXTS, tmp_path, names=("resid_post", 1))
     with pytest.raises(ValueError, match=r"cache: .* has model '.*' and the call '.*': name anoth"):
         cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
@@ -155,14 +155,14 @@ def test_folders_that_hold_no_cache(small, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"Cache: .* has no cache.json: name a folder of c"):
         Cache(tmp_path)
     (tmp_path / "cache.json").write_text('{"qkv_cache": 1, "names": "z"}')
-    with pytest.raises(ModelError, match=r"cache.json: is not what cache"):
+    with pytest.raises(ModelError, match=r"cache.json: is not of a cache"):
         Cache(tmp_path)
     found = cache(small("gpt2"), TEXTS, tmp_path / "x", names="embed")
     with pytest.raises(KeyError, match=r"arrays: there is no \('z', 0\): it has hook_embed"):
         found.arrays(("z", 0))
     with pytest.raises(IndexError, match="cache: there is no text 7: there are 7"):
         found[7]
-    with pytest.raises(TypeError, match="cache: text 'a': give a whole number"):
+    with pytest.raises(TypeError, match="cache: text is 'a': give a whole number"):
         found["a"]
     manifest = json.loads((tmp_path / "x" / "cache.json").read_text())
     assert manifest["shards"] == [{"file": "00000.safetensors", "texts": 7, "tokens": 33}]

@@ -353,7 +353,7 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
         ),
         (edges, {"method": None}, ValueError, "method is None: choose among"),
         (edges, {"method": "eap", "metric": difference}, TypeError, "metric is a function, which"),
-        (edges, {"metric": 3}, TypeError, r"metric is 3: give \(place, token\)"),
+        (edges, {"metric": 3}, TypeError, r"metric is 3: give \(position, token\)"),
         (edges, {"metric": lambda logits: logits}, ValueError, "metric gave an array"),
         (edges, {"corrupted": CLEAN[1:]}, ValueError, "clean has 6 tokens and corrupted 5"),
         (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts: give one"),
@@ -398,7 +398,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
     more = {edges: {}, path: {"sender": "embed", "receivers": "mlp.1"}, discover: {"edges": 3}}[
         call
     ]
-    for kind, words in (("bert", "its norms stand behind them"), ("olmo2", "go through one norm")):
+    for kind, words in (("bert", "has norms behind its parts"), ("olmo2", "one norm of .* joins")):
         with pytest.raises(ValueError, match=f"^{call.__name__}: .*{words}"):
             call(small(kind), **ABOUT, **more)
     with pytest.raises(ValueError, match=f"^{call.__name__}: .* gives no logits over words"):

@@ -73,7 +73,7 @@ def test_what_cannot_be_followed(small):
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})
     with pytest.raises(ValueError, match="layer 0 has 2 queries and 3 keys"):
         rollout(odd)
-    with pytest.raises(ValueError, match="value_weighted: there is no layer 2: the trace has 2"):
+    with pytest.raises(ValueError, match="value_weighted: there is no layer 2: there are 2"):
         value_weighted(trace, 2)
     with pytest.raises(TypeError, match="value_weighted: layer is '1': give a whole number"):
         value_weighted(trace, "1")

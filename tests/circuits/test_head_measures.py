@@ -12,7 +12,7 @@ from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors
 from qkv.circuits import head_scores
 from qkv.circuits.head_measures import head_sums
-from qkv.circuits.streaming import watch
+from qkv.circuits.inputs import watch
 from qkv.layers import MLP
 from qkv.models.untrained import fresh_model
 
@@ -161,9 +161,9 @@ def test_the_order_of_texts_and_how_they_are_batched_change_nothing(
     wanted = head_scores(bert, TEXTS)
     agree(head_scores(bert, TEXTS[::-1]), wanted)
     for cells, tokens, texts in ((1, 10**6, 100), (100, 10**6, 2), (10**6, 10, 100)):
-        monkeypatch.setattr("qkv.circuits.streaming.CELLS", cells)
-        monkeypatch.setattr("qkv.circuits.streaming.PLACES", tokens)
-        monkeypatch.setattr("qkv.circuits.streaming.TEXTS", texts)
+        monkeypatch.setattr("qkv.circuits.inputs.CELLS", cells)
+        monkeypatch.setattr("qkv.circuits.inputs.PLACES", tokens)
+        monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
         agree(head_scores(bert, TEXTS), wanted)
 
 
@@ -179,8 +179,8 @@ def test_a_long_text_is_looked_at_some_queries_at_a_time(
         shapes.append(found[1].shape)
         return found
 
-    monkeypatch.setattr("qkv.circuits.streaming.attention", spied)
-    monkeypatch.setattr("qkv.circuits.streaming.CELLS", 3 * 4 * 7)
+    monkeypatch.setattr("qkv.circuits.inputs.attention", spied)
+    monkeypatch.setattr("qkv.circuits.inputs.CELLS", 3 * 4 * 7)
     agree(head_scores(model, TEXTS), looped(model, TEXTS))
     assert max(np.prod(shape) for shape in shapes) <= 3 * 4 * 7
     assert {shape[2] for shape in shapes} != {shape[3] for shape in shapes}
@@ -203,8 +203,8 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
         watch(model, batch, use)
 
     monkeypatch.setattr("qkv.circuits.head_measures.watch", spied)
-    monkeypatch.setattr("qkv.circuits.streaming.PLACES", 64)
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 20)
+    monkeypatch.setattr("qkv.circuits.inputs.PLACES", 64)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 20)
     found = head_scores(bert, texts())
     assert run[0] == 40 * len(TEXTS)  # each once
     assert max(ahead) <= 20 + len(TEXTS)

@@ -51,8 +51,8 @@ def agree(found, arrays, top):
 )
 @pytest.mark.parametrize(("places", "texts", "top"), [(2048, 4096, 20), (9, 2, 3), (30, 100, 1)])
 def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
-    monkeypatch.setattr("qkv.circuits.streaming.PLACES", places)
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits.inputs.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]
     found = scan(model, iter(TEXTS), of=of, top=top)
@@ -96,7 +96,7 @@ def test_texts_keep_their_words(small):
 
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 32)
     model = small("gpt2")
 
     def peak(count):
@@ -139,5 +139,5 @@ def test_what_cannot_be_scanned(small):
         IndexError, match=f"there is no neuron {len(found)}: there are {len(found)}"
     ):
         found.examples(len(found))
-    with pytest.raises(TypeError, match=r"examples: the number is 0\.5: give a whole number"):
+    with pytest.raises(TypeError, match=r"examples: .* is 0\.5: give a whole number"):
         found.examples(0.5)

@@ -153,7 +153,7 @@ def test_to_first_order(small, kind, at):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: what is put in"),
+        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: give texts"),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts"),
         (
             {"at": "resid"},
@@ -165,8 +165,8 @@ def test_to_first_order(small, kind, at):
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
         ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
         ({"metric": (0, 0.5)}, TypeError, r"metric has the token 0\.5: give an id"),
-        ({"metric": "cat"}, TypeError, r"metric is 'cat': give \(place, token\)"),
-        ({"metric": (0, 1, 2, 3)}, TypeError, r"metric is \(0, 1, 2, 3\): give \(place, token\)"),
+        ({"metric": "cat"}, TypeError, r"metric is 'cat': give \(position, token\)"),
+        ({"metric": (0, 1, 2, 3)}, TypeError, r"metric is \(0, 1, 2, 3\): give \(pos"),
         ({"corrupted": CLEAN, "normalize": True}, ValueError, "nothing to normalize by: leave no"),
         ({"model": "gpt2"}, TypeError, "model is str"),
     ],

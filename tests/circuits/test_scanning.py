@@ -141,9 +141,9 @@ def test_the_scores_are_those_of_head_scores(bert: qkv.Model) -> None:
 def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch, cells: int, places: int, texts: int
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.streaming.CELLS", cells)
-    monkeypatch.setattr("qkv.circuits.streaming.PLACES", places)
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits.inputs.CELLS", cells)
+    monkeypatch.setattr("qkv.circuits.inputs.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     agree(scan_heads(bert, TEXTS, top_k=3), of_bert(bert, TEXTS), 3, TEXTS)
 
 
@@ -151,7 +151,7 @@ def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
 def test_of_texts_with_as_much_the_earlier_ones_are_examples(
     monkeypatch: pytest.MonkeyPatch, texts: int
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", texts)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     ids = [[5], [5, 6], [7, 8, 9], [6, 7], [8, 9], [5, 5]]
     found = scan_heads(uniform(), ids, ["previous", "same", "strongest"], top_k=2)
     # place 1 of any text looks at places 0 and 1 alike; the longer text's place 2 has 1/3 each
@@ -199,8 +199,8 @@ def test_nan_in_the_weights_shows_in_the_means_alone() -> None:
 def test_memory_does_not_grow_with_the_number_of_texts(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.circuits.streaming.TEXTS", 32)
-    monkeypatch.setattr("qkv.circuits.streaming.PLACES", 256)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 32)
+    monkeypatch.setattr("qkv.circuits.inputs.PLACES", 256)
     words = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "bank", "river", "run"]
 
     def texts(count: int) -> Iterator[str]:

@@ -164,7 +164,7 @@ def test_what_has_no_shares(small):
         attribute_logits(model, two, [(0, 4)] * 3)
     with pytest.raises(ValueError, match="of text 1 has place 2 and the text has 2 tokens"):
         attribute_logits(model, two, (2, 4))
-    with pytest.raises(TypeError, match=r"of is 4: give \(place, token\) or"):
+    with pytest.raises(TypeError, match=r"of is 4: give \(position, token\) or"):
         attribute_logits(model, trace, 4)
     with pytest.raises(KeyError, match=r"no 'ln_final.hook_scale': trace all, or with 'ln_final"):
         attribute_logits(model, model.trace(IDS, names=["embed", "full_embed"]), (-1, 4))

@@ -129,7 +129,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             r"at has 'mlp_out', which gives \('pair', 'layer', 'token'\) of .*, and 'z', which",
         ),
         ({"corrupted": OTHERS[:3]}, "clean is 4 texts and corrupted 3: give as many of each"),
-        ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: what is put"),
+        ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: give texts"),
         ({"metric": [LOGIT] * 3}, "metric is a list of 3 and the texts are 4: give one for all"),
         (
             {"metric": (1, 3), "normalize": True},

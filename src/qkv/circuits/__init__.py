@@ -3,14 +3,13 @@
 from qkv.circuits.caching import Cache, cache
 from qkv.circuits.edge_effects import discover, edges, path
 from qkv.circuits.flow import composition, copying_scores, rollout, value_weighted
-from qkv.circuits.graph import Edge, Graph
 from qkv.circuits.head_measures import head_scores
 from qkv.circuits.logits import attribute_logits, integrated_gradients, logit_lens
 from qkv.circuits.model_diff import diff
 from qkv.circuits.patching import attribution_patch, patch
 from qkv.circuits.plot_view import PlotView
 from qkv.circuits.plotting import plot
-from qkv.circuits.results import Result
+from qkv.circuits.results import Edge, Graph, Result
 from qkv.circuits.sae import SAE
 from qkv.circuits.scanning import Example, HeadExample, HeadScan, Scan, scan, scan_heads
 

@@ -1,4 +1,4 @@
-"""Activations of many texts on the disk: written as texts come, mapped where they are read."""
+"""Cache activations of many texts in files, which are read through memory maps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, float_type, is_whole_number, shown
-from qkv.circuits.checks import check_model
-from qkv.circuits.streaming import PLACES, Read, recorded, sites, windows
+from qkv.arrays import Array, float_type, narrowed, shown
+from qkv.circuits.inputs import PLACES, Read, check_index, check_model, recorded, sites, windows
 from qkv.files import named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header
@@ -23,9 +22,8 @@ from qkv.trace.activations import meant, numbers_of
 
 _CALL = "cache"
 MANIFEST = "cache.json"
-BYTES = 2**28  # of a file, about
+BYTES = 2**28  # the approximate size of a file
 _IDS, _STARTS = "ids", "starts"  # of the tokens of a file, and where each of its texts begins
-_FIXED = ("qkv_cache", "model", "names", "dtype")  # what a call must ask for to go on
 
 
 class Cache:
@@ -35,12 +33,12 @@ class Cache:
     files until they are used.
 
     Args:
-        folder: where they are.
+        folder: the folder.
 
     Attributes:
         names: the full names of the activations.
         model: the name of the model.
-        tokens: how many tokens all texts have.
+        tokens: the number of tokens of all texts.
 
     Raises:
         FileNotFoundError: `folder` holds no cache.
@@ -56,7 +54,7 @@ class Cache:
         for shard, stored in zip(about["shards"], self._files, strict=True):
             _check_file(self.folder / shard["file"], stored, self.names, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
-        self._ends = np.cumsum(counts[0], dtype=np.int64)  # the number behind each file's last text
+        self._ends = np.cumsum(counts[0], dtype=np.int64)  # the number after each file's last text
         self.tokens = sum(counts[1])
 
     def __len__(self) -> int:
@@ -69,9 +67,9 @@ class Cache:
         )
 
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
-        """All rows of an activation, (tokens, ...) for each file, mapped and read-only.
+        """Return all rows of an activation, (tokens, ...) for each file, mapped and read-only.
 
-        `np.concatenate(cache.arrays(name))` has those of all texts in memory.
+        `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
         Args:
             name: as a trace is indexed.
@@ -80,40 +78,32 @@ class Cache:
             KeyError: the cache has no such activation.
         """
         layers = 1 + max(numbers_of(self.names), default=0)
-        full = next((one for one in meant(name, layers) if one in self.names), None)
+        full = next((full for full in meant(name, layers) if full in self.names), None)
         if full is None:
             raise KeyError(f"arrays: there is no {shown(name)}: it has {', '.join(self.names)}")
         return [stored[full].read() for stored in self._files]
 
     def ids(self, number: int) -> Array:
-        """The ids of the tokens of a text, (T,)."""
-        stored, rows = self._place(number)
+        """Return the ids of the tokens of a text, (T,)."""
+        stored, rows = self._located(number)
         return stored[_IDS].read()[rows]
 
     def __getitem__(self, number: int) -> Trace:
-        stored, rows = self._place(number)
+        stored, rows = self._located(number)
         ids = stored[_IDS].read()[rows].tolist()
-        return Trace(
-            {name: stored[name].read()[None, rows] for name in self.names},
-            tokens=[list(map(str, ids))],
-            ids=[ids],
-            model=self.model,
-        )
+        arrays = {name: stored[name].read()[None, rows] for name in self.names}
+        return Trace(arrays, tokens=[list(map(str, ids))], ids=[ids], model=self.model)
 
     def __iter__(self) -> Iterator[Trace]:
         return (self[number] for number in range(len(self)))
 
-    def _place(self, number: int) -> tuple[Mapping[str, Stored], slice]:
-        """The file of a text, and its rows there."""
-        if not is_whole_number(number):
-            raise TypeError(f"cache: text {shown(number)}: give a whole number")
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"cache: there is no text {number}: there are {len(self)}")
-        number %= len(self)
+    def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
+        """Return the file of a text, and its rows there."""
+        number = check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
-        place = number - (int(self._ends[file - 1]) if file else 0)
-        return self._files[file], slice(int(starts[place]), int(starts[place + 1]))
+        first = number - (int(self._ends[file - 1]) if file else 0)
+        return self._files[file], slice(int(starts[first]), int(starts[first + 1]))
 
 
 def cache(
@@ -124,18 +114,19 @@ def cache(
     names: Any,
     dtype: Any = "float32",
 ) -> Cache:
-    """Write activations of texts to a folder as the texts come, to be read where they are mapped.
+    """Write activations of texts to files as the texts come; they are read through memory maps.
 
     The folder gets "cache.json" and safetensors files of about 256 MB, in which the tokens of texts
-    stand end to end. Memory is that of one file. A call that was stopped goes on where it was: the
-    texts of files that are there are compared, and not run again. More texts are added so, too.
+    stand end to end. Memory holds one file at a time. A call that was stopped can be repeated: it
+    compares the texts of complete files and does not run them again. More texts can be added in the
+    same way.
 
     Args:
-        model: one that `qkv.load` has read, of one text at a time.
+        model: a model of `qkv.load` that reads one text at a time.
         texts: any iterable of texts, or of the ids of their tokens, (T,) each.
-        folder: is made if it is not there.
+        folder: created if it does not exist.
         names: the activations, as for `model.trace`, each with a row for each token: "resid_post",
-            ("z", 3), or a list of such.
+            ("z", 3), or a list of such names.
         dtype: of the files: "float16", "bfloat16", "float32" or "float64".
 
     Returns:
@@ -144,16 +135,16 @@ def cache(
     Raises:
         TypeError: an argument is of a wrong type.
         ValueError: an activation has no row for each token; a text has no token; the type does not
-            hold a number; or the folder is of other texts, names, another type or another model.
-        KeyError: there is no activation of a name.
+            hold a number; or the folder has other texts or names, another type or another model.
+        KeyError: a name has no activation.
         OSError: the folder cannot be written.
 
     >>> import tempfile
     >>> import qkv
     >>> model, texts = qkv.load("books-decoder"), ["The queen spoke.", "It was night."]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = cache(model, texts, folder, names=("resid_post", 2))
-    ...     len(found), found[1]["resid_post", 2].shape
+    ...     cached = cache(model, texts, folder, names=("resid_post", 2))
+    ...     len(cached), cached[1]["resid_post", 2].shape
     (2, (1, 4, 192))
     """
     model = check_model(model, _CALL)
@@ -173,34 +164,35 @@ def cache(
             old = [text for text in window if text.number < known]
             if old and done is not None:
                 _compare(model, done, old, chosen)
-            for part in _parts(window[len(old) :]):
+            for part in _groups(window[len(old) :]):
                 writer.add(part, recorded(model, [text.ids for text in part], chosen))
                 advance(len(part))
             count += len(window)
     if count < known:
         raise ValueError(
-            f"{_CALL}: texts are {count} and {path} has {known}: give them all, or another folder"
+            f"{_CALL}: texts are {count} and {path} has {known}: give all of them, or name another "
+            "folder"
         )
     writer.write()
     return Cache(path)
 
 
 def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
-    """What is in the folder already, if it is what is asked for."""
+    """Return the cache in the folder, if there is one; it must have been written by such a call."""
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
-    for name in _FIXED:
-        if there[name] != about[name]:
+    for name, asked in about.items():
+        if there[name] != asked:
             raise ValueError(
-                f"{_CALL}: {path} has {name} {shown(there[name])} and the call {shown(about[name])}"
-                ": name another folder"
+                f"{_CALL}: {path} has {name} {shown(there[name])} and the call {shown(asked)}: "
+                "name another folder"
             )
     return Cache(path)
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """An error where texts, or what the model makes of the first, are not those in the folder."""
+    """Raise an error if the texts, or the activations of the first, differ from the folder's."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -214,26 +206,26 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
             raise ValueError(
-                f"{_CALL}: {name} of text 0 is not what {done.folder} has: give the same model, or "
+                f"{_CALL}: {name} of text 0 differs from {done.folder}: give the same model, or "
                 "another folder"
             )
 
 
-def _parts(texts: Sequence[Read]) -> Iterator[list[Read]]:
-    """Texts in their order, as many at a time as have `PLACES`, or one."""
-    part: list[Read] = []
+def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
+    """Yield texts in their order, in groups of at most `PLACES` positions, or one text."""
+    group: list[Read] = []
     for text in texts:
-        longest = max(len(one.ids) for one in [*part, text])
-        if part and longest * (len(part) + 1) > PLACES:
-            yield part
-            part = []
-        part.append(text)
-    if part:
-        yield part
+        longest = max(len(other.ids) for other in [*group, text])
+        if group and longest * (len(group) + 1) > PLACES:
+            yield group
+            group = []
+        group.append(text)
+    if group:
+        yield group
 
 
 class _Writer:
-    """Collects rows, and writes a file and the manifest when there are `BYTES`."""
+    """Collect rows, and write a file and the manifest when the rows reach `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
         self.folder, self.kind = folder, kind
@@ -246,24 +238,16 @@ class _Writer:
         self.size = 0
 
     def add(self, texts: Sequence[Read], rows: Mapping[str, Array]) -> None:
-        """Take the rows of texts, end to end."""
+        """Add the rows of texts, end to end."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():
-            with np.errstate(over="ignore"):
-                found = array.astype(self.kind)
-            lost = ~np.isfinite(found.astype(np.float32)) & np.isfinite(array)
-            if lost.any():
-                raise ValueError(
-                    f"{_CALL}: {name} has {array[lost][0]:.6g}, which {self.kind} does not hold: "
-                    "give dtype='float32'"
-                )
-            self.rows[name].append(found)
-            self.size += found.nbytes
+            self.rows[name].append(narrowed(array, self.kind, _CALL, name))
+            self.size += self.rows[name][-1].nbytes
         if self.size >= BYTES:
             self.write()
 
     def write(self) -> None:
-        """Write what was collected, if there is something."""
+        """Write the collected rows, if there are any."""
         from safetensors.numpy import save
 
         if not self.ids:
@@ -282,45 +266,44 @@ class _Writer:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """What a folder says it holds.
+    """Read the manifest of a folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ModelError: it is not of a cache.
+        FileNotFoundError: the folder has no manifest.
+        ModelError: the manifest is not of a cache.
     """
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"Cache: {folder} has no {MANIFEST}: name a folder of cache()")
     about: dict[str, Any] = read_json(folder / MANIFEST)
-    shards = about.get("shards")
-    kinds = {"file": str, "texts": int, "tokens": int}
-    whole = (
-        about.get("qkv_cache") == 1
-        and isinstance(about.get("model"), str)
-        and isinstance(about.get("dtype"), str)
-        and isinstance(about.get("names"), list)
-        and all(isinstance(name, str) for name in about["names"])
-        and isinstance(shards, list)
-        and all(
-            isinstance(shard, dict)
-            and all(isinstance(shard.get(name), kind) for name, kind in kinds.items())
-            and Path(shard["file"]).name == shard["file"]
-            for shard in shards
+
+    def fits(value: Any, kinds: Mapping[str, type]) -> bool:
+        return isinstance(value, dict) and all(
+            isinstance(value.get(name), kind) for name, kind in kinds.items()
         )
-    )
-    if not whole:
-        raise ModelError(f"{folder / MANIFEST}: is not what cache() writes: write it again")
+
+    if not (
+        fits(about, {"qkv_cache": int, "model": str, "dtype": str, "names": list, "shards": list})
+        and about["qkv_cache"] == 1
+        and all(isinstance(name, str) for name in about["names"])
+        and all(
+            fits(shard, {"file": str, "texts": int, "tokens": int})
+            and Path(shard["file"]).name == shard["file"]
+            for shard in about["shards"]
+        )
+    ):
+        raise ModelError(f"{folder / MANIFEST}: is not of a cache: write it again with cache()")
     return about
 
 
 def _check_file(
     path: Path, stored: Mapping[str, Stored], names: Sequence[str], shard: Mapping[str, Any]
 ) -> None:
-    """An error where a file is not what the manifest says."""
+    """Raise an error if a file does not fit the manifest."""
     shapes = {_IDS: (shard["tokens"],), _STARTS: (shard["texts"] + 1,)}
     for name in (*names, *shapes):
-        found = stored[name].shape if name in stored else ()
-        if found[:1] != shapes.get(name, (shard["tokens"],)):
+        shape = stored[name].shape if name in stored else ()
+        if shape[:1] != shapes.get(name, (shard["tokens"],)):
             raise ModelError(
-                f"{path}: has {name} {found} and {MANIFEST} {shard['tokens']} tokens of "
+                f"{path}: has {name} {shape} and {MANIFEST} {shard['tokens']} tokens of "
                 f"{shard['texts']} texts: write it again"
             )

@@ -1,4 +1,4 @@
-"""The effects of edges between heads, MLPs and logits: exact, estimated, or of a circuit."""
+"""Effects of edges between heads, MLPs and logits: exact, estimated, or of a circuit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, real_number, shown, whole_number
-from qkv.circuits.checks import check_words
-from qkv.circuits.graph import INPUTS, Edge, Graph, Wiring, check_residual, node_of, strongest
+from qkv.circuits.inputs import check_words
 from qkv.circuits.patching import Metric, pair_of
-from qkv.circuits.residual import Stream, mlp_parts
+from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
+from qkv.circuits.results import Edge, Graph, node_of, strongest
 from qkv.layers.layer import quiet
 from qkv.layers.norm import NormSaved
 from qkv.models.model import Model
@@ -21,48 +21,47 @@ from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
 _METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # gradients between the runs, as Hanna et al.
-_SAMPLE = 200  # edges whose estimates are held against exact effects
+_SAMPLE = 200  # edges whose estimates are compared with exact effects
 
 
 def edges(
     model: Model, clean: Any, corrupted: Any, *, metric: Metric, method: str = "exact"
 ) -> Graph:
-    """What each edge between two parts of a model does to a metric.
+    """Measure the effect of each edge between two parts of a model on a metric.
 
-    Where norms stand before the parts of a block, each part reads the sum of what all parts before
-    it have added. An edge is what one part, the sender, adds to what another reads, its receiver.
-    A head reads three times, for its queries, its keys and its values; where heads share keys and
-    values, each counts as if it had its own.
+    If norms stand before the parts of a block, each part reads the sum of the outputs of all
+    earlier parts. An edge is the output of one part, the sender, in the input of another, the
+    receiver. A head reads three times, for its queries, its keys and its values; heads that share
+    keys and values count as if each had its own.
 
-    An exact score is the metric of the clean run in which the receiver reads this sender's output
-    of the corrupted run, and all that follows is computed again, less the metric of the clean run.
-    `patch` goes the other way, and puts `clean` into `corrupted`. Many edges run together, nothing
-    below the receiver is computed again, and of a decoder no place before the first token that
-    differs.
+    An exact score is the change of the metric if, in the clean run, the receiver reads this
+    sender's output of the corrupted run and all later parts are computed again. `patch` goes the
+    other way, and puts `clean` into `corrupted`. Many edges run together. Parts below the receiver
+    are not computed again, nor, in a decoder, positions before the first different token.
 
     Args:
-        model: with a head over words, whose norms stand before its parts, with or without norms
+        model: has a head over words; its norms stand before its parts, with or without norms
             behind them (GPT-2, Llama, Gemma), in parallel too (GPT-NeoX).
-        clean: one text, or the ids of its tokens; of as many tokens as `corrupted`.
+        clean: one text, or the ids of its tokens; with as many tokens as `corrupted`.
         corrupted: the same.
-        metric: (place, token) for that logit, (place, token, other token) for how far it is above
-            another (a place counts from the end with -1; a token is an id, or a string that is
-            one), or, for exact scores, a function from logits (1, T, V) to a number.
-        method: "exact"; "eap", edge attribution patching, the sender's difference between the runs
-            times the metric's gradient for what the receiver reads in the clean run, by one
-            backward pass for all edges; or "eap-ig", the same with the mean of 5 gradients on the
-            way of the embeddings from the corrupted to the clean run.
+        metric: (position, token) for that logit, (position, token, other token) for the difference
+            of two logits (a position counts from the end with -1; a token is an id, or a string
+            that is one token), or, for exact scores, a function from logits (1, T, V) to a number.
+        method: "exact"; "eap", edge attribution patching: the sender's difference between the runs
+            times the metric's gradient for the receiver's input in the clean run, by one backward
+            pass for all edges; or "eap-ig", which uses the mean of 5 gradients, with embeddings
+            between those of the corrupted and the clean run.
 
     Returns:
-        A `Graph` of all edges. That of estimates says in `.correlation` how they agree with exact
-        scores on a sample of 200 edges.
+        A `Graph` of all edges. For estimates, `.correlation` is their correlation with exact scores
+        on a sample of 200 edges.
 
     Raises:
-        TypeError: an argument is of a wrong type, the metric gives no number, an estimate is asked
-            for of a function, or of a model in half precision.
+        TypeError: an argument is of a wrong type, the metric gives no number, or the method is an
+            estimate and the metric a function or the model in half precision.
         ValueError: the texts have different numbers of tokens, or are several; there is no such
-            method, place or token; the model gives no logits over words, its norms stand behind its
-            parts (BERT), or one norm is for the queries of all its heads (OLMo 2); or the metric
+            method, position or token; the model gives no logits over words, its norms stand behind
+            its parts (BERT), or one norm joins the queries of all heads (OLMo 2); or the metric
             gives an array.
 
     Source:
@@ -94,23 +93,24 @@ def path(
     receivers: str | Iterable[str],
     metric: Metric,
 ) -> float:
-    """What one sender does to a metric by way of some receivers: path patching.
+    """Measure the effect of one sender on a metric through some receivers: path patching.
 
-    The metric of the clean run in which these receivers read the sender's output of the corrupted
-    run, and all that follows is computed again, less the metric of the clean run. Of one receiver
-    it is the exact score of that edge. Of several, later ones also read what earlier ones change.
+    The effect is the change of the metric if, in the clean run, these receivers read the sender's
+    output of the corrupted run and all later parts are computed again. For one receiver it is the
+    exact score of that edge. If there are several, later receivers also read the changes of earlier
+    ones.
 
     Args:
         model: as for `edges`.
         clean: the same.
         corrupted: the same.
         sender: the name of a part: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
-        receivers: the name of what reads it, or several: "attn.{layer}.{head}.q", ".k" or ".v",
+        receivers: the name of a receiver, or several: "attn.{layer}.{head}.q", ".k" or ".v",
             "mlp.{layer}" or "logits".
         metric: as for `edges`.
 
     Returns:
-        How far the metric moves.
+        The change of the metric.
 
     Raises:
         KeyError: there is no such sender or receiver; the message has the nearest ones.
@@ -159,12 +159,12 @@ def discover(
     edges: int | None = None,
     method: str = "exact",
 ) -> Graph:
-    """The circuit behind a metric: the edges that move it most, and how far they explain it.
+    """Find the circuit behind a metric: the edges that change it most, and their faithfulness.
 
-    `.faithfulness` is that of the circuit: the metric of a run in which the edges that are kept
-    carry what this run computes and all others what the corrupted run does, with 0 for the metric
-    of the corrupted run and 1 for that of the clean one. It may lie below 0 or above 1. An edge on
-    no way from "embed" to "logits" takes no part in it.
+    `.faithfulness` is the metric of a run in which only the kept edges carry outputs of this run,
+    and all others carry outputs of the corrupted run. It is scaled so that 0 is the metric of the
+    corrupted run and 1 that of the clean run, and may lie below 0 or above 1. An edge on no path
+    from "embed" to "logits" does not affect it.
 
     Args:
         model: as for `edges`.
@@ -172,11 +172,12 @@ def discover(
         corrupted: the same.
         metric: the same.
         threshold: keep the edges with at least this absolute score.
-        edges: keep so many edges, those with the largest absolute scores. Give one of the two.
+        edges: keep this number of edges, those with the largest absolute scores. Give one of the
+            two.
         method: as for `edges`.
 
     Returns:
-        A `Graph` of the edges that are kept.
+        A `Graph` of the kept edges.
 
     Raises:
         TypeError: as for `edges`; `threshold` or `edges` is no number.
@@ -221,28 +222,24 @@ def discover(
         left[edge.receiver][numbers[edge.sender]] = False
     faithfulness = (stream.metric(left) - stream.low) / (stream.base - stream.low)
     used = {edge.sender for edge in kept} | {node_of(edge.receiver) for edge in kept}
-    return replace(
-        whole,
-        nodes=[node for node in whole.nodes if node in used],
-        edges=kept,
-        faithfulness=float(faithfulness),
-    )
+    nodes = [node for node in whole.nodes if node in used]
+    return replace(whole, nodes=nodes, edges=kept, faithfulness=float(faithfulness))
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """The model, if it has edges, and the method can be had of the metric."""
+    """Return the model, if it has edges and the method supports the metric."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
         raise TypeError(
-            f"{call}: metric is a function, which has no gradient here: give (place, token) or "
-            '(place, token, other token), or take method="exact"'
+            f"{call}: metric is a function, which has no gradient here: give (position, token) or "
+            '(position, token, other token), or take method="exact"'
         )
     return check_residual(check_words(model, call), call)
 
 
 def _graph(stream: Stream, of: Any, method: str) -> Graph:
-    """The graph of all edges."""
+    """Return the graph of all edges."""
     wiring = stream.wiring
     every = {name: np.arange(one.senders) for name, one in wiring.receivers.items()}
     correlation = None
@@ -261,10 +258,10 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
 
 
 def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
-    """Pearson's correlation of estimated and exact scores, of a sample of edges.
+    """Return Pearson's correlation of estimated and exact scores, on a sample of edges.
 
-    Half of the sample are the edges with the largest estimates, which decide it; the others are
-    drawn from the rest and count for as many as they stand for.
+    Half of the sample are the edges with the largest estimates; the others are drawn at random from
+    the rest, and are weighted to represent all of it.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))
@@ -284,7 +281,7 @@ def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
 
 
 def _known(name: Any, names: Sequence[str], given: str) -> str:
-    """A name of these, or an error with the nearest ones."""
+    """Return a name, if it is among `names`; the error has the nearest ones."""
     if not isinstance(name, str):
         raise TypeError(f"path: {given} has {shown(name)}: give names, as 'mlp.3'")
     if name not in names:
@@ -296,15 +293,16 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 @quiet
 @one_blas_thread()
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
-    """For each receiver the estimated effects of its edges, (senders,) of float64.
+    """Return the estimated effects of each receiver's edges, (senders,) of float64.
 
-    A sender's difference between the runs times the metric's gradient for what the receiver reads.
+    An estimate is a sender's difference between the runs times the metric's gradient for the input
+    of the receiver.
 
     Args:
         stream: of both runs.
         of: the logit, or a difference of two.
-        steps: take the mean of so many gradients, on the way of the embeddings from the corrupted
-            to the clean run; None for that of the clean run.
+        steps: the number of gradients to average, with embeddings between those of the corrupted
+            and the clean run; None for the gradient of the clean run alone.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))
@@ -350,8 +348,7 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
-    """The effects (n, senders) of the first so many senders, by gradients (m, n, T, D)."""
+    """Return the effects (n, senders) of the first `count` senders, by gradients (m, n, T, D)."""
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)
-    found: Array = np.tensordot(slope, deltas, ([1, 2], [1, 2]))
-    return found
+    return np.asarray(np.tensordot(slope, deltas, ([1, 2], [1, 2])))

@@ -1,4 +1,4 @@
-"""What heads move: between tokens by their attention, to other heads by their parameters."""
+"""The flow between tokens (by attention) and between heads (by parameters)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, shown
-from qkv.circuits.checks import check_model, check_trace, check_words, kept
+from qkv.arrays import Array, shown
+from qkv.circuits.inputs import check_index, check_model, check_trace, check_words, kept
 from qkv.circuits.logits import has_linear_head, unembedding
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model
@@ -15,24 +15,24 @@ from qkv.trace import Trace
 
 
 def rollout(trace: Trace) -> Result:
-    """Attention rollout: how much of each token's vector comes from each token of the text.
+    """Attention rollout: the share of each token of the text in each token's vector.
 
     In each layer the weights are averaged over the heads, the residual connection counts as much as
-    the attention, `(weights + 1) / (sum of the row)`, and layers are multiplied. It follows weights
-    alone: what MLPs and values do with what is looked at is left out, so that a block whose MLP
-    stands beside its attention (GPT-NeoX) is followed as any other.
+    the attention, `(weights + 1) / (sum of the row)`, and layers are multiplied. Rollout uses the
+    weights alone. It ignores MLPs and values, so a block whose MLP stands beside its attention
+    (GPT-NeoX) is treated like any other block.
 
     Args:
         trace: of one text, with the "pattern" of all layers; of any model, images included.
 
     Returns:
-        (layers, T, T), float64, whose rows sum to 1. `[l, i, j]` is what the vector of place `i`
-        behind layer `l` has of place `j`. The last is that of the whole model.
+        (layers, T, T), float64, whose rows sum to 1. `[l, i, j]` is the share of position `j` in
+        the vector of position `i` behind layer `l`. The last layer is the rollout of the model.
 
     Raises:
-        TypeError: `trace` is none.
-        ValueError: it is of several texts, or queries and keys are not the same tokens.
-        KeyError: it lacks the pattern of a layer.
+        TypeError: `trace` is no trace.
+        ValueError: the trace has several texts, or queries and keys are not the same tokens.
+        KeyError: the trace lacks the pattern of a layer.
 
     Source:
         Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3, equation 1.
@@ -43,9 +43,9 @@ def rollout(trace: Trace) -> Result:
            [0.4375, 0.5625]])
     """
     trace = check_trace(trace, "rollout")
-    found: list[Array] = []
+    layers: list[Array] = []
     for layer in range(trace.num_layers):
-        weights = kept(trace, "rollout", ("pattern", layer)).astype(np.float64)  # (Hq, T, T)
+        weights = kept(trace, "rollout", ("pattern", layer))[0].astype(np.float64)  # (Hq, T, T)
         if weights.shape[-1] != weights.shape[-2]:
             raise ValueError(
                 f"rollout: layer {layer} has {weights.shape[-2]} queries and {weights.shape[-1]} "
@@ -53,36 +53,30 @@ def rollout(trace: Trace) -> Result:
             )
         mixed = weights.mean(0) + np.eye(weights.shape[-1])
         mixed /= mixed.sum(-1, keepdims=True)
-        found.append(mixed @ found[-1] if found else mixed)
-    return Result(
-        found,
-        ("layer", "query", "key"),
-        of="weight",
-        title="Attention rollout",
-        words=_words(trace),
-    )
+        layers.append(mixed @ layers[-1] if layers else mixed)
+    axes, words = ("layer", "query", "key"), _words(trace)
+    return Result(layers, axes, of="weight", title="Attention rollout", words=words)
 
 
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
-    """Weights times the length of what they carry: a large weight on a short vector is little.
+    """Weights times the lengths of their values: a large weight on a short vector adds little.
 
-    A head that has nothing to say looks at a token whose value is near 0 ([CLS], the first word):
-    its weight is large, and what comes of it is not.
+    An idle head attends to a token whose value is near 0 ([CLS], the first word): its weight is
+    large, but its output is not.
 
     Args:
         trace: of one text, with "pattern" and "v" of the layer.
         layer: counted from 0, or from the end with -1.
-        model: the model of the trace: then a value is measured behind its head's part of the output
-            projection, as what the head adds to the residual stream, which is the source's measure.
-            Without it values are measured as the head mixes them.
+        model: the model of the trace. With it, the length of a value is measured behind the head's
+            part of the output projection, as in the source. Without it, before that projection.
 
     Returns:
         (Hq, T, T), float64: `[h, i, j]` is the length of `weight * value`, for query `i` and key
         `j`; with `model` of `weight * value @ W_O`.
 
     Raises:
-        TypeError: `trace` or `model` is none, or `layer` is not a whole number.
-        ValueError: the trace is of several texts or of another model, or there is no such layer.
+        TypeError: `trace` is no trace, `model` no model, or `layer` not a whole number.
+        ValueError: the trace has several texts or another model, or there is no such layer.
         KeyError: the trace lacks pattern or values of the layer.
 
     Source:
@@ -103,58 +97,45 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     if model is not None:
         model = check_model(model, call)
     trace = check_trace(trace, call, model)
-    count = trace.num_layers
-    if not is_whole_number(layer):
-        raise TypeError(f"{call}: layer is {shown(layer)}: give a whole number")
-    if not -count <= layer < count:
-        raise ValueError(
-            f"{call}: there is no layer {layer}: the trace has {count}, 0 to {count - 1}"
-        )
-    weights = kept(trace, call, ("pattern", layer)).astype(np.float64)  # (Hq, Q, K)
-    values = np.swapaxes(kept(trace, call, ("v", layer)), 0, 1).astype(np.float64)  # (Hkv, K, dv)
-    values = np.repeat(values, len(weights) // len(values), 0)  # (Hq, K, dv)
+    layer = check_index(layer, trace.num_layers, call, "layer", ValueError)
+    weights, values = (
+        kept(trace, call, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
+    )  # (Hq, Q, K), (K, Hkv, dv)
+    values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)  # (Hq, K, dv)
     if model is not None:
         out = model.layers[layer].attn.parameters["out_proj.weight"].astype(np.float64)
         values = values @ out.reshape(len(weights), -1, out.shape[-1])  # (Hq, K, D)
-    return Result(
-        weights * np.linalg.norm(values, axis=-1)[:, None],
-        ("head", "query", "key"),
-        of="length",
-        title=f"Value-weighted attention of layer {layer % count}",
-        words=_words(trace),
-    )
+    lengths, title = np.linalg.norm(values, axis=-1), f"Value-weighted attention of layer {layer}"
+    axes, words = ("head", "query", "key"), _words(trace)
+    return Result(weights * lengths[:, None], axes, of="length", title=title, words=words)
 
 
 def _words(trace: Trace) -> dict[str, list[str]]:
-    """The tokens as queries and as keys."""
+    """Return the tokens as words of queries and of keys."""
     return dict.fromkeys(("query", "key"), words_of(trace))
 
 
-_KINDS = ("q", "k", "v")
-
-
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
-    """How much of what an earlier head writes is what a later head reads.
+    """How strongly later heads read the outputs of earlier heads.
 
-    With `OV` of the one that writes and `QK` or `OV` of the one that reads, as
-    `model.head_weights(layer)` has them (`x @ OV` is what is written), a score is
+    With `OV` of the writing head and `QK` or `OV` of the reading head, as
+    `model.head_weights(layer)` has them (`x @ OV` is the output of the writing head), a score is
 
     - "q", its queries: `|OV @ QK| / (|OV| |QK|)`,
     - "k", its keys: `|OV @ QK.T| / (|OV| |QK|)`,
     - "v", its values: `|OV @ OV'| / (|OV| |OV'|)`,
 
-    where `|M|` is the root of the sum of squares. Even random matrices have scores above 0, the
-    higher the smaller D is: compare with those of other heads.
+    where `|M|` is the root of the sum of squares. Even random matrices have scores above 0, and
+    higher ones for a smaller D: compare a score with those of other heads.
 
-    The weights are raw: no norm is folded in (TransformerLens does that when it loads a model, so
-    that its scores differ by the norm's weight), rotary positions and norms of queries and keys are
-    left out. Where norms stand behind the parts of a block (BERT), what is written is scaled anew
-    before it is read, and the score knows nothing of that. In a parallel block (GPT-NeoX) the MLP
-    of the layer that writes does not read it either, which no score here is of.
+    The weights are raw: no norm is folded in (TransformerLens folds norms when it loads a model, so
+    its scores differ by the norm's weight); rotary positions and norms of queries and keys are
+    left out. If norms stand behind the parts of a block (BERT), they rescale an output before a
+    later head reads it; the score ignores that.
 
     Args:
         model: an encoder or decoder that `qkv.load` has read.
-        kind: by what the later head reads.
+        kind: the input of the later head.
 
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
@@ -179,7 +160,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     True
     """
     model = check_model(model, "composition")
-    if kind not in _KINDS:
+    if kind not in ("q", "k", "v"):
         raise ValueError(f"composition: kind is {shown(kind)}: choose among q, k and v")
     layers, heads = model.num_layers, model.num_heads
     write, read = [], []
@@ -189,7 +170,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
             part.astype(np.float64) for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O)
         )
         write.append(_triangle(v) @ o)  # (Hq, d, D), as long as OV
-        first, second = {"q": (q, np.swapaxes(k, 1, 2)), "k": (k, np.swapaxes(q, 1, 2))}.get(
+        first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
         read.append(first @ np.swapaxes(_triangle(np.swapaxes(second, 1, 2)), 1, 2))  # (Hq, D, d)
@@ -209,38 +190,37 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 
 
 def _triangle(tall: Array) -> Array:
-    """What stays of thin matrices (H, D, d) without their orthogonal parts, (H, d, d).
+    """Return the triangles (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    A product with it is as long as one with the whole.
+    A product with a triangle has the norm of the product with the whole matrix.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
 
 def _lengths(matrices: Array) -> Array:
-    """The root of the sum of squares of each, (H,)."""
-    found: Array = np.linalg.norm(matrices, axis=(1, 2))
-    return found
+    """Return the root of the sum of squares of each matrix, (H,)."""
+    return np.asarray(np.linalg.norm(matrices, axis=(1, 2)))
 
 
 def copying_scores(model: Model) -> Result:
-    """How far each head raises the logits of the tokens that it looks at: copying.
+    """How much each head raises the logits of the tokens that it attends to: copying.
 
-    A head that looks at a token alone adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
-    `OV` as `model.head_weights(layer)` has it. Of the eigenvalues of that matrix the score is the
-    sum over the sum of their sizes: 1 where all are positive, so that the head raises what it
-    reads, -1 where all are negative, and about 0 where they point anywhere.
+    A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
+    `OV` as `model.head_weights(layer)` has it. The score is the sum of the eigenvalues of that
+    matrix, divided by the sum of their sizes: 1 if all are positive, so that the head raises the
+    tokens that it reads, -1 if all are negative, and about 0 if their directions are random.
 
-    The weights are raw: no norm is folded in, and what positions and MLPs add to embeddings is left
-    out.
+    The weights are raw: no norm is folded in, and the parts of positions and MLPs in the vectors
+    are left out.
 
     Args:
         model: with a head over words that is a norm and a matrix.
 
     Returns:
-        (layers, Hq), float64, between -1 and 1; NaN for a head that writes nothing to the logits.
+        (layers, Hq), float64, between -1 and 1; NaN for a head that adds nothing to the logits.
 
     Raises:
-        TypeError: `model` is none.
+        TypeError: `model` is no model.
         ValueError: the model gives no logits over words, or its head is not linear (BERT's has a
             layer and an activation).
 
@@ -257,7 +237,7 @@ def copying_scores(model: Model) -> Result:
     if not has_linear_head(model):
         raise ValueError(
             f"copying_scores: the output head of {model.name} has a layer before its last matrix, "
-            "so what a head adds to logits is no product of matrices: take a decoder"
+            "so no product of matrices gives a head's part of the logits: take a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)

@@ -1,17 +1,16 @@
-"""What each head looks at, in numbers: means over all queries of many texts."""
+"""Measures of the attention of heads: means over all queries of many texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.checks import check_model
+from qkv.circuits.inputs import Read, batches, check_model, room, watch, windows
 from qkv.circuits.results import Result
-from qkv.circuits.streaming import Read, batches, room, watch, windows
 from qkv.layers.packed import starts_of
 from qkv.models.model import Model
 from qkv.trace.recorder import padded
@@ -21,21 +20,21 @@ STRONGEST = "strongest"
 
 
 def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The measures asked for, each once."""
+    """Return the names of the requested measures, each once."""
     names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
     odd = [name for name in names if name not in known]
     if odd or not names:
-        what = f"has {odd[0]!r:.40}" if odd else "is empty"
-        raise ValueError(f"{call}: of {what}: choose among {', '.join(known)}")
+        fault = f"has {odd[0]!r:.40}" if odd else "is empty"
+        raise ValueError(f"{call}: of {fault}: choose among {', '.join(known)}")
     return names
 
 
 class Measured:
-    """Some texts, and of their weights a number for each query.
+    """Measure the weights of some texts: a number for each query.
 
     Args:
         batch: the ids of the texts, (T,) each.
-        special: the ids that stand for no text.
+        special: the ids of special tokens.
     """
 
     def __init__(self, batch: Sequence[Array], special: Sequence[int]) -> None:
@@ -44,59 +43,54 @@ class Measured:
         self.ids = padded(packed, starts)  # (B, T), 0 in the padding
         self.ends = np.diff(starts)  # (B,)
         self.there = padded(np.ones(len(packed), bool), starts)
-        self.words = padded(~np.isin(packed, special), starts)  # (B, T), where `STRONGEST` looks
+        self.words = padded(
+            ~np.isin(packed, special), starts
+        )  # (B, T), which keys `STRONGEST` counts
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 
     def count(self, name: str) -> int:
-        """How many queries there are that a measure is of."""
+        """Return the number of queries that a measure counts."""
         if name != "induction":
             return int(self.there.sum())
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """The measure of each query (B, H, Q), 0 where there is none.
+        """Return a measure of each query (B, H, Q), 0 for queries without one.
 
         Args:
-            name: which.
+            name: of the measure.
             weights: (B, H, Q, K), 0 in the padding.
-            first: the place of the first of the queries.
+            first: the position of the first of the queries.
         """
         if name in ("same", "induction"):
             return self._pairs(first, weights.shape[2]).values(weights, int(name == "induction"))
-        found: Array = _MEASURES[name](self, weights, first)
-        return found
+        return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Which key the measure of a query is of, the one with the most weight where it is several.
+        """Return the key that a measure of a query counts; of several, the one with most weight.
 
         Args:
-            name: which.
+            name: of the measure.
             weights: (n, K), of n queries.
-            text: (n,), of which text each is.
-            query: (n,), where each stands.
+            text: (n,), the text of each query.
+            query: (n,), the position of each query.
 
         Returns:
-            (n,), -1 for a measure that is of no key.
+            (n,), -1 for a measure that counts no key.
         """
-        shift = {"previous": -1, "next": 1}.get(name)
-        if shift is not None:
-            return query + shift
-        if name == "first":
-            return np.zeros_like(query)
-        if name == "last":
-            return self.ends[text] - 1
-        if name == "entropy":
-            return np.full_like(query, -1)
+        keys = {"previous": query - 1, "next": query + 1, "first": np.zeros_like(query)}
+        keys |= {"last": self.ends[text] - 1, "entropy": np.full_like(query, -1)}
+        if name in keys:
+            return keys[name]
         if name == STRONGEST:
             counted = self.words[text]
         else:
-            ids, keys = self.ids[text], np.arange(weights.shape[1])
-            counted = (ids == self.ids[text, query][:, None]) & (keys < query[:, None])
+            earlier = np.arange(weights.shape[1]) < query[:, None]
+            counted = (self.ids[text] == self.ids[text, query][:, None]) & earlier
             if name == "induction":
                 counted = np.concatenate([np.zeros_like(counted[:, :1]), counted[:, :-1]], 1)
-        found: Array = np.where(counted, weights, -1).argmax(1)
-        return found
+        return np.asarray(np.where(counted, weights, -1).argmax(1))
 
     def _pairs(self, first: int, count: int) -> _Pairs:
         if (first, count) not in self._parts:
@@ -105,7 +99,7 @@ class Measured:
 
 
 class _Pairs:
-    """Some queries, and the earlier places that hold the token of each."""
+    """Some queries, and the earlier positions with the same token as each."""
 
     def __init__(self, about: Measured, first: int, count: int) -> None:
         rows = np.arange(first, first + count)[:, None]  # (Q, 1)
@@ -114,53 +108,46 @@ class _Pairs:
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # where the pairs of each query begin, which stand one behind the other
+        # where the pairs of each query begin, which are adjacent
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """The weights on those places, or so many behind them, summed: (B, H, Q)."""
+        """Return the sum of the weights `shift` positions behind these, (B, H, Q)."""
         heads = weights.shape[1]
-        found = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
+        sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
             each = weights[self.text, :, self.query, self.key + shift]  # (n, H)
-            found[self.rows] = np.add.reduceat(each, self.groups, axis=0)
-        return np.moveaxis(found.reshape(*self.shape, heads), 2, 1)
+            sums[self.rows] = np.add.reduceat(each, self.groups, axis=0)
+        return np.moveaxis(sums.reshape(*self.shape, heads), 2, 1)
 
 
 def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
-    """The weight on the place so far from the query's."""
+    """Return a function for the weight on the position `shift` behind the query's."""
 
     def weight(about: Measured, weights: Array, first: int) -> Array:
-        found = np.zeros(weights.shape[:3], weights.dtype)
+        out = np.zeros(weights.shape[:3], weights.dtype)
         queries, keys = weights.shape[2:]
         begin, end = max(0, -shift - first), min(queries, keys - shift - first)
         if begin < end:
-            places = np.arange(begin, end)
-            found[..., begin:end] = weights[..., places, places + first + shift]
-        return found
+            rows = np.arange(begin, end)
+            out[..., begin:end] = weights[..., rows, rows + first + shift]
+        return out
 
     return weight
 
 
-def _last(about: Measured, weights: Array, first: int) -> Array:
-    """The weight on the last place of the text."""
-    found: Array = weights[np.arange(len(weights)), :, :, about.ends - 1]
-    return found
-
-
 def _entropy(about: Measured, weights: Array, first: int) -> Array:
-    """`-sum(w * ln(w))`; a weight of 0 adds nothing."""
+    """Return `-sum(w * ln(w))`; a weight of 0 adds nothing."""
     logs = np.maximum(weights, np.finfo(weights.dtype).tiny)
     np.log(logs, out=logs)
-    found: Array = np.einsum("bhqk,bhqk->bhq", weights, logs)
-    return np.negative(found, out=found)
+    return np.asarray(-np.einsum("bhqk,bhqk->bhq", weights, logs))
 
 
 def _strongest(about: Measured, weights: Array, first: int) -> Array:
-    """The largest weight on a place that is neither the first nor a special token's."""
+    """Return the largest weight on a position that is neither the first nor a special token's."""
     seen = weights * about.words[:, None, None].astype(weights.dtype)
-    # NumPy finds where the largest is sooner than what it is
+    # NumPy's argmax is faster than its max
     return np.take_along_axis(seen, seen.argmax(-1)[..., None], -1)[..., 0]
 
 
@@ -168,7 +155,9 @@ _MEASURES = {
     "previous": _beside(-1),
     "next": _beside(1),
     "first": lambda about, weights, first: weights[..., 0],
-    "last": _last,
+    "last": lambda about, weights, first: weights[
+        np.arange(len(weights)), :, :, about.ends - 1
+    ],  # the end of each text
     "entropy": _entropy,
     STRONGEST: _strongest,
 }
@@ -176,9 +165,9 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """What `head_scores` divides: sums over queries, and how many queries they are over.
+    """The sums over queries that `head_scores` divides, and the numbers of queries.
 
-    Those of two parts of a corpus add up to those of the whole: `one + other`.
+    The sums of two parts of a corpus add up to those of the whole: `one + other`.
 
     Attributes:
         sums: name to (layers, heads) of float64.
@@ -195,45 +184,42 @@ class HeadSums:
         )
 
     def means(self) -> dict[str, Result]:
-        """Each name's mean (layers, heads), NaN where no query counts."""
-        return {
-            name: Result(
-                part / self.counts[name] if self.counts[name] else np.full_like(part, np.nan),
-                ("layer", "head"),
-                of="nats" if name == "entropy" else "mean weight",
-                title=name,
-            )
-            for name, part in self.sums.items()
-        }
+        """Return the mean (layers, heads) of each measure, NaN if it counts no query."""
+        results = {}
+        for name, part in self.sums.items():
+            mean = part / (self.counts[name] or np.nan)
+            of = "nats" if name == "entropy" else "mean weight"
+            results[name] = Result(mean, ("layer", "head"), of=of, title=name)
+        return results
 
 
 def head_scores(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> dict[str, Result]:
-    """What each head does, as means over all queries of all texts, special tokens included.
+    """Measure each head, as means over all queries of all texts, special tokens included.
 
     Texts are read once, as they come; memory grows neither with their number nor with the square
-    of their length. A text is cut as in `trace`, and a warning counts what was cut. One without a
-    token adds nothing.
+    of their length. Texts are truncated as in `trace`, and a warning counts them. A text without
+    tokens adds nothing.
 
     Args:
-        model: one that `qkv.load` has read, of one text at a time.
+        model: a model of `qkv.load` that reads one text at a time.
         texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
-        of: which means:
+        of: the measures:
 
-            - "previous", "next": the weight on the place before the query's, and behind it.
-            - "first", "last": the weight on the first place of the text, and on its last.
-            - "same": the weight on earlier places that hold the query's token.
-            - "induction": the weight on the places that follow those, over the queries whose
-              token stands earlier in the text too.
+            - "previous", "next": the weight on the position before the query's, and after it.
+            - "first", "last": the weight on the first position of the text, and on the last.
+            - "same": the weight on earlier positions with the query's token.
+            - "induction": the weight on the positions after those, over the queries whose token
+              stands earlier in the text too.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
-        For each name an array (layers, heads) of float64; NaN where no query counts.
+        For each name an array (layers, heads) of float64; NaN if no query counts.
 
     Raises:
-        TypeError: a text is neither a string nor ids, or the model is none.
-        ValueError: there is no such mean, the model is of two texts or of images, or ids are not
+        TypeError: a text is neither a string nor ids, or `model` is no model.
+        ValueError: there is no such measure, the model reads two texts or images, or ids are not
             the model's.
 
     Source:
@@ -251,13 +237,21 @@ def head_scores(
 def head_sums(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> HeadSums:
-    """The sums and counts behind `head_scores`, to which those of other texts can be added."""
-    return summed(
-        check_model(model, "head_scores"),
-        texts,
-        checked_names(of, "head_scores", NAMES),
-        "head_scores",
-    )
+    """Return the sums and counts of `head_scores`, which can be added to those of other texts."""
+    call = "head_scores"
+    return summed(check_model(model, call), texts, checked_names(of, call, NAMES), call)
+
+
+class Measurement(NamedTuple):
+    """A measure of some queries of some texts in one layer."""
+
+    name: str
+    layer: int
+    first: int  # the position of the first of the queries
+    batch: Sequence[Read]
+    measured: Measured
+    values: Array  # (B, H, Q)
+    weights: Array  # (B, H, Q, K), which were measured
 
 
 def summed(
@@ -265,7 +259,7 @@ def summed(
     texts: Any,
     names: Sequence[str],
     call: str,
-    visit: Callable[..., None] | None = None,
+    visit: Callable[[Measurement], None] | None = None,
     after: Callable[[Sequence[Read]], None] | None = None,
 ) -> HeadSums:
     """Return the sums of `head_scores` for arguments that were checked.
@@ -275,8 +269,7 @@ def summed(
         texts: as for `head_scores`.
         names: of measures.
         call: the name of the call in errors.
-        visit: gets each name, layer, first query, batch and `Measured`, with the measures
-            (B, H, Q) and the weights (B, H, Q, K) they come from.
+        visit: gets each measure of each layer.
         after: gets the texts of each window when all of them were measured.
     """
     shape = model.num_layers, model.num_heads
@@ -294,7 +287,7 @@ def summed(
                 values = measured.values(name, weights, first)  # (B, H, Q)
                 result.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
                 if visit is not None:
-                    visit(name, layer, first, batch, measured, values, weights)
+                    visit(Measurement(name, layer, first, batch, measured, values, weights))
 
         watch(model, ids, use)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
-from qkv.circuits.checks import Logit, check_logit, check_trace, check_words, for_each, kept_of_all
+from qkv.circuits.inputs import Logit, check_logit, check_trace, check_words, for_each, kept
 from qkv.circuits.results import Result, words_of
 from qkv.layers import MLP, LayerNorm, RMSNorm
 from qkv.models.model import Model, handed_on
@@ -19,25 +19,25 @@ from qkv.trace import Trace
 
 
 def logit_lens(model: Model, trace: Trace) -> Result:
-    """What the final norm and the head make of the vectors in front of and behind each layer.
+    """Apply the final norm and the head to the hidden states in front of and behind each layer.
 
-    Of a model whose norms stand behind its parts (BERT) the vectors are those behind a layer's last
-    norm, and the head is all of a masked-LM head.
+    In a model whose norms stand behind its parts (BERT), these are the vectors behind a layer's
+    last norm, and the head is the whole masked-LM head.
 
     Args:
-        model: with a head over words.
-        trace: by this model, with what its layers are given ("resid_pre") and the last one gives
-            ("resid_post", or "normalized_resid_post" of BERT).
+        model: has a head over words.
+        trace: by this model, with the inputs of its layers ("resid_pre") and the output of the last
+            ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        For a trace of one text (layers + 1, T, V), float32, or float64 for a model of that: row 0
-        is of the embeddings, row `l` of what layer `l - 1` hands on; the last row is the logits.
-        For a trace of several texts (B, layers + 1, T, V), 0 in the padding.
+        For a trace of one text (layers + 1, T, V), float32, or float64 for a model of that type:
+        row 0 is of the embeddings, row `l` of the output of layer `l - 1`; the last row is the
+        logits. For a trace of several texts (B, layers + 1, T, V), 0 in the padding.
 
     Raises:
-        TypeError: `model` or `trace` is none.
+        TypeError: `model` is no model, or `trace` no trace.
         ValueError: the model gives no logits over words, or the trace is of another model.
-        KeyError: the trace lacks what a layer is given; the message says what to trace.
+        KeyError: the trace lacks the input of a layer; the message says what to trace.
 
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens".
@@ -54,36 +54,30 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     model = check_words(model, "logit_lens")
     trace = check_trace(trace, "logit_lens", model, several=True)
     layers = range(model.num_layers)
-    names: list[list[Any]] = [[("resid_pre", 0), "full_embed"]]
-    names += [list(handed_on(model, layer)) for layer in layers]
-    given = [kept_of_all(trace, "logit_lens", *either) for either in names]  # (B, T, D) each
-    texts, length = given[0].shape[:2]
-    first = model.unembed(given[0])  # (B, T, V)
-    found = np.empty((texts, len(given), *first.shape[1:]), first.dtype)
-    found[:, 0] = first
-    for row, vectors in enumerate(given[1:], 1):
-        found[:, row] = model.unembed(vectors)
+    names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
+    hidden = (kept(trace, "logit_lens", *either) for either in names)  # (B, T, D) each
+    lens = np.stack([model.unembed(vectors) for vectors in hidden], 1)  # (B, layers + 1, T, V)
     words = {"layer": ["embeddings", *(f"after layer {layer}" for layer in layers)]}
     if model.tokenizer is not None:
-        spelled = map(model.tokenizer.token, range(found.shape[-1]))
+        spelled = map(model.tokenizer.token, range(lens.shape[-1]))
         words["V"] = [token or str(number) for number, token in enumerate(spelled)]
     axes = ["text", "layer", "token", "V"]
-    if texts == 1:
-        found, axes, words["token"] = found[0], axes[1:], words_of(trace[0])
+    if len(lens) == 1:
+        lens, axes, words["token"] = lens[0], axes[1:], words_of(trace[0])
     else:
-        for text, end in zip(found, trace.lengths, strict=True):
-            text[:, end:length] = 0
-    return Result(found, axes, of="logit", title="Logit lens", words=words)
+        for text, end in zip(lens, trace.lengths, strict=True):
+            text[:, end:] = 0
+    return Result(lens, axes, of="logit", title="Logit lens", words=words)
 
 
 def has_linear_head(model: Model) -> bool:
-    """Whether nothing but a matrix stands between the final norm and the logits over words."""
+    """Return whether only a matrix stands between the final norm and the logits over words."""
     head = model.design.head
     return head is not None and not (head.dense or head.activation is not None or head.norm)
 
 
 def unembedding(model: Model) -> Array:
-    """The matrix (D, V) that makes logits of vectors: the head's own, or that of the embeddings."""
+    """Return the matrix (D, V) from vectors to logits: the head's own, or the embeddings'."""
     weight = model.parameters.get("head.out_proj.weight")
     return model.parameters["embed.weight"].T if weight is None else weight
 
@@ -95,42 +89,42 @@ def attribute_logits(
     *,
     by: Literal["neuron"] | None = None,
 ) -> dict[str, Any]:
-    """Each part's share of a logit: direct logit attribution.
+    """Divide a logit among the parts of a model: direct logit attribution.
 
-    Where norms stand before the parts of a block, every head and every MLP adds its vector to one
-    sum, and a norm and a matrix make the logits of that. A norm divides by a number that depends on
-    all parts together; held at what it was in this run, what is left is linear, and the shares sum
-    to the logit, before a soft cap if the head has one.
+    If norms stand before the parts of a block, every head and every MLP adds its vector to one sum,
+    and a norm and a matrix turn that sum into logits. A norm divides by a number that depends on
+    all parts together. With that number fixed at its value in this run, the rest is linear, and the
+    shares sum to the logit, before a soft cap if the head has one.
 
-    A share is what a part wrote, not what would be missing without it: `patch` and `ablate=` change
-    what comes behind as well.
+    A share is the direct effect of a part's output. Later parts read that output too: `patch` and
+    `ablate=` measure the whole effect.
 
     Args:
         model: a decoder whose norms stand before its parts, with or without norms behind them
             (GPT-2, Llama, Gemma), in parallel too (GPT-NeoX), and whose head is a norm and a
             matrix.
         trace: by this model, of one text or several, with "full_embed", "z" (or "result") and
-            "mlp_out" of all layers and the scales of the norms, as it is unless `names=` leaves
-            something out; by neuron also "post".
-        of: (place, token), or (place, token, other token) for how far the one logit is above the
-            other. A place counts from the end of each text with -1; a token is an id, or a string
-            that is one. Of several texts, a list has one such tuple for each.
+            "mlp_out" of all layers and the scales of the norms. A trace without `names=` has all of
+            these. By neuron also "post".
+        of: (position, token), or (position, token, other token) for the difference of two logits. A
+            position counts from the end of each text with -1; a token is an id, or a string that is
+            one token. For several texts, a list has one such tuple for each.
         by: "neuron" to divide the MLPs' shares among their neurons.
 
     Returns:
         "embed", the share of the embeddings, positions included; "heads" (layers, Hq); "mlp"
-        (layers,), each with its own bias, 0 where a block has none; and "bias", that of the output
-        projections, of the final norm and of the head. By neuron also "neurons" (layers, F), which
-        are parts of "mlp": `found["mlp"] - found["neurons"].sum(-1)` are the shares of the MLPs'
-        output biases. Of several texts all have a first axis more, (B, ...). Numbers and arrays are
+        (layers,), each with its own bias, 0 for a block without an MLP; and "bias", the share of
+        the biases of output projections, final norm and head. By neuron also "neurons" (layers, F),
+        which are parts of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)` are the shares of the
+        MLPs' output biases. Several texts add a first axis, (B, ...). Numbers and arrays are
         float64.
 
     Raises:
         TypeError: an argument is of a wrong type.
         ValueError: the model gives no logits over words; its head is not linear (BERT's has a layer
             and an activation), or its norms stand behind its parts; by neuron, its blocks have no
-            MLP or a mixture of experts; the trace is of another model; there is no such `by`, place
-            or token; or `of` is a list of another length.
+            MLP or a mixture of experts; the trace is of another model; there is no such `by`,
+            position or token; or `of` is a list of another length.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -147,80 +141,65 @@ def attribute_logits(
     >>> found["neurons"].shape[0] == model.num_layers
     True
     """
-    model = check_words(model, "attribute_logits")
+    call = "attribute_logits"
+    model = check_words(model, call)
     _check_linear(model, by)
-    trace = check_trace(trace, "attribute_logits", model, several=True)
-    embed = kept_of_all(trace, "attribute_logits", "full_embed", ("resid_pre", 0))  # (B, T, D)
+    trace = check_trace(trace, call, model, several=True)
+    embed = kept(trace, call, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
-    lengths = trace.lengths if texts > 1 else [embed.shape[1]]
-    logits = [
-        check_logit(
-            one, model, int(length), "attribute_logits", "of" if texts == 1 else f"of text {number}"
+    lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
+    names = [f"of text {number}" for number in range(texts)] if texts > 1 else ["of"]
+    pairs = zip(for_each(of, texts, call, "of"), lengths, names, strict=True)
+    logits = [check_logit(one, model, length, call, name) for one, length, name in pairs]
+    axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
+    shares = {}
+    for name, share in _shares(model, trace, logits, by).items():
+        values, own = (share, ("text",)) if texts > 1 else (share[0], ())
+        own = (*own, *axes.get(name, ()))
+        shares[name] = (
+            Result(values, own, of="share of the logit", title=name) if own else float(values)
         )
-        for number, (one, length) in enumerate(
-            zip(for_each(of, texts, "attribute_logits", "of"), lengths, strict=True)
-        )
-    ]
-    rows, places = np.arange(texts), [logit.place for logit in logits]
+    return shares
+
+
+def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
+    """Return the shares of `attribute_logits` by name, (B, ...)."""
+    cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
-        """An activation at the place of each text, (B, ...)."""
-        return _wide(kept_of_all(trace, "attribute_logits", *names)[rows, places])
+        """Return an activation at the position of each text, (B, ...)."""
+        return _wide(kept(trace, "attribute_logits", *names)[cells])
 
     towards, bias = _from_head(model, logits)  # (B, D), (B,)
-    design, parameters = model.design, model.parameters
+    design = model.design
     assert isinstance(design, Design)  # of a model of one text
-    final = design.norm(parameters, "final_norm")
-    if final is not None:
-        towards, more = _through(final, at("ln_final.hook_scale"), towards)
+    final = design.norm(model.parameters, "final_norm")
+    towards, more = _through(final, "ln_final", towards, at)
+    bias += more
+    heads, mlps, neurons = [], [], []
+    for layer, block in enumerate(model.layers):
+        name = f"blocks.{layer}.ln{{}}_post"
+        own, more = _through(block.out_norm1, name.format(1), towards, at)
         bias += more
-    heads, mlp, neurons = [], np.zeros((texts, model.num_layers)), []
-    for number, block in enumerate(model.layers):
-        own = towards
-        if block.out_norm1 is not None:
-            own, more = _through(
-                block.out_norm1, at(f"blocks.{number}.ln1_post.hook_scale"), towards
-            )
-            bias += more
-        result = ("result", number)
-        if result in trace:
-            heads.append(np.einsum("bhd,bd->bh", at(result), own))
+        if ("result", layer) in trace:
+            heads.append(np.einsum("bhd,bd->bh", at(("result", layer)), own))
         else:
-            z = at(("z", number))  # (B, Hq, dv)
-            each = z * _back(block.attn, "out_proj", own).reshape(z.shape)
-            heads.append(each.sum(-1))
+            z = at(("z", layer))  # (B, Hq, dv)
+            heads.append((z * _back(block.attn, "out_proj", own).reshape(z.shape)).sum(-1))
         if "out_proj.bias" in block.attn.parameters:
             bias += own @ _wide(block.attn.parameters["out_proj.bias"])
-        if block.mlp is not None:
-            mlp[:, number] = (at(("mlp_out", number)) * towards).sum(-1)
+        out = 0 if block.mlp is None else at(("mlp_out", layer))
+        mlps.append((out * towards).sum(-1))
         if by is not None:
-            own = towards
-            if block.out_norm2 is not None:
-                scale = at(f"blocks.{number}.ln2_post.hook_scale")
-                own, _ = _through(block.out_norm2, scale, towards)
-            neurons.append(at(("post", number)) * _back(block.mlp, "down_proj", own))
-    found: dict[str, Any] = {
-        "embed": (at("full_embed", ("resid_pre", 0)) * towards).sum(-1),
-        "heads": np.stack(heads, 1),
-        "mlp": mlp,
-        "bias": bias,
-    }
-    if by is not None:
-        found["neurons"] = np.stack(neurons, 1)
-    axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
-    if texts == 1:
-        found = {name: share[0] for name, share in found.items()}
-    front = ("text",) * (texts > 1)
-    return {
-        name: Result(share, (*front, *axes.get(name, ())), of="share of the logit", title=name)
-        if share.ndim
-        else float(share)
-        for name, share in found.items()
-    }
+            own, _ = _through(block.out_norm2, name.format(2), towards, at)
+            neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", own))
+    embed = (at("full_embed", ("resid_pre", 0)) * towards).sum(-1)
+    shares = {"embed": embed, "heads": np.stack(heads, 1), "mlp": np.stack(mlps, 1), "bias": bias}
+    return shares if by is None else shares | {"neurons": np.stack(neurons, 1)}
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """An error where logits are no sum of parts, whatever the scales of the norms."""
+    """Raise an error if logits are no sum of parts, even with the scales of the norms fixed."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or leave it out")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
@@ -241,7 +220,7 @@ def _check_linear(model: Model, by: Any) -> None:
 
 
 def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
-    """What the vectors in front of the head are multiplied by, (B, D), and what is added, (B,)."""
+    """Return the factors (B, D) of the vectors in front of the head, and its biases (B,)."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
     out, bias = unembedding(model), parameters.get("head.out_proj.bias")
@@ -249,59 +228,63 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
     return towards, np.array([0.0 if bias is None else logit.of(bias) for logit in logits])
 
 
-def _through(norm: LayerNorm | RMSNorm, scale: Array, towards: Array) -> tuple[Array, Array]:
-    """The same in front of a norm that divides by `scale`, and what the norm's bias adds."""
-    found = _wide(norm.scaled()) * towards / scale
+def _through(
+    norm: LayerNorm | RMSNorm | None, name: str, towards: Array, at: Callable[..., Array]
+) -> tuple[Array, Array | float]:
+    """Return the factors in front of a norm, and the part of its bias; its scale is fixed."""
+    if norm is None:
+        return towards, 0.0
+    before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
     if isinstance(norm, LayerNorm):
-        found = found - found.mean(-1, keepdims=True)  # the norm takes the mean away
+        before = before - before.mean(-1, keepdims=True)  # the norm subtracts the mean
     bias = norm.parameters.get("bias")
-    return found, np.zeros(len(towards)) if bias is None else towards @ _wide(bias)
+    return before, 0.0 if bias is None else towards @ _wide(bias)
 
 
 def _back(part: Any, name: str, own: Array) -> Array:
-    """What a part's last projection multiplies its input by towards the logits, (B, in)."""
-    found: Array = own @ _wide(part.parameters[f"{name}.weight"]).T
-    return found
+    """Return the factors (B, in) of the input of a part's last projection."""
+    return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
 
 
 def _wide(array: Array) -> Array:
     return np.asarray(array).astype(np.float64)
 
 
-TOKENS = 2**11  # whose gradients are taken at once, or those of one text
+TOKENS = 2**11  # the most whose gradients are computed at once, or those of one text
 
 
 def integrated_gradients(
     model: Model, text: Any, *, of: tuple[Any, ...], baseline: Any = None, steps: int = 50
 ) -> Result:
-    """Integrated gradients: shares of a logit that the embeddings of a text have.
+    """Integrated gradients: divide a logit among the embeddings of a text.
 
-    On the straight way from a baseline to the embeddings of the tokens the gradient of the logit is
-    averaged, and multiplied by how far it is. The shares sum to what the logit is above that of the
-    baseline, which a gradient at one place does not. Positions stay as they are all the way.
+    The gradient of the logit is averaged along the straight line from a baseline to the embeddings
+    of the tokens, and multiplied by their difference. The shares sum to the difference of the logit
+    from that of the baseline; shares by a single gradient do not. Positions keep their embeddings.
 
     Args:
-        model: with a head over words, in float32 or float64.
+        model: has a head over words, in float32 or float64.
         text: one text, or the ids of its tokens.
-        of: (place, token) for that logit, or (place, token, other token) for how far it is above
-            another. A place counts from the end with -1; a token is an id, or a string that is one.
-        baseline: what says nothing: a token, by its id or a string, which then stands at every
-            place ("[PAD]", "[MASK]"); vectors (D,) or (T, D) in the place of embeddings; or None
-            for vectors of 0. Where a norm is all that comes between embeddings and the first layer
-            (Llama), those near 0 are as large as any behind it, so that a token is the better one.
-        steps: at how many points the gradient is taken, those of Gauss and Legendre.
+        of: (position, token) for that logit, or (position, token, other token) for the difference
+            of two. A position counts from the end with -1; a token is an id, or a string that is
+            one token.
+        baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
+            at every position; vectors (D,) or (T, D) instead of the embeddings; or None for vectors
+            of 0. If only a norm stands between embeddings and the first layer (Llama), it enlarges
+            vectors near 0 to full size, so a token is the better baseline.
+        steps: the number of points at which the gradient is computed (Gauss-Legendre points).
 
     Returns:
         (T, D), float64; its sum over D is the share of each token.
 
     Warns:
-        UserWarning: the shares miss their sum by over a twentieth of it, so that there are too few
-            steps for this baseline.
+        UserWarning: the shares miss their sum by over a twentieth of it: this baseline needs more
+            steps.
 
     Raises:
         TypeError: an argument is of a wrong type, or the model is in half precision.
-        ValueError: the model gives no logits over words; `text` is several; there is no such place
-            or token; `baseline` has another shape; `steps` is below 1.
+        ValueError: the model gives no logits over words; `text` is several; there is no such
+            position or token; `baseline` has another shape; `steps` is below 1.
 
     Source:
         Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1; the
@@ -314,67 +297,54 @@ def integrated_gradients(
     >>> found.shape == (logits.shape[1], model.dim)
     True
     """
-    model = check_words(model, "integrated_gradients")
-    steps = whole_number(steps, call="integrated_gradients", name="steps", least=1)
+    call = "integrated_gradients"
+    model = check_words(model, call)
+    steps = whole_number(steps, call=call, name="steps", least=1)
     trace = model.trace(text, names="embed", logits=True)
     if len(trace) > 1:
-        raise ValueError(f"integrated_gradients: text is {len(trace)} texts: give one")
+        raise ValueError(f"{call}: text is {len(trace)} texts: give one")
     ids, end = trace[0].ids, trace["embed"][0].astype(np.float64)  # (T, D)
-    logit = check_logit(of, model, len(end), "integrated_gradients", "of")
-    start = _baseline(model, baseline, end.shape)
+    logit = check_logit(of, model, len(end), call, "of")
+    start = _baseline(model, baseline, end.shape, call)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # between -1 and 1
     mean = np.zeros_like(end)
     at_once = max(1, TOKENS // len(end))
     for first in range(0, steps, at_once):
         part = slice(first, first + at_once)
-        way = start + (nodes[part, None, None] + 1) / 2 * (end - start)  # (n, T, D)
-        slopes = model.gradient([ids] * len(way), of=of, edit={"embed": way})["embed"]
+        points = start + (nodes[part, None, None] + 1) / 2 * (end - start)  # (n, T, D)
+        slopes = model.gradient([ids] * len(points), of=of, edit={"embed": points})["embed"]
         mean += np.einsum("n,ntd->td", weights[part] / 2, slopes.astype(np.float64))
-    found: Array = (end - start) * mean
+    shares = (end - start) * mean
     before = model.trace(ids, names=[], logits=True, edit={"embed": start[None]})
-    low, high = (float(logit.of(run["logits"][0, logit.place])) for run in (before, trace))
-    missing = abs(found.sum() - (high - low))
+    low, high = (float(logit.of(run["logits"][0, logit.position])) for run in (before, trace))
+    missing = abs(shares.sum() - (high - low))
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
-            f"integrated_gradients: the shares sum to {found.sum():.4g}, and the logit is "
-            f"{high - low:.4g} above that of the baseline: give more steps than {steps}, or "
-            "another baseline",
+            f"{call}: the shares sum to {shares.sum():.4g}, and the logit is {high - low:.4g} "
+            f"above that of the baseline: give more steps than {steps}, or another baseline",
             stacklevel=2,
         )
-    return Result(
-        found,
-        ("token", "D"),
-        of="share of the logit",
-        title="Integrated gradients",
-        words={"token": words_of(trace[0])},
-    )
+    axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}
+    return Result(shares, axes, of="share of the logit", title=title, words=words)
 
 
-def _baseline(model: Model, given: Any, shape: tuple[int, ...]) -> Array:
-    """The vectors (T, D) that a baseline stands for, float64."""
-    if given is None:
+def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) -> Array:
+    """Return the vectors (T, D) of a baseline, float64."""
+    if baseline is None:
         return np.zeros(shape)
-    if isinstance(given, str) or np.ndim(given) == 0:
-        token = word_id(
-            given,
-            len(model.embedding.table),
-            model.tokenizer,
-            model.prepared,
-            model.name,
-            call="integrated_gradients",
-            given="baseline",
-        )
+    if isinstance(baseline, str) or np.ndim(baseline) == 0:
+        about = (len(model.embedding.table), model.tokenizer, model.prepared, model.name)
+        token = word_id(baseline, *about, call=call, given="baseline")
         alone = model.trace(np.full(shape[0], token), names="embed")["embed"][0]
         return np.asarray(alone, np.float64)
-    array = as_array(given, call="integrated_gradients", name="baseline")
+    array = as_array(baseline, call=call, name="baseline")
     if not is_float(array.dtype):
         raise TypeError(
-            f"integrated_gradients: baseline is {shown(given)}: give a token, or floats "
-            f"{shape[1:]} or {shape}"
+            f"{call}: baseline is {shown(baseline)}: give a token, or floats {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):
         raise ValueError(
-            f"integrated_gradients: baseline has shape {array.shape} and the embeddings {shape}: "
+            f"{call}: baseline has shape {array.shape} and the embeddings {shape}: "
             f"give that, or {shape[1:]} for all positions"
         )
     return np.array(np.broadcast_to(array, shape), np.float64)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.checks import check_model
+from qkv.circuits.inputs import PLACES, Read, batches, check_model, windows
 from qkv.circuits.results import Result
-from qkv.circuits.streaming import PLACES, Read, batches, windows
 from qkv.models.model import Model, handed_on
 
 

@@ -1,16 +1,16 @@
-"""Activation patching: the metric with one activation at a time from another run."""
+"""Activation patching: a metric with one activation at a time from another run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 
 from qkv.arrays import Array, shown
-from qkv.circuits.checks import Logit, check_logit, check_words, for_each
+from qkv.circuits.inputs import Logit, check_logit, check_words, for_each
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
@@ -18,9 +18,11 @@ from qkv.trace.activations import short_name
 
 PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
-TOKENS = 2**11  # that are run at once, or one text
+NEURONS = ("pre", "post")
+SITES = (*PLACES, *HEADS, *NEURONS)
+TOKENS = 2**11  # the most that run at once, or those of one text
 
-# (place, token), (place, token, other token), or a function of logits (1, T, V) to a number.
+# (position, token), (position, token, other token), or a function of logits (1, T, V) to a number.
 Metric = Callable[[Array], Any] | tuple[Any, ...]
 
 
@@ -33,19 +35,19 @@ def attribution_patch(
     metric: tuple[Any, ...],
     normalize: bool = False,
 ) -> Result:
-    """Attribution patching: what `patch` gives, to first order, by one backward pass for all.
+    """Attribution patching: `patch` to first order, by one backward pass for all activations.
 
-    Each activation's difference between the runs times the metric's gradient for it, in the run of
-    `corrupted`. It is good where the change is small, and worst for whole vectors ("resid_pre") of
-    early layers: `np.corrcoef` with `patch` on one pair of texts says how far to trust it.
+    The result is each activation's difference between the runs, times the metric's gradient for it
+    in the run of `corrupted`. It is good if the difference is small, and worst for whole vectors
+    ("resid_pre") of early layers: `np.corrcoef` with `patch` on one pair of texts shows its error.
 
     Args:
         model: as for `patch`, in float32 or float64.
-        clean: as for `patch`, and so are all that follow.
-        corrupted: the same.
-        at: the same.
-        metric: (place, token) or (place, token, other token); a function has no gradient here.
-        normalize: the same.
+        clean: as for `patch`, one text.
+        corrupted: as for `patch`, one text.
+        at: as for `patch`, except neurons and lists.
+        metric: (position, token) or (position, token, other token); a function has no gradient.
+        normalize: as for `patch`.
 
     Returns:
         As `patch`.
@@ -68,20 +70,19 @@ def attribution_patch(
     """
     if callable(metric):
         raise TypeError(
-            "attribution_patch: metric is a function, which has no gradient here: give (place, "
-            "token) or (place, token, other token), or call patch"
+            "attribution_patch: metric is a function, which has no gradient here: give (position, "
+            "token) or (position, token, other token), or call patch"
         )
     pair = pair_of(model, clean, corrupted, at, metric, "attribution_patch")
     names = [(at, layer) for layer in range(pair.model.num_layers)]
     gradients = pair.model.gradient(pair.corrupted.ids, of=metric, at=names)
-    found = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
-    found += pair.low
-    return pair.result(found, "Attribution patching", normalize)
+    values = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
+    return _result([pair], [values + pair.low], "Attribution patching", normalize)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both runs, and the number that is asked for."""
+    """Both runs of a pair of texts, and the metric."""
 
     model: Model
     at: str
@@ -89,15 +90,15 @@ class Pair:
     corrupted: Trace
     metric: Logit | Callable[[Array], Any]
     call: str
-    which: str = ""  # what errors add where there are several
+    which: str = ""  # names the pair in errors, if there are several
 
     @cached_property
     def low(self) -> float:
-        """What the metric is in the run of `corrupted`."""
+        """The metric of the run of `corrupted`."""
         return self._of(self.corrupted)
 
-    def normalized(self, found: Array) -> Array:
-        """The same with 0 for what `corrupted` gives and 1 for what `clean` does."""
+    def normalized(self, values: Array) -> Array:
+        """Scale values so that 0 is the metric of `corrupted` and 1 that of `clean`."""
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise ValueError(
@@ -105,63 +106,45 @@ class Pair:
                 "clean, so there is nothing to normalize by: leave normalize out, or take another "
                 "metric"
             )
-        shares: Array = (found - low) / (high - low)
-        return shares
+        return np.asarray((values - low) / (high - low))
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """The tokens of both texts, those that differ side by side."""
+        """The tokens of both texts, as "a/b" where they differ."""
         one, other = map(words_of, (self.clean, self.corrupted))
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
-    def result(self, found: Array, name: str, normalize: bool) -> Result:
-        """The numbers of all layers with the names of their axes."""
-        return Result(
-            self.normalized(found) if normalize else found,
-            ("layer", "token" if self.at in PLACES else "kv_head" if self.at in "kv" else "head"),
-            of="share restored" if normalize else "metric",
-            title=f"{name} of {self.at}",
-            words=self.words,
-            ground=0.0 if normalize else self.low,
-        )
-
-    def given(self, layer: int) -> Array:
-        """What a layer is given in the run of `corrupted`, (T, D), or what the last one gives."""
-        return self.handed(self.corrupted, layer)
-
     def both(self, layer: int) -> tuple[Array, Array]:
-        """The activation of a layer in the run of `clean` and in that of `corrupted`."""
-        one, other = self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
-        return one, other
+        """Return the activation of a layer in the run of `clean` and in that of `corrupted`."""
+        return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
 
     def values(self, resid: Array) -> Array:
-        """The metric (n,) of texts whose last layer hands on these vectors, (n, T, D)."""
+        """Return the metric (n,) for these outputs of the last layer, (n, T, D)."""
         if isinstance(self.metric, Logit):
-            return self.metric.of(self.model.unembed(resid[:, self.metric.place]))
+            return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
         return np.array([self._number(self.model.unembed(text[None])) for text in resid])
 
     def _of(self, trace: Trace) -> float:
         return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
     def handed(self, trace: Trace, layer: int) -> Array:
-        """What a layer is given in a run, (T, D), or what the last one gives."""
+        """Return the input of a layer in a run, (T, D); of a layer behind the last, its output."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
-        found: Array = trace[name][0]
-        return found
+        return np.asarray(trace[name][0])
 
     def _number(self, logits: Array) -> float:
-        """What a function says of logits (1, T, V)."""
+        """Apply a metric that is a function to logits (1, T, V)."""
         assert not isinstance(self.metric, Logit)
-        found = np.asarray(self.metric(logits))
-        if found.shape:
+        number = np.asarray(self.metric(logits))
+        if number.shape:
             raise ValueError(
-                f"{self.call}: metric gave an array {found.shape} of logits {logits.shape}: give "
+                f"{self.call}: metric gave an array {number.shape} of logits {logits.shape}: give "
                 "one number"
             )
-        if found.dtype.kind not in "fiub":
-            raise TypeError(f"{self.call}: metric gave {shown(found.item())}: give one number")
-        return float(found)
+        if number.dtype.kind not in "fiub":
+            raise TypeError(f"{self.call}: metric gave {shown(number.item())}: give one number")
+        return float(number)
 
 
 def pair_of(
@@ -175,42 +158,36 @@ def pair_of(
     sites: Sequence[str] = (*PLACES, *HEADS),
     which: str = "",
 ) -> Pair:
-    """Both texts run, once all of it fits."""
+    """Check the arguments, and run both texts."""
     model = check_words(model, call)
     if at not in sites:
         raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join(sites)}")
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(f"{call}: at is {at!r}, and a layer of {model.name} has none")
-    last = handed_on(model, model.num_layers - 1)[0]
-    layers = range(model.num_layers)
-    names = [(part, layer) for part in ("resid_pre", at) for layer in layers]
+    names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
+    names.append(handed_on(model, model.num_layers - 1)[0])
     runs = []
     for name, text in (("clean", clean), ("corrupted", corrupted)):
-        trace = model.trace(text, names=[*dict.fromkeys(names), last])
+        trace = model.trace(text, names=[*dict.fromkeys(names)])
         if len(trace) > 1:
             raise ValueError(f"{call}: {name} is {len(trace)} texts: give one")
         runs.append(trace[0])
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
         raise ValueError(
-            f"{call}: clean{which} has {one} tokens and corrupted {other}: what is put in stands "
-            "at the same place in both, so give texts of as many tokens"
+            f"{call}: clean{which} has {one} tokens and corrupted {other}: give texts with equally "
+            "many tokens, as activations keep their positions"
         )
     chosen = metric if callable(metric) else check_logit(metric, model, one, call, f"metric{which}")
     return Pair(model, at, runs[0], runs[1], chosen, call, which)
 
 
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
-    """How far the metric changes with each place or head put in, to first order."""
+    """Return the change of the metric with each position or head patched, to first order."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
     each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
-    found: Array = each.reshape(len(each), -1).sum(-1)
-    return found
-
-
-NEURONS = ("pre", "post")
-SITES = (*PLACES, *HEADS, *NEURONS)
+    return np.asarray(each.reshape(len(each), -1).sum(-1))
 
 
 def patch(
@@ -225,15 +202,15 @@ def patch(
 ) -> Result:
     """Activation patching: run `corrupted` with one activation at a time from `clean`.
 
-    An activation that brings the clean metric back carries what makes the two texts differ. All
-    patches of a layer run together, those of several pairs too, and nothing below that layer is
-    computed again.
+    An activation that restores the clean metric carries the difference between the two texts. All
+    patches of a layer run together, those of several pairs too, and layers below are not computed
+    again.
 
-    In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer, so that a
-    patch of "attn_out" or of a head reaches later layers alone.
+    In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer, so a patch
+    of "attn_out" or of a head reaches only later layers.
 
     Args:
-        model: with a head over words.
+        model: has a head over words.
         clean: one text, or the ids of its tokens; or a list of texts. A list of one text, or ids
             (1, T), counts as one text.
         corrupted: the same, as many texts. The two texts of a pair have equally many tokens; pairs
@@ -242,11 +219,11 @@ def patch(
             patched at one position at a time; "z", "pattern", "q", "k" and "v" one head at a time;
             "pre" and "post" (the MLP's neurons before and after the activation function) one neuron
             at a time. Heads and neurons are patched at all positions together. A list of sites
-            that are cut alike patches each in turn.
-        metric: (place, token) for that logit, (place, token, other token) for how far it is above
-            another (a place counts from the end with -1; a token is an id, or a string that is
-            one), or a function from logits (1, T, V) to a number. The first two need the logits of
-            one place alone. For several pairs, a list has one metric for each pair.
+            with results of one shape patches each in turn.
+        metric: (position, token) for that logit, (position, token, other token) for the difference
+            of two logits (a position counts from the end with -1; a token is an id, or a string
+            that is one token), or a function from logits (1, T, V) to a number. The first two need
+            the logits of one position only. For several pairs, a list has one metric for each pair.
         by: "position" patches heads and neurons at one position at a time as well ("pattern": the
             weights of one query). "head" and "neuron" are the default of the sites that have them.
         normalize: return 0 where the metric is that of `corrupted` and 1 where it is that of
@@ -262,9 +239,9 @@ def patch(
     Raises:
         TypeError: an argument is of a wrong type, or the metric gives no number.
         ValueError: the two texts of a pair have different numbers of tokens, or the lists have
-            different lengths; there is no such `at`, `by`, place or token; the model gives no
-            logits over words; the metric gives an array; or `normalize` is asked for and the metric
-            is the same in both runs.
+            different lengths; there is no such `at`, `by`, position or token; the model gives no
+            logits over words; the metric gives an array; or `normalize` is true and the metric is
+            the same in both runs.
 
     Source:
         Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
@@ -286,64 +263,64 @@ def patch(
     """
     model = check_words(model, "patch")
     if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
-        return _of_sites(
-            at,
-            by,
-            lambda site: patch(
-                model, clean, corrupted, at=site, metric=metric, by=by, normalize=normalize
-            ),
-        )
+        alone = partial(patch, model, clean, corrupted, metric=metric, by=by, normalize=normalize)
+        return _of_sites(at, by, alone)
     axes = _axes(at, by)
     pairs = _pairs(model, clean, corrupted, at, metric)
     for pair in pairs if normalize else ():
         pair.normalized(np.array(pair.low))  # an error, if there is nothing to normalize by
     lengths = [len(pair.clean.ids) for pair in pairs]
-    found: list[Array] = [np.empty(0)] * len(pairs)
+    metrics: dict[int, Array] = {}
     for length in dict.fromkeys(lengths):
         which = [number for number, own in enumerate(lengths) if own == length]
         group = _Group([pairs[number] for number in which], axes)
         layers = [group.metrics(layer) for layer in range(model.num_layers)]
-        for number, values in zip(which, np.stack(layers, 1), strict=True):
-            found[number] = pairs[number].normalized(values) if normalize else values
-    of, title = "share restored" if normalize else "metric", f"Activation patching of {at}"
+        metrics |= zip(which, np.stack(layers, 1), strict=True)
+    values = [metrics[number] for number in range(len(pairs))]
+    return _result(pairs, values, "Activation patching", normalize)
+
+
+def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
+    """Name the axes of the metrics of each pair, (layers, ...); shorter texts end with NaN."""
+    at = pairs[0].at
     unit = "token" if at in PLACES else "neuron" if at in NEURONS else "head"
-    names = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: 1 + len(axes)]
+    axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
+    of, words = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
-    if len(found) == 1:
-        return Result(found[0], names, of=of, title=title, words=pairs[0].words, ground=ground)
-    widest = max(values.shape[-1] for values in found)
-    whole = np.full((len(found), *found[0].shape[:-1], widest), np.nan)
-    for number, values in enumerate(found):
-        whole[number, ..., : values.shape[-1]] = values
-    return Result(whole, ["pair", *names], of=of, title=title, ground=ground)
+    if normalize:
+        values = [pair.normalized(own) for pair, own in zip(pairs, values, strict=True)]
+    if len(pairs) == 1:
+        whole, words = values[0], pairs[0].words
+    else:
+        widest = max(own.shape[-1] for own in values)
+        whole, axes = np.full((len(pairs), *values[0].shape[:-1], widest), np.nan), ["pair", *axes]
+        for number, own in enumerate(values):
+            whole[number, ..., : own.shape[-1]] = own
+    return Result(whole, axes, of=of, title=f"{name} of {at}", words=words, ground=ground)
 
 
-def _of_sites(sites: Sequence[str], by: Any, patched: Callable[[str], Result]) -> Result:
-    """The results of several sites as one, with an axis for the sites."""
+def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
+    """Return the results of several sites as one, with an axis for the sites."""
     if not sites:
         raise ValueError(f"patch: at is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
-        _axes(site, by)  # an unknown one is an error before any is run
-    found = [patched(site) for site in sites]
-    first = found[0]
-    for site, other in zip(sites, found, strict=True):
+        _axes(site, by)  # an unknown site is an error before any runs
+    results = [patched(at=site) for site in sites]
+    first = results[0]
+    for site, other in zip(sites, results, strict=True):
         if (other.axes, other.shape) != (first.axes, first.shape):
             raise ValueError(
                 f"patch: at has {sites[0]!r}, which gives {first.axes} of {first.shape}, and "
                 f"{site!r}, which gives {other.axes} of {other.shape}: patch them in two calls"
             )
-    return Result(
-        np.stack(found),
-        ["site", *first.axes],
-        of=first.of,
-        title=f"Activation patching of {', '.join(sites)}",
-        words={**first.words, "site": list(sites)},
-        ground=first.ground,
-    )
+    axes, title = ["site", *first.axes], f"Activation patching of {', '.join(sites)}"
+    words = {**first.words, "site": list(sites)}
+    values = np.stack(results)
+    return Result(values, axes, of=first.of, title=title, words=words, ground=first.ground)
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
-    """Along which axes of one text's activation it is cut into what is patched, positions last."""
+    """Return the axes of one text's activation along which it is patched, positions last."""
     if at not in SITES:
         raise ValueError(f"patch: at is {shown(at)}: choose among {', '.join(SITES)}")
     unit, own = ("position", 0) if at in PLACES else ("neuron" if at in NEURONS else "head", 1)
@@ -357,28 +334,21 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
 
 
 def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Pair]:
-    """Both runs of each pair, once all of them fit."""
+    """Check the arguments, and run both texts of each pair."""
     traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
-    each = ([trace[number] for number in range(len(trace))] for trace in traces)
-    one, other = ([text.text or text.ids for text in texts] for texts in each)
-    count = len(one)
-    if count != len(other):
+    one, other = (
+        [trace[number].text or trace[number].ids for number in range(len(trace))]
+        for trace in traces
+    )
+    if len(one) != len(other):
         raise ValueError(
-            f"patch: clean is {count} texts and corrupted {len(other)}: give as many of each"
+            f"patch: clean is {len(one)} texts and corrupted {len(other)}: give as many of each"
         )
-    metrics = for_each(metric, count, "patch", "metric")
+    metrics = for_each(metric, len(one), "patch", "metric")
+    names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
     return [
-        pair_of(
-            model,
-            one[number],
-            other[number],
-            at,
-            metrics[number],
-            "patch",
-            sites=SITES,
-            which=f" of pair {number}" if count > 1 else "",
-        )
-        for number in range(count)
+        pair_of(model, first, second, at, metric, "patch", sites=SITES, which=name)
+        for first, second, metric, name in zip(one, other, metrics, names, strict=True)
     ]
 
 
@@ -386,8 +356,8 @@ class _Group:
     """Pairs of texts of one length, whose patches run together.
 
     Args:
-        pairs: N of them.
-        axes: along which the activation of one text is cut into what is patched.
+        pairs: N pairs.
+        axes: the axes of the activation of one text along which it is patched.
     """
 
     def __init__(self, pairs: Sequence[Pair], axes: tuple[int, ...]) -> None:
@@ -397,31 +367,32 @@ class _Group:
         self.length = len(pairs[0].clean.ids)
 
     def metrics(self, layer: int) -> Array:
-        """The metric with each part of a layer put in at a time, (N, ...)."""
+        """Return the metric with each part of a layer patched alone, (N, ...)."""
         clean, corrupted = (
             self._cut(np.array(arrays))
             for arrays in zip(*(pair.both(layer) for pair in self.pairs), strict=True)
-        )  # (N, what is patched, rest)
+        )  # (N, parts, rest)
         shape = clean.shape[: 1 + len(self.axes)]
-        found = np.empty(shape)
+        metrics = np.empty(shape)
         differ = (clean != corrupted).reshape(*shape, -1).any(-1)
         for number, pair in enumerate(self.pairs):
-            found[number] = pair.low
+            metrics[number] = pair.low
             if self.by_position and self.model.generates and isinstance(pair.metric, Logit):
-                differ[number, ..., 1 + pair.metric.place :] = False  # which no place before sees
-        first, base = layer, self._given(layer)
+                # no earlier position sees these
+                differ[number, ..., 1 + pair.metric.position :] = False
+        first, base = layer, self._inputs(layer)
         is_resid = self.at in PLACES
         if is_resid and self.at != "resid_pre":
             # behind its attention a block computes each position on its own: one run with all of
-            # them put in gives at each position what a run with this position alone would
+            # them patched gives at each position the result of patching this position alone
             clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
-            first, base = layer + 1, self._given(layer + 1)
+            first, base = layer + 1, self._inputs(layer + 1)
         for parts in self._batches(np.nonzero(differ)):
             resid, rows = base[parts[0]], (np.arange(len(parts[0])), *parts[1:])
             values = clean[parts]
 
             def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
-                """Into each text the part that is its own."""
+                """Patch into each text its own part."""
                 self._cut(array)[rows] = values
                 return array
 
@@ -429,19 +400,19 @@ class _Group:
             resid = self.model.run_layers(put_in(resid) if is_resid else resid, first, edit=edit)
             for number in np.unique(parts[0]):
                 own = parts[0] == number
-                found[tuple(axis[own] for axis in parts)] = self.pairs[number].values(resid[own])
-        return found
+                metrics[tuple(axis[own] for axis in parts)] = self.pairs[number].values(resid[own])
+        return metrics
 
     def _cut(self, array: Array) -> Array:
-        """A view of an activation (n, ...) whose first axes are the texts and what is patched."""
+        """Return a view of an activation (n, ...), whose first axes are the texts and the parts."""
         return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
 
-    def _given(self, layer: int) -> Array:
-        """What a layer is given in the runs of `corrupted`, (N, T, D)."""
-        return np.array([pair.given(layer) for pair in self.pairs])
+    def _inputs(self, layer: int) -> Array:
+        """Return the inputs of a layer in the runs of `corrupted`, (N, T, D)."""
+        return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-        """As many at a time as have `TOKENS`, or one."""
+        """Yield as many parts at a time as have `TOKENS`, or one."""
         step = max(1, TOKENS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

@@ -1,8 +1,9 @@
-"""The residual stream of two runs: which part adds what to it, and what follows of a change."""
+"""The residual stream of two runs: the output of each part, and the effects of changes to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,20 +11,111 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import attention
-from qkv.circuits.checks import Logit
-from qkv.circuits.graph import INPUTS, Wiring, ungrouped
+from qkv.circuits.inputs import Logit
 from qkv.circuits.patching import TOKENS, Pair
-from qkv.layers import Block, LayerNorm
+from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
 from qkv.layers.layer import narrowed_to, promoted, quiet
+from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
+from qkv.ops.packing import frozen
 from qkv.ops.threads import one_blas_thread
+
+INPUTS = "qkv"  # a head reads the stream once for each
+
+
+class Receiver(NamedTuple):
+    """An input of a part.
+
+    Attributes:
+        layer: its layer; the number of layers for the logits.
+        kind: "q", "k" or "v" of a head, "mlp" or "logits".
+        head: its number; 0 for a part that is no head.
+        senders: it reads this many of all senders, the first ones.
+    """
+
+    layer: int
+    kind: str
+    head: int
+    senders: int
+
+
+class Wiring:
+    """The senders and the receivers of a model, in the order in which it computes them.
+
+    Attributes:
+        senders: their names.
+        receivers: by their names.
+        starts: for each layer the number of senders before it.
+    """
+
+    def __init__(self, layers: Sequence[Block]) -> None:
+        self.senders = ["embed"]
+        self.receivers: dict[str, Receiver] = {}
+        self.starts: list[int] = []
+        for number, block in enumerate(layers):
+            before, heads = len(self.senders), range(block.attn.num_heads)
+            self.starts.append(before)
+            for head in heads:
+                for kind in INPUTS:
+                    name = f"attn.{number}.{head}.{kind}"
+                    self.receivers[name] = Receiver(number, kind, head, before)
+            self.senders += [f"attn.{number}.{head}" for head in heads]
+            if block.mlp is not None:
+                reads = before if block.parallel else len(self.senders)
+                self.receivers[f"mlp.{number}"] = Receiver(number, "mlp", 0, reads)
+                self.senders.append(f"mlp.{number}")
+        self.receivers["logits"] = Receiver(len(layers), "logits", 0, len(self.senders))
+
+
+def check_residual(model: Model, call: str) -> Model:
+    """Return the model, if the input of each part is a sum of outputs of other parts."""
+    for block in model.layers:
+        if block.post_norm:
+            raise ValueError(
+                f"{call}: {model.name} has norms behind its parts, so no part reads a sum "
+                "of outputs: take a decoder whose norms stand before its parts (GPT-2, Llama, "
+                "GPT-NeoX), or call patch(model, ...)"
+            )
+        norm = block.attn.q_norm
+        if norm is not None and norm.dim != block.attn.d_query:
+            raise ValueError(
+                f"{call}: one norm of {model.name} joins the queries of all heads, so no head has "
+                "an input of its own: call patch(model, ...)"
+            )
+    return model
+
+
+def ungrouped(model: Model) -> Model:
+    """Return the model with a key head for each query head, so that each has its own input."""
+    other = copy(model)
+    other._network = copy(model.network)
+    other._network.layers = [_ungrouped(block) for block in model.layers]
+    return other
+
+
+def _ungrouped(block: Block) -> Block:
+    attn = block.attn
+    group = attn.num_heads // attn.num_kv_heads
+    if group == 1:
+        return block
+    parameters = dict(attn.parameters)
+    for name, array in parameters.items():
+        if name.startswith(("k_proj.", "v_proj.")):
+            heads = array.reshape(*array.shape[:-1], attn.num_kv_heads, -1)
+            parameters[name] = frozen(np.repeat(heads, group, -2).reshape(*array.shape[:-1], -1))
+    other = copy(block)
+    options = {name: getattr(attn, name) for name in ("num_heads", "rotary", "q_norm", "k_norm")}
+    other.attn = MultiHeadAttention.from_parameters(parameters, **options)
+    other._parts = block._parts | {"attn": other.attn}
+    return other
+
 
 _KINDS = (*INPUTS, "mlp", "logits")
 
 
 def mlp_parts(block: Block) -> list[Any]:
-    """The layers from the stream that an MLP reads to what it adds, in order."""
+    """Return the layers from the input of an MLP to its output, in order."""
     shares = block.parallel and block.norm2 is None
     norm = block.norm1 if shares else block.norm2
     parts = (norm, block.mlp, block.out_norm2, block.scale2)
@@ -31,28 +123,28 @@ def mlp_parts(block: Block) -> list[Any]:
 
 
 class Kept(NamedTuple):
-    """What the clean run has of a layer, at the places that are computed."""
+    """Activations of a layer in the clean run, at the computed positions."""
 
-    pre: Array  # (n, D), what the layer is given
+    pre: Array  # (n, D), the input of the layer
     parts: dict[str, Array]  # "q", "k", "v" (1, H, n, d), as attention takes them
-    before: dict[str, Array]  # "k", "v" (H, first, d) of the places before these
+    before: dict[str, Array]  # "k", "v" (H, first, d) of earlier positions
     z: Array  # (1, H, n, dv)
-    raw: Array  # (1, n, D), what the output projection gives
-    mid: Array  # (n, D), the stream with what attention adds
+    raw: Array  # (1, n, D), the result of the output projection
+    mid: Array  # (n, D), the stream with the output of attention
 
 
 class Stream:
-    """A clean and a corrupted run, and runs of the clean one with something changed.
+    """A clean and a corrupted run, and changed versions of the clean run.
 
-    Of a decoder no place is computed before the first token that differs, and none behind the place
-    of a logit; in the last layer, where the metric is a logit, its place alone has an MLP.
+    For a decoder, positions before the first different token and behind the position of a logit are
+    not computed. If the metric is a logit, the last MLP computes only its position.
 
     Attributes:
         wiring: the senders and receivers.
-        deltas: (senders, n, D), what each adds in the corrupted run less what in the clean one, at
-            the places that are computed.
+        deltas: (senders, n, D), the output of each sender in the corrupted run minus that in the
+            clean run, at the computed positions.
         base: the metric of the clean run.
-        low: that of the corrupted run.
+        low: the metric of the corrupted run.
     """
 
     @quiet
@@ -64,7 +156,7 @@ class Stream:
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
         self.length = stop = len(ids)
         first, self._only = 0, slice(None)
-        place = pair.metric.place if isinstance(pair.metric, Logit) else None
+        place = pair.metric.position if isinstance(pair.metric, Logit) else None
         if self.model.generates:
             stop = stop if place is None else place + 1
             same = np.equal(ids, other)[: stop - 1]
@@ -83,13 +175,13 @@ class Stream:
     @quiet
     @one_blas_thread()
     def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """How far the metric moves with one edge from the corrupted run, for each of some edges.
+        """Return the change of the metric by each edge alone, taken from the corrupted run.
 
         Args:
-            wanted: by receivers, the numbers of senders, (n,).
+            wanted: the numbers of senders (n,), by receivers.
 
         Returns:
-            By receivers (n,), float64.
+            (n,) float64, by receivers.
         """
         about = [self.wiring.receivers[name] for name in wanted]
         sizes = [len(senders) for senders in wanted.values()]
@@ -99,42 +191,38 @@ class Stream:
             np.repeat([one.head for one in about], sizes),
             np.concatenate(list(wanted.values())),
         )
-        found = np.zeros(len(edges.sender))
+        changes = np.zeros(len(edges.sender))
         alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # where both runs differ
-        ways = (
-            (INPUTS, self._behind_heads),
-            (["mlp"], self._behind_mlp),
-            (["logits"], self._behind_all),
-        )
+        readers = {INPUTS: self._behind_heads, ("mlp",): self._behind_mlp}
+        readers[("logits",)] = self._behind_all
         for layer in range(len(self.layers) + 1):
-            for kinds, behind in ways:
+            for kinds, behind in readers.items():
                 fits = np.isin(edges.kind, [_KINDS.index(kind) for kind in kinds])
-                mine = np.flatnonzero(alive & fits & (edges.layer == layer))
-                for part, x in behind(layer, edges, mine) if len(mine) else ():
-                    found[part] = self._values(self._run(layer + 1, x)) - self.base
-        return dict(zip(wanted, np.split(found, np.cumsum(sizes)[:-1]), strict=True))
+                own = np.flatnonzero(alive & fits & (edges.layer == layer))
+                for part, x in behind(layer, edges, own) if len(own) else ():
+                    changes[part] = self._values(self._run(layer + 1, x)) - self.base
+        return dict(zip(wanted, np.split(changes, np.cumsum(sizes)[:-1]), strict=True))
 
     @quiet
     @one_blas_thread()
     def metric(self, corrupted: Mapping[str, Array]) -> float:
-        """The metric of the clean run with some edges from the corrupted one, all at once.
+        """Return the metric of the clean run with some edges from the corrupted run, all at once.
 
-        Each receiver reads what senders give in this run, but for those edges.
+        On all other edges, receivers read the outputs of senders in this run.
 
         Args:
-            corrupted: by receivers, which of their senders, (n,) of bool; none unless given.
+            corrupted: the corrupted senders of receivers, (n,) of bool; by default none.
         """
-        now = np.zeros_like(self.deltas)  # what senders add in the corrupted run less in this one
+        now = np.zeros_like(self.deltas)  # outputs of the corrupted run minus those of this run
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
         def read(x: Array, *names: str) -> Array:
-            """What receivers read of a stream (n, D), (names, n, D)."""
+            """Return the inputs of receivers from a stream (n, D), (names, n, D)."""
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
-            changed: Array = x + np.tensordot(masks, now[:count], 1)
-            return changed
+            return np.asarray(x + np.tensordot(masks, now[:count], 1))
 
         for layer, block in enumerate(self.layers):
             start, count = self.wiring.starts[layer], block.attn.num_heads
@@ -159,7 +247,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Which of the places that are computed count behind the attention of a layer."""
+        """Return the computed positions that matter behind the attention of a layer."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:
@@ -173,62 +261,60 @@ class Stream:
         return Kept(pre, parts, before, z, raw, pre + self._finished(layer, raw)[0])
 
     def _added(self, ids: Array) -> Array:
-        """What each sender adds in a run, (senders, n, D)."""
+        """Return the output of each sender in a run, (senders, n, D)."""
         has_mlp = any(block.mlp is not None for block in self.layers)
         run = self.model.trace(ids, names=["resid_pre", "z", *["mlp_out"] * has_mlp])
-        found = [run["resid_pre", 0]]
+        outputs = [run["resid_pre", 0]]
         for layer, block in enumerate(self.layers):
-            found.append(self._each(layer, np.swapaxes(run["z", layer], 1, 2)))
+            outputs.append(self._each(layer, np.swapaxes(run["z", layer], 1, 2)))
             if block.mlp is not None:
-                found.append(run["mlp_out", layer])
-        return np.concatenate([array[:, self.span] for array in found])
+                outputs.append(run["mlp_out", layer])
+        return np.concatenate([array[:, self.span] for array in outputs])
 
     def _last(self, run: Any) -> Array:
-        """What the last layer hands on in a run, (n, D)."""
+        """Return the output of the last layer in a run, (n, D)."""
         return self.pair.handed(run, len(self.layers))[self.span]
 
-    def _behind_heads(
-        self, layer: int, edges: _Edges, mine: Array
-    ) -> Iterator[tuple[Array, Array]]:
-        """Some edges into heads of a layer, and what it hands on with each of them, (n, ...)."""
+    def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield some edges into heads of a layer, and its output with each of them, (n, ...)."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
         fed = self._fed(layer, kept.pre[None, cut]) if block.parallel else None
-        for senders in self._parts(np.unique(edges.sender[mine])):
+        for senders in self._parts(np.unique(edges.sender[own])):
             parts = self._project(layer, kept.pre + self.deltas[senders], self.span)
             parts["q"] = parts["q"][:, :, cut]
             changed = (clean | {kind: parts[kind]} for kind in INPUTS)
             z = np.stack([self._attend(layer, one, kept.before, cut) for one in changed])
             z -= kept.z[:, :, cut]  # (3, senders, H, n, dv)
-            for part in self._parts(mine[np.isin(edges.sender[mine], senders)]):
+            for part in self._parts(own[np.isin(edges.sender[own], senders)]):
                 head, kind = edges.head[part], edges.kind[part]
                 more = z[kind, np.searchsorted(senders, edges.sender[part]), head] @ weights[head]
                 mid = kept.pre[cut] + self._finished(layer, kept.raw[:, cut] + more)
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
-    def _behind_mlp(self, layer: int, edges: _Edges, mine: Array) -> Iterator[tuple[Array, Array]]:
-        """The same of edges into its MLP."""
+    def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+        """Like `_behind_heads`, for edges into the MLP."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
-        for part in self._parts(mine):
+        for part in self._parts(own):
             change = self.deltas[edges.sender[part]][:, cut]
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
-    def _behind_all(self, layer: int, edges: _Edges, mine: Array) -> Iterator[tuple[Array, Array]]:
-        """The same of edges into the logits."""
-        for part in self._parts(mine):
+    def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+        """Like `_behind_heads`, for edges into the logits."""
+        for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
-        """So many at a time as have `TOKENS` places together, or one."""
+        """Yield as many numbers at a time as have `TOKENS` positions together, or one."""
         step = max(1, TOKENS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
 
     def _run(self, first: int, x: Array) -> Array:
-        """What the last layer hands on where layer `first` is given `x`, (n, ...)."""
+        """Return the output of the last layer if `x` is the input of layer `first`, (n, ...)."""
         for layer in range(first, len(self.layers)):
             cut, block = self.cut(layer), self.layers[layer]
             parts = self._project(layer, x, self.span)
@@ -238,14 +324,14 @@ class Stream:
             x = mid + self._fed(layer, x if block.parallel else mid)
         return x
 
-    def _project(self, layer: int, x: Array, places: slice) -> dict[str, Array]:
-        """The queries, keys and values (n, H, t, d) of streams (n, t, D) at these places."""
+    def _project(self, layer: int, x: Array, positions: slice) -> dict[str, Array]:
+        """Return queries, keys and values (n, H, t, d) of streams (n, t, D) at these positions."""
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
         x, dtype = promoted(
             narrowed_to(x, block.attn.parameters), block.attn.parameters, call="edges"
         )
-        at = Positions(np.arange(places.start, places.stop), self.length)
+        at = Positions(np.arange(positions.start, positions.stop), self.length)
         return project_heads(block.attn, Inputs(x, None, dtype, {}, "edges", positions=at)).parts
 
     def _attend(
@@ -255,7 +341,7 @@ class Stream:
         before: Mapping[str, Array],
         cut: slice = slice(None),
     ) -> Array:
-        """What heads give, (n, H, t, dv), to queries of some places, that also see those before."""
+        """Return the outputs of heads, (n, H, t, dv); queries also see the earlier positions."""
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:
             key, value = (
@@ -263,22 +349,22 @@ class Stream:
                 for old, new in ((before["k"], key), (before["v"], value))
             )
         offset = self.span.start + (cut.start or 0)
-        found: Array = attention(query, key, value, q_offset=offset, **self.body.options[layer])
-        return found
+        options = self.body.options[layer]
+        return np.asarray(attention(query, key, value, q_offset=offset, **options))
 
     def _joined(self, layer: int, z: Array) -> Array:
-        """What the output projection makes of heads (n, H, t, dv): (n, t, D)."""
+        """Apply the output projection to heads (n, H, t, dv): (n, t, D)."""
         return attention_out(z, self.layers[layer].attn.parameters, None, None, None)
 
     def _finished(self, layer: int, raw: Array) -> Array:
-        """What attention adds to the stream, of what the output projection gives."""
+        """Return the output of attention to the stream, from the result of its projection."""
         block = self.layers[layer]
         for part in (block.out_norm1, block.scale1):
             raw = raw if part is None else part.run(raw)[0]
         return raw
 
     def _fed(self, layer: int, x: Array) -> Array:
-        """What an MLP adds to the stream, of what it reads; 0 where there is none."""
+        """Return the output of an MLP for its input; 0 if the block has none."""
         parts = mlp_parts(self.layers[layer])
         if not parts:
             return np.zeros_like(x)
@@ -287,20 +373,20 @@ class Stream:
         return x
 
     def _each(self, layer: int, z: Array) -> Array:
-        """What each head adds to the stream in a run, (H, t, D), of what it gives (1, H, t, dv).
+        """Return the output of each head to the stream, (H, t, D), for its context (1, H, t, dv).
 
-        A norm behind the attention divides all heads by one number, that of this run.
+        A norm behind the attention divides all heads by one number of this run.
         """
         block = self.layers[layer]
-        found: Array = z[0] @ _output_weights(block)
+        outputs = np.asarray(z[0] @ _output_weights(block))
         if (norm := block.out_norm1) is not None:
             scale = norm.run(self._joined(layer, z))[1].scale
-            found = found - found.mean(-1, keepdims=True) * isinstance(norm, LayerNorm)
-            found = found / scale * norm.scaled()
-        return found if block.scale1 is None else block.scale1.run(found)[0]
+            outputs = outputs - outputs.mean(-1, keepdims=True) * isinstance(norm, LayerNorm)
+            outputs = outputs / scale * norm.scaled()
+        return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
 
     def _head_of(self, pair: Pair) -> BuiltHead:
-        """The head, of the words alone that the metric counts."""
+        """Return the head, with only the words of the metric."""
         head = self.body.head
         assert head is not None
         if not isinstance(pair.metric, Logit):
@@ -310,7 +396,7 @@ class Stream:
         return replace(head, parameters={**head.parameters, **own})
 
     def _values(self, x: Array) -> Array:
-        """The metric (n,) where the last layer hands on `x`, (n, t, D)."""
+        """Return the metric (n,) if `x` is the output of the last layer, (n, t, D)."""
         if not isinstance(self.pair.metric, Logit):
             before = self.pair.handed(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
@@ -321,7 +407,7 @@ class Stream:
 
 
 class _Edges(NamedTuple):
-    """Edges side by side, (n,) each: of their receivers the layer, the kind and the head."""
+    """Edges as arrays (n,): the layer, the kind and the head of their receivers, and senders."""
 
     layer: Array
     kind: Array
@@ -330,7 +416,7 @@ class _Edges(NamedTuple):
 
 
 def _output_weights(block: Block) -> Array:
-    """What each head multiplies by, (H, dv, D), in the type that is computed in."""
+    """Return the output weights of each head, (H, dv, D), in the type of the computation."""
     weight = block.attn.parameters["out_proj.weight"]
     wide = weight.astype(compute_type(weight.dtype), copy=False)
     return wide.reshape(block.attn.num_heads, -1, wide.shape[-1])

@@ -1,15 +1,18 @@
-"""Numbers that know what their axes are: what the calls of `qkv.circuits` return."""
+"""Results of the calls of `qkv.circuits`: arrays with named axes, and graphs of edges."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, shown, whole_number
 from qkv.extras import need
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
@@ -18,16 +21,16 @@ from qkv.trace import Trace
 class Result(np.ndarray[Any, Any]):
     """An array with names for its axes, which `to_xarray` and `qkv.circuits.plot` read.
 
-    In all other respects it is a plain array, and what is computed from it (a slice, a sum, a
-    difference) is one, without names. `to_xarray()` keeps the names through slices and arithmetic.
+    In all other respects it is a plain array. Slices, sums and differences of it are plain arrays
+    without names; `to_xarray()` keeps the names through slices and arithmetic.
 
     Attributes:
         axes: a name for each axis: "layer", "head", "token", "query", "key" and so on, as the
             dimensions of `Trace.to_xarray()`; empty for an array made from a result.
-        words: for some axes a word for each place, such as the tokens of the text.
-        of: what the numbers are.
-        ground: the number that means "no effect", where that is not 0.
-        title: what was measured.
+        words: for some axes a word for each index, such as the tokens of the text.
+        of: the meaning of the numbers.
+        ground: the number that means "no effect", if that is not 0.
+        title: the name of the measure.
 
     >>> found = Result(np.eye(2), ("query", "key"), of="weight", words={"key": ["a", "b"]})
     >>> found.axes, type(found[0]).__name__, type(found * 2).__name__
@@ -52,16 +55,16 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """The same numbers, with their names; words are kept for axes with as many places."""
-        found = np.asarray(values).view(cls)
-        sizes = dict(zip(axes, found.shape, strict=True))
-        found.axes, found.of, found.title, found.ground = tuple(axes), of, title, ground
+        """Name the axes of numbers; words are kept for axes of the same length."""
+        result = np.asarray(values).view(cls)
+        sizes = dict(zip(axes, result.shape, strict=True))
+        result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
         known = (words or {}).items()
-        found.words = {axis: list(one) for axis, one in known if len(one) == sizes.get(axis)}
-        return found
+        result.words = {axis: list(one) for axis, one in known if len(one) == sizes.get(axis)}
+        return result
 
     def to_xarray(self) -> Any:
-        """The numbers as an `xarray.DataArray`, not copied.
+        """Return the numbers as an `xarray.DataArray`, without a copy.
 
         Its dimensions are `axes`, counted from 0. Words are coordinates: `token_text` beside
         `token`.
@@ -88,7 +91,7 @@ class Result(np.ndarray[Any, Any]):
         )
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What a function of NumPy makes of a result is a plain array, or a number."""
+        """Return results of NumPy's functions as plain arrays or numbers."""
         plain = np.asarray(array)
         return plain[()] if return_scalar else plain
 
@@ -99,17 +102,122 @@ class Result(np.ndarray[Any, Any]):
         return repr(np.asarray(self))
 
     def __reduce__(self) -> Any:
-        """Pickled with its names."""
+        """Pickle the array with its names."""
         return _unpickled, (np.asarray(self), vars(self))
 
 
 def _unpickled(values: Array, names: dict[str, Any]) -> Result:
-    """A result as it was pickled."""
-    found = values.view(Result)
-    vars(found).update(names)
-    return found
+    """Return a result as it was pickled."""
+    result = values.view(Result)
+    vars(result).update(names)
+    return result
 
 
 def words_of(trace: Trace) -> list[str]:
-    """The tokens of one text as a reader knows them."""
+    """Return the tokens of one text as readers know them."""
     return plain_tokens(trace.tokens, trace.special)
+
+
+class Edge(NamedTuple):
+    """One sender's part of the input of one receiver.
+
+    Attributes:
+        sender: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
+        receiver: "attn.{layer}.{head}.q" (".k" or ".v" for the input of its keys and values),
+            "mlp.{layer}" or "logits".
+        score: the effect of the edge on the metric.
+    """
+
+    sender: str
+    receiver: str
+    score: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """The result of `edges` and `discover`.
+
+    Attributes:
+        nodes: the names of the parts that have an edge, in the order in which the model computes
+            them: "embed", then of each layer its heads "attn.{layer}.{head}" and its MLP
+            "mlp.{layer}", then "logits".
+        edges: each with its sender, its receiver and its score, the largest absolute score first.
+        method: "exact", "eap" or "eap-ig".
+        clean: the metric of the clean run.
+        corrupted: the metric of the corrupted run.
+        correlation: of estimated scores with exact scores (Pearson's), on a sample of all edges;
+            None for exact scores, NaN if all estimates or all exact scores are equal.
+        faithfulness: of the edges that `discover` keeps; None for the graph of all edges.
+    """
+
+    nodes: list[str]
+    edges: list[Edge]
+    method: str
+    clean: float
+    corrupted: float
+    correlation: float | None = None
+    faithfulness: float | None = None
+
+    def __repr__(self) -> str:
+        measures = {"correlation": self.correlation, "faithfulness": self.faithfulness}
+        more = "".join(f", {name} {x:.3f}" for name, x in measures.items() if x is not None)
+        return f"<Graph: {len(self.nodes)} nodes, {len(self.edges)} edges, {self.method}{more}>"
+
+    def score(self, sender: str, receiver: str) -> float:
+        """Return the score of one edge.
+
+        Raises:
+            KeyError: there is no such edge; the message has the nearest names.
+        """
+        if (sender, receiver) in self._scores:
+            return self._scores[sender, receiver]
+        senders = [one for one, other in self._scores if other == receiver]
+        names = senders or list(dict.fromkeys(edge.receiver for edge in self.edges))
+        near = difflib.get_close_matches(str(sender if senders else receiver), names, cutoff=0.0)
+        known = f"{receiver} reads" if senders else "the nearest receivers are"
+        raise KeyError(
+            f"score: there is no edge {shown(sender)} to {shown(receiver)}"
+            + f"; {known} {', '.join(near)}" * bool(near)
+        )
+
+    def top(self, count: int) -> list[Edge]:
+        """Return the first `count` edges, the largest absolute score first.
+
+        Raises:
+            TypeError: `count` is not a whole number.
+            ValueError: it is below 0.
+        """
+        return self.edges[: whole_number(count, call="top", name="count", least=0)]
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each edge, in the order of `edges`.
+
+        Returns:
+            The columns are "sender", "receiver" and "score".
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return need("pandas", "tables").DataFrame(self.edges, columns=Edge._fields)
+
+    @cached_property
+    def _scores(self) -> Mapping[tuple[str, str], float]:
+        return {(edge.sender, edge.receiver): edge.score for edge in self.edges}
+
+
+def strongest(edges: Sequence[Edge]) -> list[Edge]:
+    """Sort edges, the largest absolute score first; equal ones keep their order.
+
+    >>> [edge.score for edge in strongest([Edge("embed", "logits", x) for x in (1.0, -3.0, 2.0)])]
+    [-3.0, 2.0, 1.0]
+    """
+    return sorted(edges, key=lambda edge: -abs(edge.score))
+
+
+def node_of(receiver: str) -> str:
+    """Return the part whose input a receiver is.
+
+    >>> node_of("attn.3.11.q"), node_of("mlp.3"), node_of("logits")
+    ('attn.3.11', 'mlp.3', 'logits')
+    """
+    return receiver.rpartition(".")[0] if receiver[-2:] in (".q", ".k", ".v") else receiver

@@ -1,4 +1,4 @@
-"""Sparse autoencoders: vectors of a model as sums of a few features out of many."""
+"""Sparse autoencoders: they write vectors of a model as sums of a few out of many features."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
-from qkv.circuits.checks import check_model
+from qkv.circuits.inputs import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
 from qkv.circuits.sae_training import largest, measures, shuffled, trained
-from qkv.circuits.streaming import one_site, rows_of
 from qkv.models.model import Model
 from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
@@ -28,46 +27,45 @@ _INNER = {"z": "attn.", "q": "attn.", "k": "attn.", "v": "attn.", "pre": "mlp.",
 
 
 class SAE:
-    """A sparse autoencoder: it writes vectors of a model as sums of a few features out of many.
+    """A sparse autoencoder, which writes vectors as sums of a few out of many features.
 
     `features = encode(x)` are n numbers of at least 0, few of them above 0; `decode(features)` is
-    `features @ W_dec + b_dec`, which should be near `x`. What `encode` does follows from what is
-    given:
+    `features @ W_dec + b_dec`, which should be near `x`. The arguments decide how `encode` works:
 
     - `relu((x - b_dec) @ W_enc + b_enc)`;
     - with `k`, the k largest of these in each row, all others 0 (TopK);
     - with `threshold`, those above it, all others 0 (JumpReLU);
     - with `b_gate`, `b_mag` and `r_mag`, for `y = (x - b_dec) @ W_enc` a feature is
-      `relu(y * exp(r_mag) + b_mag)` where `y + b_gate` is above 0 (gated).
+      `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0 (gated).
 
-    An SAE is an edit of its site: `model.trace(text, edit={sae.at: sae})` runs the model on what it
-    decodes. The trace then has the features too, by the name that SAELens gives them
+    An SAE is an edit of its site: `model.trace(text, edit={sae.at: sae})` runs the model on the
+    decoded vectors. The trace then has the features too, by the name that SAELens gives them
     ("blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3)), and an edit of that
-    name changes features on the way.
+    name changes the features before they are decoded.
 
     Args:
         encoder: `W_enc` (D, n). For a site of heads ("z") D is the size of all heads together.
         decoder: `W_dec` (n, D).
-        b_enc: (n,), 0 unless given; not for a gated one.
-        b_dec: (D,), 0 unless given.
+        b_enc: (n,), default 0; not for a gated SAE.
+        b_dec: (D,), default 0.
         at: the activation, by its full name or as ("resid_post", 3).
-        k: how many features of a row fire at most.
+        k: the most features that fire in a row.
         threshold: (n,), below which a feature is 0.
         b_gate: (n,).
         b_mag: (n,).
         r_mag: (n,).
-        subtracts_bias: whether `b_dec` is taken from `x` before it is encoded.
-        metadata: what the file says beside: "model_name" and its like.
+        subtracts_bias: whether `b_dec` is subtracted from `x` before encoding.
+        metadata: other entries of the file, such as "model_name".
 
     Attributes:
         architecture: "standard", "topk", "jumprelu" or "gated".
         parameters: the arrays by their names in the file, float32 or float64, read-only.
         at: the full name of the activation, or None.
-        keeps_error: whether, as an edit, it adds what it does not reconstruct (`keeping_error`).
+        keeps_error: whether, as an edit, it adds its reconstruction error (`keeping_error`).
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: shapes do not fit, or arguments of two architectures are given.
+        ValueError: shapes do not fit, or the arguments belong to two architectures.
 
     Source:
         Bricken et al. 2023, "Towards Monosemanticity"; Gao et al. 2024, "Scaling and evaluating
@@ -98,9 +96,9 @@ class SAE:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         gate = {"b_gate": b_gate, "b_mag": b_mag, "r_mag": r_mag}
-        kinds = {"topk": k, "jumprelu": threshold, "gated": next(
-            (array for array in gate.values() if array is not None), None)}  # fmt: skip
-        own = [name for name, given in kinds.items() if given is not None]
+        kinds: dict[str, list[Any]] = {"topk": [k], "jumprelu": [threshold]}
+        kinds["gated"] = [*gate.values()]
+        own = [kind for kind, values in kinds.items() if any(x is not None for x in values)]
         if len(own) > 1:
             raise ValueError(
                 f"SAE: arguments of {' and '.join(own)} are given: give k, threshold, or b_gate, "
@@ -112,9 +110,8 @@ class SAE:
         arrays = {"W_enc": encoder, "W_dec": decoder, "b_enc": b_enc, "b_dec": b_dec}
         arrays |= {"threshold": threshold, **gate}
         self.parameters = _checked(arrays, self.architecture)
-        self.k = None if k is None else whole_number(
-            k, call="SAE", name="k", least=1, most=self.num_features
-        )  # fmt: skip
+        most = self.num_features
+        self.k = None if k is None else whole_number(k, call="SAE", name="k", least=1, most=most)
         self.at: str | None = _full_name(at)
         self.subtracts_bias = subtracts_bias
         self.metadata = dict(metadata or {})
@@ -131,7 +128,7 @@ class SAE:
 
     @property
     def num_features(self) -> int:
-        """How many features it has, n."""
+        """The number of features, n."""
         return len(self.parameters["W_dec"])
 
     @classmethod
@@ -148,23 +145,23 @@ class SAE:
     ) -> Self:
         """Train a TopK autoencoder on the activations of texts, as they come.
 
-        Texts are run a few at a time, and their activations are shuffled in a pool of 64 MB: memory
+        A few texts run at a time, and their activations are shuffled in a pool of 64 MB: memory
         does not grow with the number of texts. Adam makes a step for every 1,024 tokens, at a rate
         that rises for a twentieth of the run and then falls to 0. Features that have not fired for
-        32,768 tokens learn to reconstruct what the others miss.
+        32,768 tokens learn to reconstruct the error of the others.
 
         Args:
-            model: one that `qkv.load` has read, of one text at a time.
+            model: a model of `qkv.load` that reads one text at a time.
             texts: any iterable of texts, or of the ids of their tokens. A list is read again as
                 often as needed; an iterator is read once.
             at: one activation of one layer with a vector for each token.
-            features: n, how many features there are.
-            k: how many of them fire for each token at most.
-            tokens: how many tokens it learns from.
+            features: n, the number of features.
+            k: the most features that fire for a token.
+            tokens: the number of tokens to learn from.
             seed: of the first directions and of the order.
 
         Warns:
-            UserWarning: an iterator ended before so many tokens.
+            UserWarning: an iterator ended before that number of tokens.
 
         Raises:
             TypeError: an argument is of a wrong type.
@@ -189,13 +186,9 @@ class SAE:
         tokens = whole_number(tokens, call=call, name="tokens", least=1)
         rng = np.random.default_rng(whole_number(seed, call=call, name="seed", least=0))
         with progress("Training", tokens, unit="tokens") as advance:
+            rows = shuffled(_again(model, texts, name, call), tokens, rng)
             arrays, seen = trained(
-                shuffled(_again(model, texts, name, call), tokens, rng),
-                features=features,
-                k=k,
-                tokens=tokens,
-                rng=rng,
-                advance=advance,
+                rows, features=features, k=k, tokens=tokens, rng=rng, advance=advance
             )
         if seen < tokens:
             warnings.warn(
@@ -203,44 +196,39 @@ class SAE:
                 "fallen: give a list, which is read again, or fewer tokens",
                 stacklevel=2,
             )
-        return cls(
-            arrays["W_enc"],
-            arrays["W_dec"],
-            arrays["b_enc"],
-            arrays["b_dec"],
-            at=name,
-            k=k,
-            metadata={"model_name": model.name, "training_tokens": seen},
-        )
+        metadata = {"model_name": model.name, "training_tokens": seen}
+        own = (arrays[parameter] for parameter in ("W_enc", "W_dec", "b_enc", "b_dec"))
+        return cls(*own, at=name, k=k, metadata=metadata)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read an autoencoder from a folder as SAELens writes them.
+        """Read an autoencoder from a folder that SAELens wrote.
 
         Args:
             folder: has "cfg.json" and "sae_weights.safetensors". The architectures "standard",
-                "topk", "jumprelu" and "gated" are read, those of SAELens before version 6 too.
+                "topk", "jumprelu" and "gated" are supported, in files of SAELens before version 6
+                too.
 
         Returns:
-            The autoencoder, in float32, or float64 where the file has it. Its `.at` is the file's
-            `hook_name`. SAELens runs TransformerLens's models, which put a token of their own in
-            front of each text where `.metadata["prepend_bos"]` says so.
+            The autoencoder, in float32, or float64 if the file has that type. Its `.at` is the
+            file's `hook_name`. SAELens runs TransformerLens's models, which put an extra token in
+            front of each text if `.metadata["prepend_bos"]` is true.
 
         Raises:
             FileNotFoundError: there is no such folder, or a file is missing.
-            ModelError: a file is broken; or it has another architecture, activation function or
-                normalization of activations than is supported, which the message names.
+            ModelError: a file is broken; or its architecture, activation function or normalization
+                of activations is not supported, and the message names it.
         """
-        found, arrays = read_folder(folder, "SAE.load")
-        return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **found)
+        about, arrays = read_folder(folder, "SAE.load")
+        return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
 
     def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
-        """Write the autoencoder to a folder, as SAELens reads it.
+        """Write the autoencoder to a folder that SAELens can read.
 
         Args:
-            folder: is made if it is not there.
-            dtype: of the weights in the file: "float16", "bfloat16", "float32" or "float64"; that
-                of the parameters unless given.
+            folder: created if it does not exist.
+            dtype: of the weights in the file: "float16", "bfloat16", "float32" or "float64".
+                Default: the type of the parameters.
 
         Raises:
             ValueError: the type does not hold one of the numbers.
@@ -263,7 +251,7 @@ class SAE:
         write_folder(folder, self.parameters, self.architecture, config, dtype, "SAE.save")
 
     def encode(self, x: ArrayLike) -> Array:
-        """The features of vectors, (..., n), each at least 0.
+        """Return the features of vectors, (..., n), each at least 0.
 
         Args:
             x: (..., D), float; for a site of heads also (..., Hq, d).
@@ -276,23 +264,23 @@ class SAE:
         rows = self._rows(x, "encode")
         if self.subtracts_bias:
             rows = rows - parameters["b_dec"]
-        found = linear(rows, parameters["W_enc"], parameters.get("b_enc"))  # (..., n)
+        features = linear(rows, parameters["W_enc"], parameters.get("b_enc"))  # (..., n)
         if self.architecture == "gated":
-            fires = found + parameters["b_gate"] > 0
-            found = found * np.exp(parameters["r_mag"]) + parameters["b_mag"]
-            return np.where(fires, np.maximum(found, 0), 0)
+            fires = features + parameters["b_gate"] > 0
+            features = features * np.exp(parameters["r_mag"]) + parameters["b_mag"]
+            return np.where(fires, np.maximum(features, 0), 0)
         if self.k is not None:
-            return largest(found, self.k)
+            return largest(features, self.k)
         if self.architecture == "jumprelu":
-            found = np.where(found > parameters["threshold"], found, 0)
-        return np.maximum(found, 0)
+            features = np.where(features > parameters["threshold"], features, 0)
+        return np.maximum(features, 0)
 
     def decode(self, features: ArrayLike) -> Array:
-        """The vectors (..., D) that features (..., n) stand for.
+        """Return the vectors (..., D) that features (..., n) encode.
 
         Raises:
             TypeError: `features` are not floats.
-            ValueError: they are another number.
+            ValueError: the number of features is another.
         """
         array = self._float(features, "decode", "features")
         if array.shape[-1:] != (self.num_features,):
@@ -303,26 +291,26 @@ class SAE:
         return linear(array, self.parameters["W_dec"], self.parameters["b_dec"])
 
     def __call__(self, x: ArrayLike) -> Array:
-        """What it makes of vectors: `decode(encode(x))`, of the shape of `x`."""
+        """Reconstruct vectors: `decode(encode(x))`, of the shape of `x`."""
         return self.run(self._float(x, "encode", "x"))
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
-        """What takes the place of an activation where it is an edit, of the shape of `x`.
+        """Return the replacement of an activation that this SAE edits, of the shape of `x`.
 
-        `record` is told of the features, and may give others in their place.
+        `record` gets the features, and may return others, which are decoded instead.
         """
         features = self.encode(x)
         kept = features if record is None else record("hook_sae_acts_post", features)
-        found = self.decode(kept).reshape(x.shape)
+        out = self.decode(kept).reshape(x.shape)
         if self.keeps_error:
-            found += x - self.decode(features).reshape(x.shape)
-        return found
+            out += x - self.decode(features).reshape(x.shape)
+        return out
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """The gradient of `sum(grad * run(x))` for `x`, of its shape.
+        """Return the gradient of `sum(grad * run(x))` for `x`, of its shape.
 
-        Which features are above 0 counts as given. `record` is told of the gradient for the
-        features, and may give another in its place.
+        The set of features above 0 is treated as constant. `record` gets the gradient for the
+        features, and may return another, which continues.
         """
         parameters = self.parameters
         slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
@@ -330,26 +318,26 @@ class SAE:
         slopes = (kept - slopes if self.keeps_error else kept) * (self.encode(x) > 0)
         if self.architecture == "gated":
             slopes = slopes * np.exp(parameters["r_mag"])
-        found = linear(slopes, parameters["W_enc"].T).reshape(x.shape)
-        return found + grad if self.keeps_error else found
+        out = linear(slopes, parameters["W_enc"].T).reshape(x.shape)
+        return out + grad if self.keeps_error else out
 
     def keeping_error(self) -> Self:
-        """The same, but as an edit it adds the part of `x` that it does not reconstruct.
+        """Return a copy that, as an edit, adds its reconstruction error.
 
-        The run is then that of the model as it is, until an edit changes features: what follows is
-        due to them alone.
+        The run then equals the model's own run until an edit changes features, so every change is
+        due to those features.
 
         Source:
             Marks et al. 2024, "Sparse Feature Circuits", section 2 (the error term).
         """
-        found = copy(self)
-        found.keeps_error = True
-        return found
+        other = copy(self)
+        other.keeps_error = True
+        return other
 
     def explained_variance(self, x: ArrayLike) -> float:
-        """How much of the variance of vectors (..., D) it reconstructs: 1 for all of it.
+        """Return the share of the variance of vectors (..., D) that it reconstructs, at most 1.
 
-        It is 1 less the squared lengths of `x - self(x)` over those of `x` about its mean.
+        The share is 1 minus the sum of squares of `x - self(x)` over that of `x` minus its mean.
         """
         rows = self._rows(x, "explained_variance")
         left = np.square(rows - self(rows)).sum(dtype=np.float64)
@@ -357,22 +345,22 @@ class SAE:
         return 1 - float(left / np.square(rows - rows.mean(0)).sum(dtype=np.float64))
 
     def l0(self, x: ArrayLike) -> float:
-        """How many features are above 0 in each of these vectors (..., D), on average."""
+        """Return the mean number of features above 0 for these vectors (..., D)."""
         return float((self.encode(x) > 0).sum(-1).mean())
 
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
-        """What it does on texts: measure it on others than those it was trained on.
+        """Measure the autoencoder on texts, which should not be those of its training.
 
         Args:
-            model: whose activations it encodes.
-            texts: any iterable of texts, or of the ids of their tokens, which are read once.
+            model: it encodes activations of this model.
+            texts: any iterable of texts, or of the ids of their tokens, read once.
 
         Returns:
             "explained_variance" and "l0", over all tokens; "dead", the share of features that never
-            fire; and for a decoder the mean loss of a token in nats, "loss" as it is,
-            "loss_spliced" with the autoencoder in place of its site, and "loss_mean" with the mean
-            of the activation there: "loss_recovered" is how much of the way from the last to the
-            first the second goes. NaN where there is nothing to measure.
+            fire; and for a decoder the mean loss of a token in nats: "loss" of the model,
+            "loss_spliced" with the reconstruction instead of the activation, and "loss_mean" with
+            the mean of the activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean
+            - loss)`. NaN if there is nothing to measure.
 
         Raises:
             TypeError: an argument is of a wrong type.
@@ -383,10 +371,10 @@ class SAE:
             raise ValueError(f"{call}: {self!r} has no site: set its at, as ('resid_post', 3)")
         model = check_model(model, call)
         at = one_site(model, self.at, call, "at")
-        return measures(model, texts, at, self.encode, self.decode, self, call)
+        return measures(model, texts, at, self, call)
 
     def _rows(self, x: ArrayLike, call: str) -> Array:
-        """Vectors as (..., D) in the type of the parameters, those of heads joined."""
+        """Return vectors as (..., D) in the type of the parameters, with heads joined."""
         array = self._float(x, call, "x")
         if array.shape[-1:] == (self.dim,):
             return array
@@ -397,23 +385,22 @@ class SAE:
             f"(..., {self.dim})"
         )
 
-    def _float(self, given: ArrayLike, call: str, name: str) -> Array:
-        array = as_array(given, call=f"SAE.{call}", name=name)
-        if not is_float(array.dtype):
-            raise TypeError(f"SAE.{call}: {name} is {array.dtype}: give floats")
+    def _float(self, x: ArrayLike, call: str, name: str) -> Array:
+        array = _floats(x, f"SAE.{call}", name)
         return array.astype(self.parameters["W_enc"].dtype, copy=False)
 
 
-def _checked(given: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
-    """The arrays that an architecture has, once their shapes fit."""
-    arrays = {
-        name: as_array(array, call="SAE", name=name)
-        for name, array in given.items()
-        if array is not None
-    }
-    for name, array in arrays.items():
-        if not is_float(array.dtype):
-            raise TypeError(f"SAE: {name} is {array.dtype}: give floats")
+def _floats(x: ArrayLike, call: str, name: str) -> Array:
+    """Return an argument as an array of floats."""
+    array = as_array(x, call=call, name=name)
+    if not is_float(array.dtype):
+        raise TypeError(f"{call}: {name} is {array.dtype}: give floats")
+    return array
+
+
+def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
+    """Return the arrays of an architecture, after a check of their shapes."""
+    arrays = {name: _floats(x, "SAE", name) for name, x in values.items() if x is not None}
     kind = np.result_type(np.float32, *(array.dtype for array in arrays.values()))
     shape = arrays["W_enc"].shape
     if len(shape) != 2:
@@ -421,21 +408,21 @@ def _checked(given: Mapping[str, ArrayLike | None], architecture: str) -> dict[s
     size, features = shape
     shapes: dict[str, tuple[int, ...]] = {"W_enc": shape, "W_dec": (features, size)}
     shapes |= {"b_dec": (size,), **dict.fromkeys(ARCHITECTURES[architecture], (features,))}
-    found = {}
-    for name, wanted in shapes.items():
+    parameters = {}
+    for name, expected in shapes.items():
         if name not in arrays and architecture == "gated" and name != "b_dec":
             raise ValueError(f"SAE: {name} is missing: a gated one has b_gate, b_mag and r_mag")
-        array = np.array(arrays.get(name, np.zeros(wanted)), kind)
-        if array.shape != wanted:
+        array = np.array(arrays.get(name, np.zeros(expected)), kind)
+        if array.shape != expected:
             raise ValueError(
-                f"SAE: {name} has shape {array.shape} and the encoder {shape}: give {wanted}"
+                f"SAE: {name} has shape {array.shape} and the encoder {shape}: give {expected}"
             )
-        found[name] = frozen(array)
-    return found
+        parameters[name] = frozen(array)
+    return parameters
 
 
 def _full_name(at: Any) -> str | None:
-    """The full name of an activation of a layer."""
+    """Return the full name of an activation of a layer."""
     if at is None or (isinstance(at, str) and parse(at).layer is not None):
         return at
     short, layer = at if isinstance(at, tuple) and len(at) == 2 else ("", -1)
@@ -447,14 +434,9 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """The rows (n, D) of texts, again and again unless they are an iterator."""
+    """Yield the rows (n, D) of texts, again and again unless `texts` is an iterator."""
     for turn in itertools.count():
-        count = 0
-        for _, rows in rows_of(model, texts, [name], call):
-            array = rows[name]
-            count += len(array)
-            yield array.reshape(len(array), -1)
-        if not count and not turn:
-            raise ValueError(f"{call}: texts hold no token: give some")
-        if not count or isinstance(texts, Iterator):
+        if turn and isinstance(texts, Iterator):
             return
+        for _, rows in rows_of(model, texts, name, call):
+            yield rows

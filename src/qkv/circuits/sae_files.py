@@ -1,4 +1,4 @@
-"""Sparse autoencoders in folders, as SAELens writes and reads them."""
+"""Read and write folders of sparse autoencoders in the format of SAELens."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, float_type, shown
+from qkv.arrays import Array, float_type, narrowed, shown
 from qkv.files import named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# The version of the format, by which SAELens tells these folders from those before its version 6.
+# The version of the format, by which SAELens recognises folders of version 6 or later.
 _VERSION = "6.0.0"
-# What each architecture has beside W_enc (D, n), W_dec (n, D) and b_dec (D,), all of (n,).
+# The parameters (n,) of each architecture, in addition to W_enc (D, n), W_dec (n, D), b_dec (D,).
 ARCHITECTURES = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),
     "jumprelu": ("b_enc", "threshold"),
     "gated": ("b_gate", "b_mag", "r_mag"),
 }
-# What the names of before version 6 are called since.
+# Keys of versions before 6, and their names since.
 _FORMER = {
     "hook_point": "hook_name",
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys whose other values change what is computed, and the values that do not.
+# Keys that may change the computation, and their values that do not.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
     "finetuning_scaling_factor": (False, None),
     "hook_head_index": (None,),
+    "model_from_pretrained_kwargs": ({}, None),
 }
 
 
 def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a folder says of its autoencoder: keys of cfg.json that matter, and the arrays.
+    """Read the autoencoder of a folder as arguments of `SAE`.
 
     Returns:
-        "architecture", "at" (the full name of an activation, or None), "subtracts_bias" and
-        "metadata"; and the arguments of `SAE`: arrays by their names in the file, and "k".
+        "at" (the full name of an activation, or None), "subtracts_bias" and "metadata"; and the
+        arrays by their names in the file, with "k" among them.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ModelError: a file is broken, or describes what is not supported.
+        ModelError: a file is broken, or describes an autoencoder that is not supported.
     """
     path = Path(folder)
     for name in (CONFIG, WEIGHTS):
@@ -58,25 +59,20 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
                 f"{call}: {path} has no {name}: name a folder that SAELens has written, with "
                 f"{CONFIG} and {WEIGHTS}"
             )
-    given = read_json(path / CONFIG)
-    config = {_FORMER.get(name, name): value for name, value in given.items()}
+    config = {_FORMER.get(name, name): value for name, value in read_json(path / CONFIG).items()}
     metadata = config.get("metadata")
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-    about = {**metadata, **config}
-    architecture = about.get("architecture", "standard")
-    activation = about.get("activation_fn", "relu")
-    if (architecture, activation) == ("standard", "topk"):  # as versions before 3.17 write it
-        architecture, activation = "topk", "relu"
-    if architecture not in ARCHITECTURES:
-        raise _unsupported(call, path, "architecture", architecture, ARCHITECTURES)
-    if activation not in ("relu", architecture):
-        raise _unsupported(call, path, "activation_fn", activation, ("relu",))
-    for name, plain in _PLAIN.items():
-        if about.get(name) not in plain:
-            raise _unsupported(call, path, name, about[name], plain)
-    options = about.get("model_from_pretrained_kwargs") or {}
-    if options:
-        raise _unsupported(call, path, "model_from_pretrained_kwargs", options, ({},))
+    about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
+    if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
+        about |= {"architecture": "topk", "activation_fn": "relu"}  # of versions before 3.17
+    architecture = about["architecture"]
+    supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
+    for name, values in (supported | _PLAIN).items():
+        if about.get(name) not in values:
+            raise ModelError(
+                f"{path / CONFIG}: {name} is {shown(about[name])}, which {call} does not support: "
+                f"it knows {', '.join(json.dumps(value) for value in values)}"
+            )
     arrays = _arrays(path / WEIGHTS, architecture)
     if architecture == "topk":
         kwargs = about.get("activation_fn_kwargs")
@@ -85,19 +81,16 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
             lengths = np.linalg.norm(arrays["W_dec"], axis=1)
             arrays["W_dec"] = arrays["W_dec"] / lengths[:, None]
             arrays["W_enc"], arrays["b_enc"] = arrays["W_enc"] * lengths, arrays["b_enc"] * lengths
-    found = {
-        "at": about.get("hook_name"),
-        "subtracts_bias": bool(about.get("apply_b_dec_to_input", True)),
-        "metadata": metadata
-        or {name: about[name] for name in ("model_name", "prepend_bos") if name in about},
-    }
-    return found, arrays
+    own = {name: about[name] for name in ("model_name", "prepend_bos") if name in about}
+    subtracts = bool(about.get("apply_b_dec_to_input", True))
+    about = {"at": about.get("hook_name"), "subtracts_bias": subtracts, "metadata": metadata or own}
+    return about, arrays
 
 
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
-    """The arrays of a file by name, float32 or float64."""
+    """Return the arrays of a file by name, float32 or float64."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # of a version that could be tuned further
+    scale = stored.pop("scaling_factor", None)  # of a version that supported fine-tuning
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "
@@ -118,13 +111,6 @@ def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     return {name: stored[name].read().astype(kind) for name in names}
 
 
-def _unsupported(call: str, path: Path, name: str, value: Any, known: Any) -> ModelError:
-    return ModelError(
-        f"{path / CONFIG}: {name} is {shown(value)}, which {call} does not support: it knows "
-        f"{', '.join(json.dumps(one) for one in known)}"
-    )
-
-
 def write_folder(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, Array],
@@ -136,12 +122,12 @@ def write_folder(
     """Write an autoencoder, each file whole or not at all.
 
     Args:
-        folder: is made if it is not there.
+        folder: created if it does not exist.
         arrays: by their names in the file.
         architecture: one of `ARCHITECTURES`.
-        config: what else cfg.json says, "metadata" among it.
+        config: the other entries of cfg.json, with "metadata".
         dtype: of the file: float16, bfloat16, float32 or float64; None for that of the arrays.
-        call: who is named in an error.
+        call: named in errors.
 
     Raises:
         ValueError: the type does not hold a number.
@@ -150,15 +136,7 @@ def write_folder(
 
     path = named_folder(folder, call)
     kind = arrays["W_enc"].dtype if dtype is None else float_type(dtype, call=call)
-    converted = {}
-    for name, array in arrays.items():
-        with np.errstate(over="ignore"):
-            converted[name] = np.ascontiguousarray(array.astype(kind))
-        if not np.isfinite(converted[name].astype(np.float64)).all() and np.isfinite(array).all():
-            raise ValueError(
-                f"{call}: {name} has {np.abs(array).max():.6g}, which {kind} does not hold: give "
-                "dtype='float32'"
-            )
+    converted = {name: narrowed(array, kind, call, name) for name, array in arrays.items()}
     size, features = arrays["W_enc"].shape
     whole = {
         "architecture": architecture,

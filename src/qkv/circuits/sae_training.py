@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.streaming import PLACES, rows_of
+from qkv.circuits.inputs import PLACES, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
 from qkv.ops.adamw import adamw
@@ -23,31 +23,30 @@ AUXILIARY = 1 / 32  # what the loss of dead features counts
 
 
 def largest(x: Array, k: int) -> Array:
-    """The k largest numbers of each row (..., n), those above 0; all others are 0.
+    """Keep the k largest numbers of each row (..., n) that are above 0; all others become 0.
 
     >>> largest(np.array([[3.0, -1.0, 2.0, 1.0]]), 2)
     array([[3., 0., 2., 0.]])
     """
-    found = np.zeros_like(x)
-    places = np.argpartition(x, -k, axis=-1)[..., -k:]
-    np.put_along_axis(found, places, np.maximum(np.take_along_axis(x, places, -1), 0), -1)
-    return found
+    out = np.zeros_like(x)
+    best = np.argpartition(x, -k, axis=-1)[..., -k:]
+    np.put_along_axis(out, best, np.maximum(np.take_along_axis(x, best, -1), 0), -1)
+    return out
 
 
 def gradients(
     parameters: dict[str, Array], x: Array, k: int, dead: Array
 ) -> tuple[float, dict[str, Array], Array]:
-    """The loss of a step, its gradient by parameter, and which features fired.
+    """Return the loss of a step, its gradient by parameter, and which features fired.
 
-    The loss is the mean over rows of `|reconstruction - x| ** 2`. To it comes, times `AUXILIARY`,
-    that of the dead features alone where they reconstruct what the others miss, so that they find
-    something to do: the D / 2 largest of them.
+    The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add `AUXILIARY`
+    times the loss of reconstructing the error of the others by the D / 2 largest dead features.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
         x: (rows, D).
-        k: how many features of a row fire.
-        dead: the numbers of the features that are dead.
+        k: the number of features that fire in a row.
+        dead: the numbers of the dead features.
 
     Source:
         Gao et al. 2024, "Scaling and evaluating sparse autoencoders", sections 2.3 and A.2.
@@ -72,19 +71,15 @@ def gradients(
     back, grad_encoder, grad_encoder_bias = linear_grad(centred, encoder, grad, bias=True)
     assert grad_bias is not None
     assert grad_encoder_bias is not None
-    found = {
-        "W_enc": grad_encoder,
-        "W_dec": grad_decoder,
-        "b_enc": grad_encoder_bias,
-        "b_dec": grad_bias - back.sum(0),
-    }
-    return loss, found, np.asarray((features > 0).any(0))
+    grads = {"W_enc": grad_encoder, "W_dec": grad_decoder}
+    grads |= {"b_enc": grad_encoder_bias, "b_dec": grad_bias - back.sum(0)}
+    return loss, grads, np.asarray((features > 0).any(0))
 
 
 def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Rows (n, D) as they come, as batches (BATCH, D) of rows from all over a pool.
+    """Yield batches (BATCH, D) of rows that are drawn from a pool of rows (n, D).
 
-    Half of the pool is given each time that it is full. It holds no more than so many `tokens`.
+    When the pool is full, half of it is yielded. It holds at most `tokens` rows.
     """
     pool: list[Array] = []
     count = 0
@@ -111,34 +106,27 @@ def trained(
     rng: np.random.Generator,
     advance: Callable[[int], None],
 ) -> tuple[dict[str, Array], int]:
-    """The parameters of an autoencoder after it has learned from so many rows, and their number.
+    """Train an autoencoder; return its parameters and the number of rows it learned from.
 
-    Features begin in random directions, and the encoder as the decoder transposed. Rows are scaled
-    so that their length about the mean is sqrt(D), which the result takes back. A decoder's rows
-    have length 1 all the time.
+    Features begin in random directions; the encoder begins as the transposed decoder. Rows are
+    scaled so that their root mean square distance from the mean is sqrt(D); the result undoes that
+    scale. The rows of the decoder keep length 1.
 
     Args:
         batches: rows (n, D).
-        features: how many.
-        k: how many of them fire in each row.
-        tokens: after how many rows it ends.
+        features: the number of features.
+        k: the number of features that fire in a row.
+        tokens: the number of rows to learn from.
         rng: draws the directions.
-        advance: is told how many rows were learned from.
+        advance: gets the number of rows after each step.
     """
     first = next(batches)
     size, kind = first.shape[1], first.dtype
     mean = first.mean(0, dtype=np.float64).astype(kind)
     spread = np.square(first - mean).sum(1, dtype=np.float64).mean()
     scale = kind.type(np.sqrt(size / spread) if spread else 1)
-    shapes: dict[str, tuple[int, ...]] = {
-        "W_enc": (size, features),
-        "W_dec": (features, size),
-        "b_enc": (features,),
-        "b_dec": (size,),
-    }
-    parameters, flat = _side_by_side(shapes, kind)
-    slopes, gradient = _side_by_side(shapes, kind)
-    moments = np.zeros_like(flat), np.zeros_like(flat)
+    flat, *state = np.zeros((4, 2 * size * features + features + size), kind)
+    parameters, slopes = (_named(array, size, features) for array in (flat, state[0]))
     decoder = parameters["W_dec"]
     decoder[...] = rng.standard_normal(decoder.shape)
     decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
@@ -149,20 +137,14 @@ def trained(
     quiet = np.zeros(features, np.int64)  # tokens since each feature fired
     for step, batch in enumerate(chain([first], batches), 1):
         x = batch[: tokens - seen] * scale
-        _, found, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
-        along = (found["W_dec"] * decoder).sum(1, keepdims=True)
-        found["W_dec"] -= along * decoder  # what would change nothing but the length of a row
-        for name, slope in found.items():
+        _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
+        along = (grads["W_dec"] * decoder).sum(1, keepdims=True)
+        grads["W_dec"] -= along * decoder  # the part that would only change the length of a row
+        for name, slope in grads.items():
             slopes[name][...] = slope
         seen += len(x)
-        adamw(
-            *(flat, gradient, *moments),
-            rate=schedule(seen / tokens),
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            decay=0.0,
-            step=step,
-        )
+        rate = schedule(seen / tokens)
+        adamw(flat, *state, rate=rate, betas=(0.9, 0.999), eps=1e-8, decay=0.0, step=step)
         decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
         quiet = np.where(fired, 0, quiet + len(x))
         advance(len(x))
@@ -174,51 +156,35 @@ def trained(
     return parameters, seen
 
 
-def _side_by_side(
-    shapes: Mapping[str, tuple[int, ...]], kind: Any
-) -> tuple[dict[str, Array], Array]:
-    """Arrays of these shapes, and the one in which they lie side by side."""
-    flat = np.zeros(sum(map(np.prod, shapes.values())), kind)
-    ends = np.cumsum([np.prod(shape) for shape in shapes.values()])
-    parts = np.split(flat, ends[:-1])
-    return {
-        name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)
-    }, flat
+def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
+    """Return the parameters as views of one array, in which they lie end to end."""
+    parts = np.split(flat, np.cumsum([size * features, features * size, features]))
+    shapes = {"W_enc": (size, -1), "W_dec": (features, -1), "b_enc": (-1,), "b_dec": (-1,)}
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in pairs}
 
 
-def measures(
-    model: Model,
-    texts: Any,
-    at: str,
-    encode: Callable[[Array], Array],
-    decode: Callable[[Array], Array],
-    splice: Any,
-    call: str,
-) -> dict[str, float]:
-    """What `SAE.evaluate` gives, from the full name of a site and what is done there."""
+def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str, float]:
+    """Return the result of `SAE.evaluate`, for the full name of a site."""
     ids: list[Array] = []
     count = active = left = squares = 0.0
     total: Any = 0.0
     fired: Any = False
-    for batch, found in rows_of(model, texts, [at], call):
+    for batch, rows in rows_of(model, texts, at, call):
         ids += [text.ids for text in batch]
-        rows = found[at].reshape(len(found[at]), -1)
-        features = encode(rows)
+        features = sae.encode(rows)
         count += len(rows)
         active += int((features > 0).sum())
         fired = fired | (features > 0).any(0)
-        left += np.square(rows - decode(features)).sum(dtype=np.float64)
+        left += np.square(rows - sae.decode(features)).sum(dtype=np.float64)
         squares += np.square(rows).sum(dtype=np.float64)
         total = total + rows.sum(0, dtype=np.float64)
-    if not count:
-        raise ValueError(f"{call}: texts hold no token: give some")
     variance = squares - float(np.square(total).sum() / count)
     result = {
-        "explained_variance": 1 - left / variance if variance else np.nan,
+        "explained_variance": float(1 - left / variance) if variance else np.nan,
         "l0": active / count,
         "dead": 1 - float(fired.mean()),
     }
-    result = {name: float(value) for name, value in result.items()}
     if not model.generates:
         return result
     mean = (total / count).astype(np.float32)
@@ -226,19 +192,14 @@ def measures(
     def silent(x: Array) -> Array:
         return np.broadcast_to(mean.reshape(x.shape[2:]), x.shape)
 
-    whole, spliced, without = (_loss(model, ids, edit) for edit in ({}, {at: splice}, {at: silent}))
+    whole, spliced, without = (_loss(model, ids, edit) for edit in ({}, {at: sae}, {at: silent}))
     gap = without - whole
-    return {
-        **result,
-        "loss": whole,
-        "loss_spliced": spliced,
-        "loss_mean": without,
-        "loss_recovered": float((without - spliced) / gap) if gap else np.nan,
-    }
+    losses = {"loss": whole, "loss_spliced": spliced, "loss_mean": without}
+    return result | losses | {"loss_recovered": (without - spliced) / gap if gap else np.nan}
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """The mean loss in nats of each token but the first of its text; NaN where there is none."""
+    """Return the mean loss in nats of all tokens but the first of each text; NaN without any."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

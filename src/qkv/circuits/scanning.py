@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, shown, whole_number
-from qkv.circuits.checks import check_model
-from qkv.circuits.head_measures import NAMES, STRONGEST, Measured, checked_names, summed
+from qkv.arrays import Array, shown, whole_number
+from qkv.circuits.head_measures import NAMES, STRONGEST, Measurement, checked_names, summed
+from qkv.circuits.inputs import Read, check_index, check_model, one_site, rows_of
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
-from qkv.circuits.streaming import Read, one_site, rows_of
 from qkv.models.model import Model
 from qkv.models.run.inputs import named
 from qkv.see.draw.panels import Passages
@@ -99,11 +98,12 @@ class Best:
 
     def entries(self, unit: int, spelled: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
         """Yield the value, number, text, tokens, position and row of each text, largest first."""
-        for rank in range(int((self.numbers[unit] >= 0).sum())):
-            text = self.texts[int(self.numbers[unit, rank])]
-            tokens = [spelled[token] for token in text.ids.tolist()]
-            value, position = float(self.values[unit, rank]), int(self.positions[unit, rank])
-            yield value, text.number, text.given, tokens, position, self.rows[unit, rank]
+        columns = (self.numbers, self.values, self.positions, self.rows)
+        for number, value, position, row in zip(*(x[unit].tolist() for x in columns), strict=True):
+            if number >= 0:
+                text = self.texts[number]
+                tokens = [spelled[token] for token in text.ids.tolist()]
+                yield value, number, text.given, tokens, position, row
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,13 +222,7 @@ class Scan:
             TypeError: `number` is not a whole number.
             IndexError: there is no neuron or feature of this number.
         """
-        if not is_whole_number(number):
-            raise TypeError(f"examples: the number is {shown(number)}: give a whole number")
-        count = len(self)
-        if not -count <= number < count:
-            raise IndexError(
-                f"examples: there is no {self.unit} {number}: there are {count}, 0 to {count - 1}"
-            )
+        number = check_index(number, len(self), "examples", self.unit)
         return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
 
 
@@ -279,8 +273,7 @@ def scan(
     count = 0
     above: Any = 0
     total: Any = 0.0
-    for batch, arrays in rows_of(model, texts, [name], "scan"):
-        rows = arrays[name].reshape(len(arrays[name]), -1)
+    for batch, rows in rows_of(model, texts, name, "scan"):
         values = rows if sae is None else sae.encode(rows)  # (tokens, n)
         best = best or Best(values.shape[1], top)
         count += len(values)
@@ -391,17 +384,9 @@ class HeadScan:
             TypeError, IndexError: `layer` or `head` is no whole number, or there is none such.
         """
         self._check_name(name, "examples")
-        part: Any = self._examples[name]
-        for kind, number in (("layer", layer), ("head", head)):
-            if not is_whole_number(number):
-                raise TypeError(f"examples: {kind} is {shown(number)}: give a whole number")
-            if not -len(part) <= number < len(part):
-                raise IndexError(
-                    f"examples: there is no {kind} {number}: there are {len(part)}, 0 to "
-                    f"{len(part) - 1}"
-                )
-            part = part[number]
-        return list(part)
+        rows = self._examples[name]
+        row = rows[check_index(layer, len(rows), "examples", "layer")]
+        return list(row[check_index(head, len(row), "examples", "head")])
 
     def _check_name(self, name: str, call: str) -> None:
         if name not in self._examples:
@@ -461,28 +446,20 @@ def scan_heads(
         for layer in layers
     }  # the unit of the first head
 
-    def add(
-        name: str,
-        layer: int,
-        first: int,
-        batch: Sequence[Read],
-        measured: Measured,
-        values: Array,
-        weights: Array,
-    ) -> None:
+    def add(part: Measurement) -> None:
         """Add the best query of each text and head, if it is among the best so far."""
+        batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
-        unit = starts[name, layer]
+        unit = starts[part.name, part.layer]
         rows, head = best.among(most, numbers, slice(unit, unit + len(heads)))
         if not len(rows):
             return
-        queries = values[rows, head].argmax(1)
-        chosen = weights[rows, head, queries]  # (n, K)
-        keys = measured.key(name, chosen, rows, queries + first).tolist()
-        kept = [
-            (k, row[:end]) for k, row, end in zip(keys, chosen, measured.ends[rows], strict=True)
-        ]
-        best.add(unit + head, most[rows, head], numbers[rows], queries + first, kept)
+        at = values[rows, head].argmax(1)
+        chosen, queries = part.weights[rows, head, at], at + part.first  # (n, K), (n,)
+        keys = measured.key(part.name, chosen, rows, queries).tolist()
+        lengths = measured.ends[rows]
+        kept = [(k, row[:end]) for k, row, end in zip(keys, chosen, lengths, strict=True)]
+        best.add(unit + head, most[rows, head], numbers[rows], queries, kept)
 
     scores = summed(model, texts, names, "scan_heads", add, best.keep).means()
     spelled = best.spelled(model)

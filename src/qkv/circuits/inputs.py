@@ -1,0 +1,410 @@
+"""Check models, traces and logits, and run texts as they come, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.arrays import Array, is_whole_number, shown
+from qkv.attend import attention
+from qkv.models.model import Model, Seq2SeqModel
+from qkv.models.run.inputs import as_ids, ids_given
+from qkv.models.run.truncation import Truncator
+from qkv.models.tasks.gradient import checked_place, word_id
+from qkv.models.tasks.kept import layers_to_run, names_to_keep
+from qkv.models.vision import VisionModel
+from qkv.text.tokenizer import check_text
+from qkv.trace import Recorder, Trace
+from qkv.trace.activations import activation, parse, short_name
+
+
+class Logit(NamedTuple):
+    """A logit at a position, or its difference to another logit.
+
+    Attributes:
+        position: counted from 0.
+        tokens: one or two ids.
+
+    >>> Logit(0, [2, 0]).of(np.array([1.0, 0.0, 4.0])).item()
+    3.0
+    """
+
+    position: int
+    tokens: list[int]
+
+    def of(self, logits: Array) -> Array:
+        """Return the number (...) of the logits (..., V) at the position, in float64."""
+        chosen = logits[..., self.tokens].astype(np.float64)
+        return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
+
+
+def check_model(model: Any, call: str) -> Model:
+    """Return the model, if its queries and keys are the tokens of one text."""
+    if not isinstance(model, Model):
+        kind = type(model).__name__
+        raise TypeError(f"{call}: model is {kind}: give what qkv.load(name) gives")
+    others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "looks at images"}
+    for other, does in others.items():
+        if isinstance(model, other):
+            raise ValueError(f"{call}: {model.name} {does}: load an encoder or a decoder of text")
+    return model
+
+
+def check_words(model: Any, call: str) -> Model:
+    """Return the model, if it is one of text that gives logits over words."""
+    checked = check_model(model, call)
+    head = checked.design.head
+    if head is None or head.pool is not None or head.classes:
+        of = "vectors" if head is not None and head.embeds else "classes"
+        has = "no head" if head is None else f"a head for {of}"
+        raise ValueError(
+            f"{call}: {checked.name} has {has}, so it gives no logits over words: load a model "
+            "with its head (architectures in its config.json says ...ForMaskedLM or ...ForCausalLM)"
+        )
+    return checked
+
+
+def check_trace(
+    trace: Any, call: str, model: Model | None = None, *, several: bool = False
+) -> Trace:
+    """Return the trace, if it is of one text (or of `several`) and fits the model."""
+    if not isinstance(trace, Trace):
+        kind = type(trace).__name__
+        raise TypeError(f"{call}: trace is {kind}: give what model.trace(text) gives")
+    if len(trace) > 1 and not several:
+        raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, as trace[0]")
+    if model is not None and trace.num_layers != model.num_layers:
+        raise ValueError(
+            f"{call}: trace has {trace.num_layers} layers and {model.name} {model.num_layers}: "
+            "trace the text with this model"
+        )
+    return trace
+
+
+def check_index(
+    number: Any, count: int, call: str, name: str, error: type[Exception] = IndexError
+) -> int:
+    """Return the index that `number` means among `count`, counted from the end if negative.
+
+    >>> check_index(-1, 3, "examples", "layer")
+    2
+    """
+    if not is_whole_number(number):
+        raise TypeError(f"{call}: {name} is {shown(number)}: give a whole number")
+    if not -count <= number < count:
+        raise error(f"{call}: there is no {name} {number}: there are {count}, 0 to {count - 1}")
+    return int(number) % count
+
+
+def kept(trace: Trace, call: str, *names: Any) -> Array:
+    """Return the array (B, ...) of the first of these names that the trace has.
+
+    Raises:
+        KeyError: it has none of them; the message says what to trace.
+    """
+    for name in names:
+        if name in trace:
+            return np.asarray(trace[name])
+    short = names[0] if isinstance(names[0], str) else names[0][0]
+    raise KeyError(
+        f"{call}: trace has no {shown(names[0])}: trace all, or with {short!r} among names="
+    )
+
+
+def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
+    """Return an argument for each of several texts, which is one value or a list of values.
+
+    >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
+    ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
+    """
+    if not isinstance(value, list) or not all(
+        callable(one) or isinstance(one, tuple | list) for one in value
+    ):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(
+            f"{call}: {name} is a list of {len(value)} and the texts are {count}: give one for "
+            "all, or a list with one for each"
+        )
+    return value
+
+
+def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> Logit:
+    """Return the logit that `(position, token)` or `(position, token, other token)` means.
+
+    Args:
+        value: the tuple; its position may be negative, a token may be a string that is one token.
+        model: has a head over words.
+        length: T.
+        call: named in errors.
+        name: the argument, named in errors.
+    """
+    parts = tuple(value) if isinstance(value, tuple | list) else ()
+    if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
+        raise TypeError(
+            f"{call}: {name} is {shown(value)}: give (position, token) or (position, token, other "
+            "token)"
+        )
+    position = checked_place(parts[0], length, call=call, given=name)
+    head, about = model.design.head, (model.tokenizer, model.prepared, model.name)
+    assert head is not None
+    ids = [word_id(token, head.outputs, *about, call=call, given=name) for token in parts[1:]]
+    return Logit(position, ids)
+
+
+TEXTS, LETTERS = 4096, 2**19  # the most that are read and sorted at once
+PLACES = 2**11  # the most positions that run at once, padding included; a longer text runs alone
+
+
+class Read(NamedTuple):
+    """One text that was read."""
+
+    number: int  # counted from 0
+    given: str | Array  # a string, or the ids of its tokens
+    ids: Array  # (T,), truncated as in `trace`
+
+
+class _Reader:
+    """Read texts, or the ids of their tokens, as ids (T,), truncated as in `trace`."""
+
+    def __init__(self, model: Model, call: str, empty: bool) -> None:
+        self.model, self.call, self.empty = model, call, empty
+        self.truncator = model.tokenizer and Truncator(
+            model.tokenizer, model.max_seq_length, model.mask
+        )
+
+    def checked(self, text: Any, number: int) -> str | Array:
+        """Return a text that the model can read, or ids that it knows."""
+        model, name, text = self.model, f"text {number}", as_ids(text)
+        if not isinstance(text, np.ndarray | list | tuple):
+            if self.truncator is None:
+                raise ValueError(
+                    f"{self.call}: {name} is no list of ids and {model.name} has no "
+                    "tokenizer: give the ids of tokens"
+                )
+            return check_text(text, call=self.call, name=name)
+        rows, limit = len(model.embedding.table), model.max_seq_length
+        ids = ids_given([text], rows=rows, limit=limit, call=self.call, first=number)
+        assert ids is not None
+        return ids[1][0].ids
+
+    def __call__(self, window: Sequence[str | Array], first: int) -> list[Read]:
+        """Return texts that were checked with their tokens; `first` is the number of the first."""
+        strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
+        cut = iter(self.truncator(strings) if self.truncator else ())
+        texts = [
+            Read(number, text, next(cut).ids if isinstance(text, str) else text)
+            for number, text in enumerate(window, first)
+        ]
+        return [text for text in texts if len(text.ids) or self.empty]
+
+
+def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
+    """Yield texts as they come, up to some thousand at a time; warn at the end of truncated texts.
+
+    Args:
+        model: its tokenizer cuts the texts into tokens.
+        texts: any iterable of texts, or of the ids of their tokens; or one of these.
+        call: named in errors.
+        empty: whether to keep texts without a token.
+
+    Raises:
+        TypeError: `texts` is no iterable, or a text is neither a string nor ids.
+        ValueError: ids are not the model's, or a text is a string and the model has no tokenizer.
+    """
+    texts = as_ids(texts)
+    if isinstance(texts, str) or _is_ids(texts):
+        texts = [texts]
+    if not isinstance(texts, Iterable):
+        kind = type(texts).__name__
+        raise TypeError(f"{call}: texts is {kind}: give strings, or the ids of their tokens")
+    read = _Reader(model, call, empty)
+    window: list[str | Array] = []
+    size = first = 0
+    for number, text in enumerate(texts):
+        window.append(read.checked(text, number))
+        size += len(window[-1])
+        if len(window) == TEXTS or size >= LETTERS:
+            yield read(window, first)
+            window, size, first = [], 0, number + 1
+    yield read(window, first)
+    if read.truncator:
+        read.truncator.cut.warn()
+
+
+def _is_ids(texts: Any) -> bool:
+    """Return whether `texts` are the ids of one text."""
+    if isinstance(texts, np.ndarray):
+        return texts.ndim == 1 and texts.dtype.kind in "iu"
+    return isinstance(texts, list | tuple) and isinstance(next(iter(texts), None), int | np.integer)
+
+
+def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
+    """Yield texts of similar length together: at most `most` weights a head and `PLACES`, or one.
+
+    Half of `PLACES` are enough if the next text is shorter: texts of one length need no padding.
+
+    >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
+    >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
+    [[5], [3, 2, 1]]
+    >>> alike = [Read(n, "", np.zeros(length)) for n, length in enumerate([9] * 120 + [8] * 70)]
+    >>> [[len(batch), len(batch[0].ids)] for batch in batches(alike, 9**6)]
+    [[120, 9], [70, 8]]
+    """
+    batch: list[Read] = []
+    for text in sorted(window, key=lambda text: -len(text.ids)):
+        longest = len((batch or [text])[0].ids)
+        size = (1 + len(batch)) * longest
+        shorter = len(text.ids) < longest and 2 * size > PLACES
+        if batch and (shorter or size > PLACES or size * longest > most):
+            yield batch
+            batch = []
+        batch.append(text)
+    if batch:
+        yield batch
+
+
+CELLS = 2**21  # the most weights of one layer that are held at once
+
+# Gets a layer, the position of the first of some queries, and their weights (B, Hq, Q, K).
+Use = Callable[[int, int, Array], None]
+
+
+class _Enough(Exception):
+    """Stops the run behind the weights of the last layer."""
+
+
+def room(model: Model) -> int:
+    """Return how many weights of one head are held at once."""
+    return CELLS // model.num_heads
+
+
+def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
+    """Run texts and pass the weights of each layer to a function.
+
+    Args:
+        model: reads one text at a time.
+        batch: the ids of texts, (T,) each.
+        use: called for each layer in order with its own copy of the weights (B, Hq, Q, K), 0 in the
+            padding. If a single text has more than `CELLS` weights in a layer, `use` gets some
+            queries at a time, for each of them all layers.
+
+    >>> import numpy as np
+    >>> import qkv
+    >>> model = qkv.load("random")
+    >>> watch(model, [np.array([1, 2]), np.array([3])], lambda *args: print(args[2].shape))
+    (2, 2, 2, 2)
+    """
+    longest = max(map(len, batch))
+    if len(batch) == 1 and longest * longest > room(model):
+        _in_parts(model, batch[0], use)
+        return
+
+    def seen(name: str, weights: Array) -> None:
+        layer = parse(name).layer
+        assert layer is not None
+        use(layer, 0, weights)
+        if layer == model.num_layers - 1:
+            raise _Enough
+
+    record = Recorder(lambda name: short_name(name) == "pattern", use=seen)
+    with suppress(_Enough):
+        model.network.packed(batch, record=record)
+
+
+def _in_parts(model: Model, ids: Array, use: Use) -> None:
+    """Like `watch`, for one long text, whose weights would not fit."""
+    rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
+    trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
+    step = max(1, room(model) // len(ids))
+    for first in range(0, len(ids), step):
+        for layer in range(trace.num_layers):
+            use(layer, first, _weights(trace, layer, slice(first, first + step)))
+
+
+def _weights(trace: Trace, layer: int, queries: slice) -> Array:
+    """Return the weights (1, Hq, Q, K) of some queries."""
+    inputs = trace.attention_inputs(layer) | {"q_offset": queries.start}
+    for name in {"query", "bias"} & set(inputs):
+        inputs[name] = inputs[name][..., queries, :]
+    return np.asarray(attention(**inputs, return_weights=True)[1])
+
+
+def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
+    """Return the full names of activations, each of which has a row for each token.
+
+    Args:
+        model: reads one text at a time.
+        names: as for `model.trace`.
+        call: named in errors.
+        argument: named in errors.
+
+    Raises:
+        KeyError: there is no such activation; the message has the nearest names.
+        ValueError: an activation has no row for each token, or there is none.
+
+    >>> import qkv
+    >>> sites(qkv.load("random"), ("z", 0), "cache", "names")
+    ['blocks.0.attn.hook_z']
+    """
+    known = model.network.hook_names
+    full = list(filter(names_to_keep(known, names=names, call=call), known))
+    for name in full:
+        if activation(name).axes[:2] != ("text", "token"):
+            raise ValueError(
+                f"{call}: {argument} has {name}, which has no row for each token: name vectors, as "
+                '("resid_post", 0) or ("z", 0)'
+            )
+    if not full:
+        raise ValueError(f"{call}: {argument} is empty: name activations, as ('resid_post', 0)")
+    return full
+
+
+def one_site(model: Model, name: Any, call: str, argument: str) -> str:
+    """Return the full name of one activation with a row for each token."""
+    full = sites(model, [name], call, argument)
+    if len(full) > 1:
+        raise ValueError(
+            f"{call}: {argument} is {shown(name)}, which names {len(full)} activations: give one "
+            f'layer, as ("{name}", 0)'
+        )
+    return full[0]
+
+
+def rows_of(model: Model, texts: Any, name: str, call: str) -> Iterator[tuple[list[Read], Array]]:
+    """Yield texts of similar length together, with the rows of an activation.
+
+    Args:
+        model: reads one text at a time.
+        texts: any iterable of texts, or of the ids of their tokens.
+        name: the full name of the activation.
+        call: named in errors.
+
+    Yields:
+        Some texts, and the rows of their tokens end to end, (tokens, n); heads are joined.
+
+    Raises:
+        ValueError: the texts hold no token.
+    """
+    empty = True
+    for window in windows(model, texts, call):
+        for batch in batches(window, room(model)):
+            rows = recorded(model, [text.ids for text in batch], [name])[name]
+            empty = False
+            yield batch, rows.reshape(len(rows), -1)
+    if empty:
+        raise ValueError(f"{call}: texts hold no token: give some")
+
+
+def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
+    """Return the rows of texts that run together, end to end; no layer above the last name runs."""
+    keep = set(names).__contains__
+    record = Recorder(keep)
+    stop = layers_to_run(model.network.hook_names, keep)
+    model.network.packed(ids, record=record, stop=stop)
+    lengths = np.array([len(text) for text in ids])
+    there = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
+    return {name: record.arrays[name][there] for name in names}
