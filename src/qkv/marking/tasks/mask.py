@@ -30,7 +30,7 @@ from qkv.marking.tasks.attention.marker import (
 )
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.mistakes import formula, masks
-from qkv.marking.tasks.mistakes.build import forgotten, pick
+from qkv.marking.tasks.mistakes.build import both_ends, pick
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.texts import Texts
 
@@ -60,27 +60,15 @@ KNOWN = mended(
     LINE,
     *masks.causal(masks.OFF, LINE),
     _TEXTS.mistake("causal-itself", {"sees": lambda i, j, first: j == i}),
-    *mended(
-        LINE,
-        *forgotten(
-            "row-forgotten",
-            "the {0} row is forgotten: the {0} word sees nothing, not even itself",
-            "a row that masks everything makes softmax divide 0 by 0",
-            lambda at: {"sees": lambda i, j, first: (j <= i) & (i != i[at])},
-            loop="i in range(length)",
-            nudge="Print the mask: which row is it that differs?",
-            where="the loop over the rows",
-        ),
-        *forgotten(
-            "key-forgotten",
-            "the {0} column is forgotten: no word sees the {0} one",
-            "a word that nobody sees changes nothing",
-            lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
-            loop="j in range(length)",
-            nudge="Which words see the first word, and which see the last?",
-            where="the loop inside",
-        ),
-        alone=True,
+    *both_ends(
+        _TEXTS,
+        "row-forgotten",
+        lambda at: {"sees": lambda i, j, first: (j <= i) & (i != i[at])},
+    ),
+    *both_ends(
+        _TEXTS,
+        "key-forgotten",
+        lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
     ),
     where="the comparison of positions, or np.tril and its k",
 )

@@ -22,13 +22,8 @@ from qkv.marking.tasks.attention.findings import large_scores
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import same, softmax
 from qkv.marking.tasks.mistakes import slips
-from qkv.marking.tasks.mistakes.build import cut, early_return, forgotten, without, written_as
-from qkv.marking.tasks.mistakes.formula import (
-    LARGE_ROWS,
-    OF_WEIGHTS,
-    SOFTMAX_ROWS,
-    SUM_OF_A_ROW,
-)
+from qkv.marking.tasks.mistakes.build import both_ends, cut, first_row_only, without
+from qkv.marking.tasks.mistakes.formula import LARGE_ROWS, SOFTMAX_ROWS
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.texts import Texts
 
@@ -78,7 +73,7 @@ _TWICE = _OFTEN.pop("softmax-twice")
 CORE = mended(
     LINES,
     *_OFTEN.values(),
-    written_as(_TWICE, {"give": softmax}, remedy=f"{LINES}  # once"),
+    replace(_TWICE, variants=({"give": softmax},), remedy=f"{LINES}  # once"),
     *_TEXTS.mistakes(
         {
             "softmax-divided-by-mean": [lambda e: e / e.mean(axis=-1, keepdims=True)],
@@ -99,35 +94,30 @@ CORE = mended(
     ),
     *mended(
         LINES,
-        written_as(slips.WHOLE_WEIGHTS, {"give": np.floor}, remedy=f"{LINES}  # of floats"),
+        replace(
+            slips.WHOLE_WEIGHTS,
+            variants=({"give": np.floor},),
+            remedy=f"{LINES}  # of floats",
+        ),
         slips.WHOLE_EXPONENTIALS,
         *slips.SUMS,
-        early_return("give", same, "row"),
-        *forgotten(
+        _TEXTS.mistake("return-in-loop", *first_row_only("give", same)),
+        *both_ends(
+            _TEXTS,
             "score-forgotten",
-            "the {} score of a row is forgotten, in the sum or where the weights are filled in",
-            "the weights of a row do not sum to 1, or one is 0",
             lambda at: {"normalise": lambda e: e / cut(e, at, -1).sum(axis=-1, keepdims=True)},
             lambda at: {"exp": lambda x: without(np.exp(x), at, -1)},
             lambda at: {"give": lambda w: without(w, at, -1)},
             lambda at: {"read": lambda x: cut(x, at, -1)},
-            loop="j in range(len(row))",
-            nudge=SUM_OF_A_ROW,
-            where="the loops over the scores of a row",
         ),
-        *forgotten(
+        *both_ends(
+            _TEXTS,
             "row-forgotten",
-            "the {} row is forgotten: its weights stay 0, or are missing",
-            "there should be a row of weights for each row of scores",
             lambda at: {"give": lambda w: without(w, at, 0)},
             lambda at: {"give": lambda w: cut(w, at, 0)},
-            loop="i in range(len(x))",
-            nudge="Print the output: which row is it that differs?",
-            where="the loop over the rows",
         ),
         alone=True,
     ),
-    where=OF_WEIGHTS,
 )
 
 BATCHES = _TEXTS.mistakes(
