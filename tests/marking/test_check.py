@@ -982,7 +982,7 @@ def test_what_is_fragile_or_another_habit_passes_and_is_named(keys, function):
     kinds = sorted_out(keys)
     assert {kind: getattr(result, kind) for kind in kinds} == kinds, str(result)
     assert result.points == 10 - len(kinds["fragile"])
-    first = "but fragile" if kinds["fragile"] else "by another habit than the field's"
+    first = "but fragile" if kinds["fragile"] else "but follows another convention"
     assert f" is right, {first}: " in " ".join(result.message.splitlines())
     assert "\nTried: scores" in result.message
     assert {"query", "key", "value", "yours", "right"} <= result.example.keys()
@@ -1439,7 +1439,7 @@ def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
     message = result.message
     assert message.startswith("everything: the scores are not scaled")
     assert "\nAlso fragile: softmax does not subtract" in message
-    assert "\nAlso another habit than the field's: the function returns the weights first" in message
+    assert "\nAlso another convention: the function returns the weights first" in message
     assert "Tried" not in message
     assert result.points == 10 - 4 - 2
 

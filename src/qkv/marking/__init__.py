@@ -1,4 +1,4 @@
-"""Mark somebody's own functions: which of the known mistakes did they make?"""
+"""Mark your own functions: which of the known mistakes do they make?"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """The tasks and what marks files load on first use: `import qkv` is quick."""
+    """Load tasks, files and conformance on first use, so that `import qkv` stays quick."""
     if name in _WHERE:
         return getattr(import_module(f"qkv.marking.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'qkv.marking' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What there is, what loads on first use included: for Tab, and for the reference."""
+    """List all public names, also those that load on first use."""
     return [*__all__]

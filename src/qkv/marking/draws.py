@@ -1,4 +1,4 @@
-"""The numbers of the marker's inputs, which a seed draws anew."""
+"""Random numbers of the marker's inputs, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEED: ContextVar[int] = ContextVar("seed", default=0)
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """In here inputs are drawn by this seed; by 0 they are those that are the shortest to print."""
+    """Draw inputs by this seed in this context; by 0 the inputs that are the shortest to print."""
     before = _SEED.set(seed)
     try:
         yield
@@ -30,7 +30,7 @@ def by_seed() -> bool:
 
 
 def generator(number: int) -> np.random.Generator:
-    """What draws the numbers of the input with this number.
+    """Return the random generator of the input with this number.
 
     >>> bool(generator(3).integers(9) == np.random.default_rng(3).integers(9))
     True
@@ -39,7 +39,7 @@ def generator(number: int) -> np.random.Generator:
 
 
 def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
-    """A function that makes inputs once for each seed."""
+    """Cache a function that makes inputs, once for each seed."""
 
     @functools.lru_cache(maxsize=8)
     def of_seed(seed: int) -> _T:

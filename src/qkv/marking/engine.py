@@ -1,4 +1,4 @@
-"""Take a function through tests, and gather what is found, in points and in words."""
+"""Run a function through tests, and gather the findings, in points and in words."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
 
-# what is said before a finding, by its kind, the worst first; and before one of another kind
+# the words before a finding, by its kind, the worst first; and before a finding of another kind
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
-    "convention": " is right, by another habit than the field's",
+    "convention": " is right, but follows another convention",
 }
-_ALSO = {"fragile": " fragile", "convention": " another habit than the field's"}
+_ALSO = {"fragile": " fragile", "convention": " another convention"}
 
-# what a case gives if it is computed by these steps
+# the result of a case, computed by these steps
 Compute = Callable[[Any, Steps], Array]
 NO_FIT = (ValueError, IndexError)  # of shapes
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps give what a call of the function gave, or fail for the same reason?
+    """Do these steps give the result of a call of the function, or fail for the same reason?
 
     Args:
         run: the call.
-        steps: how it may have been computed.
+        steps: the steps that may have given the result.
         compute: computes by steps.
-        exactly: an error must have the same words; else the same sizes have to clash.
+        exactly: an error must have the same words; else the same sizes must clash.
     """
     try:
         predicted = compute(run.case, steps)
@@ -45,7 +45,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
 
 
 def _can_be_reproduced(run: Outcome) -> bool:
-    """Did it give numbers, or an error as arithmetic with other steps could raise?"""
+    """Did the call give numbers, or an error that arithmetic with other steps could raise?"""
     if run.error is None:
         return run.out is not None
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
@@ -54,44 +54,48 @@ def _can_be_reproduced(run: Outcome) -> bool:
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
-    """No mistake if these steps reproduce every run, or the first one that does, or else two."""
+    """Find the mistakes that reproduce every run: none, one, or else two.
+
+    Returns:
+        The steps with those mistakes, and the mistakes; None if nothing reproduces the runs.
+    """
     if not all(map(_can_be_reproduced, runs)):
         return None
     each = [([mistake], variant) for mistake in known for variant in mistake.variants]
-    paired = [way for way in each if not way[0][0].alone]
+    paired = [candidate for candidate in each if not candidate[0][0].alone]
     pairs = (
         ([*one, *other], {**first, **second})
         for (one, first), (other, second) in combinations(paired, 2)
         if one != other and not first.keys() & second.keys()
     )
     none: list[tuple[list[Mistake], Steps]] = [([], {})]
-    ways = [(False, chain(none, each, pairs))]
-    if any(run.error is not None for run in runs):  # the same words tell more than the same sizes
-        ways = [(True, chain(none, each)), *ways]
-    for exactly, found in ways:
-        for made, variant in found:
+    searches = [(False, chain(none, each, pairs))]
+    if any(run.error is not None for run in runs):  # equal words say more than equal sizes
+        searches = [(True, chain(none, each)), *searches]
+    for exactly, candidates in searches:
+        for mistakes, variant in candidates:
             done = {**steps, **variant}
             if all(reproduces(run, done, compute, exactly) for run in runs):
-                return done, made
+                return done, mistakes
     return None
 
 
 def nothing_known(wrong: Outcome) -> Finding | None:
-    """Nothing special is known of what goes wrong here."""
+    """Return None: no finding is made for this group of calls alone."""
     return None
 
 
 @dataclass(frozen=True)
 class Group:
-    """One test: the calls that are made, smallest first, and what may go wrong in them.
+    """One test: its calls, the smallest first, and the mistakes that may show in them.
 
     Attributes:
-        what: is tested, as in "Tried: one row, scores of 1000".
+        what: the subject of the test, as in "Tried: one row, scores of 1000".
         cases: the calls.
-        known: mistakes that show here and in no group before.
-        otherwise: what else is known of the first call that went wrong, or None.
-        may_refuse: an error is no mistake here, but something that the function does not take.
-        if_right: the test is worth it only for a function that is right so far.
+        known: mistakes that show here and in no earlier group.
+        otherwise: makes a finding from the first wrong call if no known mistake explains it.
+        may_refuse: an error here is not a mistake: the function does not take such inputs.
+        if_right: run the test only for a function that is right so far.
     """
 
     what: str
@@ -103,15 +107,15 @@ class Group:
 
 
 class Marking:
-    """One function on its way through the tests: what was tried, found and set aside.
+    """A function and its tests: which were run, and what they found.
 
     Args:
-        task: its name.
-        name: what the function is called.
+        task: the name of the task.
+        name: the name of the function.
         call: makes the call of a case.
-        compute: what a case gives if it is computed by some steps.
-        steps: the right ones.
-        returns: the statement that returns what should be.
+        compute: computes a case by some steps.
+        steps: the right steps.
+        returns: the statement that returns the right result.
     """
 
     def __init__(
@@ -126,10 +130,10 @@ class Marking:
     ) -> None:
         self.task, self.name, self.call, self.compute = task, name, call, compute
         self.returns = returns
-        self.steps: Steps | None = steps  # what the function does, as far as known
+        self.steps: Steps | None = steps  # those of the function, as far as they are known
         self.nothing_done = findings.nothing_done
-        self.of_weight_one: Sequence[Case] = ()  # right too for what cuts weights off to 0 and 1
-        self.explained = False  # was any test, by an output and not by errors alone?
+        self.of_weight_one: Sequence[Case] = ()  # also right if weights are cut off to 0 and 1
+        self.explained = False  # was any test explained by an output, not only by errors?
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []
@@ -138,7 +142,7 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Is anything wrong so far? What is fragile, or a habit, is not."""
+        """Is anything wrong so far, not just fragile or another convention?"""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(
@@ -148,25 +152,25 @@ class Marking:
         return [(call or self.call)(case) for case in cases]
 
     def find(self, finding: Finding | None) -> None:
-        """Note what was found, if anything was."""
+        """Note a finding, if there is one."""
         if finding is not None:
             self.found.append(finding)
 
     def explain(
         self, runs: list[Outcome], known: Sequence[Mistake]
     ) -> tuple[Steps, list[Mistake]] | None:
-        """Which of these mistakes, beside what was found before, gives these runs?"""
+        """Find those of these mistakes that give the runs, beside the mistakes found before."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(
         self, runs: list[Outcome], others: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
         """Are the runs right, or wrong by fewer mistakes than the others?"""
-        one, other = (self.explain(each, known) for each in (runs, others))
-        return one is not None and (other is None or len(one[1]) < len(other[1]))
+        explained, other = (self.explain(each, known) for each in (runs, others))
+        return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Case) -> None:
-        """Is there an array, and is it twice the same?"""
+        """Report a function that returns no array, or a different array in the second call."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(findings.no_array(run, self.returns))
@@ -177,7 +181,7 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Where the function goes wrong find out why, given what was found before."""
+        """Run a test; if the function is wrong, find the mistake beside those found before."""
         if group.if_right and self.wrong:
             return
         runs = self.run(group.cases)
@@ -186,7 +190,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # nothing can be told apart from what was found and not explained
+            return  # an earlier mistake is not explained, and would show here too
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -196,24 +200,24 @@ class Marking:
             return
         explained, wrong = self.explain(runs, group.known), first_wrong(runs)
         if explained is not None:
-            self.steps, made = explained
+            self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            told = {finding.key for finding in self.found}  # a later test may see more of one
-            self.found += [of_mistake(one, wrong) for one in made if one.key not in told]
+            keys = {finding.key for finding in self.found}  # a later test may show one again
+            self.found += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
             if self.wrong:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Does it give zeros for a reason that is known, and not because nothing was done?"""
+        """Does it give zeros by a known mistake, and not because nothing is filled in?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Integers: a function may refuse them, but not cut off the fractions of its results."""
+        """Test integers: a function may refuse them, but not cut off the fractions of results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
@@ -224,15 +228,15 @@ class Marking:
         self.find(findings.whole_numbers(run, remedy))
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """What is said where nothing special is known."""
+        """Report wrong runs that no known mistake explains."""
         return findings.unexplained(runs, what, self.returns, [])
 
     def at_last(self) -> Finding | None:
-        """What is looked for where nothing is wrong: inputs or outputs that were written to."""
+        """Report inputs or outputs that were written to; only asked if nothing is wrong."""
         return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
     def result(self) -> CheckResult:
-        """All that was found, what is wrong first."""
+        """Make the verdict of all findings, the worst first."""
         if not self.wrong:
             self.find(self.at_last())
         if not self.wrong:
@@ -243,7 +247,7 @@ class Marking:
             for kind in _LEAD
         )
         return CheckResult(
-            message="\n".join([*self._said(found), *([] if wrong else self._tried())]),
+            message="\n".join([*self._findings(found), *([] if wrong else self._tests())]),
             mistakes=wrong,
             fragile=fragile,
             conventions=habits,
@@ -254,12 +258,12 @@ class Marking:
         )
 
     def _points(self, wrong: int, fragile: int) -> int:
-        """None where nothing that came out could be explained."""
+        """Count the points; 0 if no output could be explained."""
         nothing = not self.explained if self.tried else self.steps is None
         return 0 if nothing else max(0, 10 - 4 * wrong - fragile)
 
-    def _said(self, found: Sequence[Finding]) -> Iterator[str]:
-        """What was found, in words."""
+    def _findings(self, found: Sequence[Finding]) -> Iterator[str]:
+        """Yield the findings in words."""
         if not found:
             yield f"{self.name} is right."
             return
@@ -275,8 +279,8 @@ class Marking:
             if other.remedy != first.remedy:
                 yield f"What mends it: {other.remedy}"
 
-    def _tried(self) -> Iterator[str]:
-        """What was tried, and what could not be."""
+    def _tests(self) -> Iterator[str]:
+        """Yield the tests that were run, and those that could not be run."""
         yield f"Tried: {', '.join(self.tried)}."
         yield from self.limits
         if self.untried:
@@ -286,19 +290,19 @@ class Marking:
 def mark_values(
     task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
 ) -> CheckResult:
-    """The verdict on values, by what is found of them, each once.
+    """Make the verdict on values.
 
     Args:
-        task: the task.
-        name: what the values are called.
-        tried: what was looked at.
-        found: the mistakes.
-        unread: keys of those with which the values could not be looked at.
+        task: the name of the task.
+        name: the name of the values.
+        tried: the subject of the tests.
+        found: the mistakes in the values.
+        unread: keys of mistakes that keep the values from being tested.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
-    known = {one.key: one for one in found}
-    m.found = [of_mistake(one, None) for one in known.values()]
+    known = {mistake.key: mistake for mistake in found}
+    m.found = [of_mistake(mistake, None) for mistake in known.values()]
     m.explained = not known.keys() & {*unread}
     return m.result()
 
@@ -313,16 +317,16 @@ def mark_in_steps(
     *,
     returns: str = "return the result",
 ) -> CheckResult:
-    """Mark a function by a computation in steps, of which mistakes replace some.
+    """Mark a function by a computation in steps; mistakes replace some of them.
 
     Args:
-        task: its name.
-        name: what the function is called.
-        call: calls the function with what a case holds, and gives what it returned.
-        compute: what a case gives if it is computed by some steps.
-        steps: the right ones.
-        groups: the tests, in order; the first case of the first is the smallest there is.
-        returns: the statement that returns what should be.
+        task: the name of the task.
+        name: the name of the function.
+        call: calls the function with the inputs of a case, and returns its result.
+        compute: computes a case by some steps.
+        steps: the right steps.
+        groups: the tests, in order; the first case of the first test is the smallest case.
+        returns: the statement that returns the right result.
     """
     m = Marking(
         task,

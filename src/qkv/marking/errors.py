@@ -1,4 +1,4 @@
-"""What an error of somebody's function tells: its words, its line, and the sizes that clash."""
+"""The contents of an error of a student's function: its words, its line, and sizes that clash."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
-_LONGEST = 60  # letters of a line that are shown
+_LONGEST = 60  # letters of a line in a message
 _MOST = 1000  # letters of an error's words
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# two sizes that should be one, as NumPy and torch put it
+# two sizes that should be equal, in the words of NumPy and torch
 _PAIRS = (
     re.compile(r"size (\d+) is different from (\d+)"),  # a @ b
     re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot
@@ -47,13 +47,13 @@ class RaisedElsewhere(BaseException):
 
 
 def type_name(thing: Any) -> str:
-    """What the type of a thing is called, whatever its metaclass says."""
+    """Return the name of an object's type, whatever its metaclass says."""
     name: str = type.__dict__["__name__"].__get__(type(thing))
     return name
 
 
 def words_of(thing: Any) -> str:
-    """What a thing of somebody's prints, or its type where that raises or is no text."""
+    """Return an object as text, or its type if that raises an error."""
     try:
         return str.__str__(str(thing))
     except (Exception, SystemExit):
@@ -61,7 +61,7 @@ def words_of(thing: Any) -> str:
 
 
 def in_words(error: BaseException | None) -> str:
-    """An exception in one line, whatever its own words do."""
+    """Describe an exception in one line, even if its own words raise an error."""
     try:
         text = " ".join(str(error)[: 10 * _MOST].split())
     except (Exception, SystemExit):
@@ -71,20 +71,20 @@ def in_words(error: BaseException | None) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a full stop, unless it ends otherwise, as words of somebody's error may."""
+    """Add a full stop to a text that does not end in a punctuation mark."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """The lines that an exception came through; none where they cannot be read."""
+    """List the lines that an exception came through; none if they cannot be read."""
     try:
         return [] if error is None else traceback.extract_tb(error.__traceback__)
-    except Exception:  # of a source that has no file, or an odd one
+    except Exception:  # the source has no file, or an unreadable file
         return []
 
 
 def line_of(error: BaseException | None) -> str:
-    """Where somebody's code raised it, as in "line 3: scores = q @ k"; empty where ours did."""
+    """Return the student's line that raised an error, as in "line 3: scores = q @ k", or ""."""
     if isinstance(error, RaisedElsewhere):
         return error.line
     frames = frames_of(error)
@@ -100,7 +100,7 @@ def line_of(error: BaseException | None) -> str:
 
 
 def clash(error: BaseException) -> frozenset[int]:
-    """The sizes that do not fit each other in a product, a sum or a reshape; empty for others.
+    """Return the sizes that do not fit in a product, a sum or a reshape; empty for other errors.
 
     >>> import numpy as np
     >>> try:
@@ -111,12 +111,12 @@ def clash(error: BaseException) -> frozenset[int]:
     """
     text = in_words(error)
     for pattern in _PAIRS:
-        if found := pattern.search(text):
-            return frozenset(map(int, found.groups()))
+        if match := pattern.search(text):
+            return frozenset(map(int, match.groups()))
     for pattern in _RESHAPES:
-        if found := pattern.search(text):
-            known = [int(n) for n in _NUMBER.findall(found["shape"].replace("-1", ""))]
-            return frozenset({int(found["size"]), math.prod(known)})
+        if match := pattern.search(text):
+            known = [int(n) for n in _NUMBER.findall(match["shape"].replace("-1", ""))]
+            return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
         if remapped:  # (4,1,6)->(4,newaxis,newaxis): the second of each
@@ -126,24 +126,25 @@ def clash(error: BaseException) -> frozenset[int]:
 
 
 def _sizes(shape: str) -> list[int]:
-    """The sizes of a shape as it is printed; 1 where an axis is new."""
+    """Read the sizes of a printed shape; 1 for a new axis."""
     return [int(n) if n.strip().isdigit() else 1 for n in shape.split(",") if n.strip()]
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """The sizes that stand on one axis and are neither equal nor 1."""
-    found: set[int] = set()
-    for one, other in combinations(shapes, 2):
-        for a, b in zip_longest(reversed(one), reversed(other), fillvalue=1):
-            if a != b and 1 not in (a, b):
-                found |= {a, b}
-    return frozenset(found)
+    """Return the sizes of one axis that are neither equal nor 1."""
+    return frozenset(
+        size
+        for shape, other in combinations(shapes, 2)
+        for sizes in zip_longest(reversed(shape), reversed(other), fillvalue=1)
+        if sizes[0] != sizes[1] and 1 not in sizes
+        for size in sizes
+    )
 
 
 def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
-    """Do two errors have one reason: are their words the same, or do the same sizes clash?"""
+    """Do two errors have the same reason: the same words, or the same sizes that clash?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # of two sides the one and the other: 12 and 24 are not 24 and 12
+        exactly = True  # the words name left and right: 12 and 24 are not 24 and 12
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

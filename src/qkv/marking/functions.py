@@ -18,19 +18,19 @@ def options_of(
     names: Sequence[str],
     known: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Which of the known options a function takes, under what name, and which must be given.
+    """Return the options that a function takes, by their names in it, and those that it requires.
 
     Args:
-        function: somebody's function.
-        names: what it is given by place.
-        known: the options by their names, and what each may be called.
+        function: a student's function.
+        names: its positional arguments.
+        known: the options by their names, with the spellings that each may have.
 
     Raises:
-        TypeError: it cannot be called with these names, or must be given something else.
+        TypeError: it cannot be called with these names, or requires other arguments.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins do not say
+    except ValueError:  # some builtins do not know their parameters
         return {}, frozenset()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -54,7 +54,7 @@ def options_of(
 
 
 def is_number(default: Any) -> bool:
-    """Is the default of a parameter a number, such as 0.0, which a mask to add may have?"""
+    """Is the default of a parameter a number, such as the 0.0 of a mask to add?"""
     return type(default) in (int, float)
 
 
@@ -62,7 +62,7 @@ def _stub(x: Any) -> None: ...
 
 
 def _stub_with_words(x: Any) -> None:
-    """A function that has a docstring."""
+    """Be a stub with a docstring."""
 
 
 _EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
@@ -78,7 +78,7 @@ def is_stub(thing: Any) -> bool:
     if isinstance(thing, Elsewhere):
         return thing.is_stub()
     if inspect.isclass(thing):
-        functions = [one for one in vars(thing).values() if inspect.isfunction(one)]
+        functions = [value for value in vars(thing).values() if inspect.isfunction(value)]
         return "__call__" in vars(thing) and all(map(is_stub, functions))
     if not inspect.isfunction(thing) or thing.__name__ == "<lambda>":
         return False
@@ -87,16 +87,15 @@ def is_stub(thing: Any) -> bool:
 
 
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which is called with tensors once it has failed on arrays.
+    """Let a function that fails on arrays be called with tensors of torch.
 
-    Where torch was never imported, nobody can have used it, and the function comes back as it is;
-    so does a class.
+    Classes are returned unchanged, and so is every function if torch was never imported.
 
     Args:
         function: takes arrays, or tensors of torch, or mappings of names to them.
 
     Returns:
-        A function of arrays. It raises what the function raised on arrays if it fails on both.
+        A function of arrays. If the function fails on both, it raises the error of the arrays.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function
@@ -120,15 +119,15 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_arrays
 
 
-def as_tensors(given: Any) -> Any:
-    """Arrays as tensors on the same memory, also in tuples and mappings; the rest as it is.
+def as_tensors(values: Any) -> Any:
+    """Turn arrays into tensors on the same memory, also in tuples and mappings.
 
-    Where torch was never imported, arrays stay arrays.
+    If torch was never imported, arrays stay arrays.
     """
-    if isinstance(given, np.ndarray):
-        return sys.modules["torch"].as_tensor(given) if "torch" in sys.modules else given
-    if isinstance(given, tuple):
-        return tuple(as_tensors(one) for one in given)
-    if isinstance(given, dict):
-        return {name: as_tensors(one) for name, one in given.items()}
-    return given
+    if isinstance(values, np.ndarray):
+        return sys.modules["torch"].as_tensor(values) if "torch" in sys.modules else values
+    if isinstance(values, tuple):
+        return tuple(map(as_tensors, values))
+    if isinstance(values, dict):
+        return {name: as_tensors(value) for name, value in values.items()}
+    return values

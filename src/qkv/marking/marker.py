@@ -1,4 +1,4 @@
-"""Mark somebody's own function as a task asks for it."""
+"""Mark a student's function for a task."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ def check(
     *,
     seed: int = 0,
 ) -> CheckResult:
-    """Mark somebody's own function: which mistake did it make, or is it right?
+    """Mark your own function: which mistake does it make, or is it right?
 
-    It is run on small inputs, smallest first, and what it gives is compared with the right answer
-    and with what each known mistake would give. What it prints is not shown; its warnings are
-    ignored. `qkv check --list` prints the tasks with what is to be written for each.
+    The function runs on small inputs, the smallest first. Its results are compared with the right
+    results and with the results of each known mistake. Its output is not shown, and its warnings
+    are ignored. `qkv check --list` prints the tasks, and the function or values for each.
 
-    An attention function is given masks too, if it takes them: a mask (`mask`, `attn_mask` or
-    `attention_mask`, (L, S): bool, True = may attend, or if it is not made for that 0 and -inf to
-    add; to add True and False as they are is wrong), a causal mask (`is_causal` or `causal`),
+    An attention function also gets masks, if it takes them: a mask (`mask`, `attn_mask` or
+    `attention_mask`, (L, S): bool, True = may attend, or 0 and -inf to add if the function fails on
+    bool; adding True and False to the scores is wrong), a causal mask (`is_causal` or `causal`),
     `q_offset`, and `num_heads`.
 
     Args:
-        function: what was written for the task, a function or a class, or a tuple of values where
-            `qkv check --list` names values. For `"attention"`: arrays
-            in, array out (or `(out, weights)`). It is called with float64 arrays of two dimensions,
-            with integers, with batches, and with scores of 1000.
-        signature: of attention; `"qkv"`: function(query (L, d), key (S, d), value (S, dv)) ->
-            (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d), w_v (D, dv)) ->
-            (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have their own.
+        function: the function or class for the task, or a tuple of values if `qkv check --list`
+            names values. For `"attention"`: arrays in, array out (or `(out, weights)`). It is
+            called with float64 arrays of two dimensions, with integers, with batches, and with
+            scores of 1000.
+        signature: of an attention function; `"qkv"`: function(query (L, d), key (S, d),
+            value (S, dv)) -> (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d),
+            w_v (D, dv)) -> (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have
+            one signature each.
         task: the name of a task, or of the function that it asks for.
-        seed: draws the inputs; 0 for those that are the shortest to print. Whoever marks a class
-            may choose one that nobody can know in advance.
+        seed: draws the inputs; 0 for inputs that are the shortest to print. To mark a class, choose
+            a seed that no student can know in advance.
 
     Returns:
-        A `CheckResult`: true where nothing is wrong; print it for the words. What is wrong, what
-        is right only until numbers get large or a row sees nothing, and what is right but another
-        habit than the field's are kept apart. What a task asks for is no habit.
+        A `CheckResult`: true if nothing is wrong; print it for the words. It has separate lists for
+        mistakes, for code that is right only until numbers get large or a row sees nothing, and for
+        code that is correct but follows another convention.
 
     Raises:
-        TypeError: `function` cannot be called, or not with these arrays.
+        TypeError: `function` cannot be called, or does not take these arrays.
         ValueError: an unknown task or signature, or a seed below 0.
 
     >>> def mine(q, k, v):
@@ -68,7 +69,7 @@ def check(
     chosen = task_of(task)
     way = signature.replace(" ", "") if isinstance(signature, str) else signature
     if way == "qkv" and len(chosen.ways) == 1:
-        (way,) = chosen.ways  # it was left out
+        (way,) = chosen.ways  # the argument was left out
     if way not in chosen.ways:
         known = " or ".join(f'"{name}"' for name in chosen.ways if name) or "left out"
         raise ValueError(f"check: signature is {signature!r}, for {task} it must be {known}")
@@ -76,35 +77,32 @@ def check(
         return _values(function, chosen)
     if not callable(function):
         raise TypeError(
-            f"check: function is a {type(function).__name__}, it must be something to call:"
+            f"check: function is a {type(function).__name__}, which cannot be called: write"
             " check(my_attention), without brackets after its name"
         )
     whole_number(seed, call="check", name="seed", least=0)
     if is_stub(function):
-        said = f"{name_of(function)}: nothing is filled in yet."
-        return CheckResult(said, ("returns-nothing",), points=0, task=chosen.name)
-    with (
-        seeded(seed),
-        np.errstate(all="ignore"),
-    ):  # wrong formulas overflow and divide by zero: that is the point
+        message = f"{name_of(function)}: nothing is filled in yet."
+        return CheckResult(message, ("returns-nothing",), points=0, task=chosen.name)
+    with seeded(seed), np.errstate(all="ignore"):  # wrong formulas overflow and divide by zero
         return chosen.mark(takes_tensors(function), way)
 
 
 def _values(things: Any, task: Task) -> CheckResult:
-    """The verdict on values: an array or a mapping, or a tuple of them."""
-    given = things if isinstance(things, tuple) else (things,)
-    if len(given) != len(task.values):
+    """Mark values: an array or a mapping, or a tuple of them."""
+    values = things if isinstance(things, tuple) else (things,)
+    if len(values) != len(task.values):
         names = ", ".join(task.values)
         raise TypeError(
-            f"check: task {task.name!r} marks {len(task.values)} values, and {len(given)} were"
+            f"check: task {task.name!r} marks {len(task.values)} values, and {len(values)} were"
             f" given: check(({names}), task={task.name!r})"
         )
     with np.errstate(all="ignore"):
-        return task.mark(given, "")
+        return task.mark(values, "")
 
 
 def task_of(name: str) -> Task:
-    """The task of this name, or whose function has it; a ValueError that names all tasks if none.
+    """Return the task of this name, or of the function of this name; a ValueError names all tasks.
 
     >>> task_of("many_heads").name
     'heads'

@@ -1,4 +1,4 @@
-"""Call somebody's function on a case, whatever it does, and note what came of it."""
+"""Call a student's function on a case, and note its result, errors and side effects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
-# of the largest value: what float32 rounding needs, and far below what any mistake changes
+# relative to the largest value: above the rounding of float32, far below the effect of mistakes
 TOLERANCE = 2e-6
-HALF_TOLERANCE = 4e-3  # what float16 needs
-_FEW = 100_000  # numbers that are copied without a thought
-RAISED = (Exception, SystemExit)  # what a learner's code raises is a finding, and no end of ours
+HALF_TOLERANCE = 4e-3  # for float16
+_FEW = 100_000  # numbers of an output that is copied in any case
+RAISED = (Exception, SystemExit)  # errors of a student's code: they are findings
 
 
 class Elsewhere:
@@ -41,13 +41,13 @@ class Case(Protocol):
     """One call of a function, on small numbers that can be read."""
 
     def shown(self) -> dict[str, Any]:
-        """What a learner needs to make this call by hand: the arrays and options, by name."""
+        """Return the arrays and options of the call by their names."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call gave and should have given, its changes to its inputs, and lines it printed."""
+    """The output of a call, the right output, changed inputs, and the number of printed lines."""
 
     case: Any
     right: Array
@@ -57,11 +57,11 @@ class Outcome:
     error: BaseException | None = None
     changed: dict[str, Any] = field(default_factory=dict)
     printed: int = 0
-    given_back: tuple[tuple[Array, Array], ...] = ()  # copies, and the arrays that they are of
+    given_back: tuple[tuple[Array, Array], ...] = ()  # copies of the outputs, and the outputs
 
     @property
     def overwritten(self) -> Array | None:
-        """An array that was given back, where a later call has written to it."""
+        """An output that a later call has written to, or None."""
         return next((a for kept, a in self.given_back if not same_numbers(kept, a)), None)
 
     @property
@@ -73,30 +73,30 @@ class Outcome:
 def outcome(
     case: Case, call: Callable[[Any], Any], right: Array, *, beside: bool = False
 ) -> Outcome:
-    """Call a function on a copy of a case; what it raises is part of the outcome.
+    """Call a function on a copy of a case; its errors are part of the outcome.
 
     Args:
-        case: the call to make; the arrays in its `shown()` are those that are given.
-        call: makes it, given the copy, and returns what the function returned.
-        right: what it should return.
-        beside: a second array may come with it, in a tuple of two.
+        case: the call; the arrays in its `shown()` are the function's arguments.
+        call: calls the function with the copy, and returns its result.
+        right: the right result.
+        beside: the function may return a second array, in a tuple of two.
     """
-    given, process = copy.deepcopy(case), getpid()
+    copied, process = copy.deepcopy(case), getpid()
     try:
         with warnings.catch_warnings(), nobody_there() as printed:
             warnings.simplefilter("ignore")
-            returned = call(given)
+            returned = call(copied)
             outputs = (returned, None)
             if is_tuple(returned):
                 outputs = returned if beside and len(returned) == 2 else (None, None)
-            arrays = [numbers(one) for one in outputs]
+            arrays = [numbers(output) for output in outputs]
             out, second = (_kept(a, right) for a in arrays)
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
-        if getpid() != process:  # the learner's code has forked: one process is enough to mark it
+        if getpid() != process:  # the student's code has forked: one process marks it
             _leave(0)
-    after = given.shown()
+    after = copied.shown()
     changed = {
         name: after.get(name, "nothing")
         for name, a in case.shown().items()
@@ -108,18 +108,18 @@ def outcome(
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """A copy of what was returned, since a later call may write to it; not of a huge one."""
+    """Copy an output, since a later call may write to it; a huge output is not copied."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # as they are before a learner's file is read
+getpid, _leave = os.getpid, os._exit  # as they are before a student's file runs
 
 
 class Unread(io.TextIOBase):
-    """Takes what is printed, and only counts the lines: there may be no end of them.
+    """A stream that only counts the lines of its input.
 
     Attributes:
-        lines: how many there were.
+        lines: the number of lines.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Unread(io.TextIOBase):
 
 @contextlib.contextmanager
 def nobody_there() -> Iterator[Unread]:
-    """Nobody reads what is printed, and nobody answers `input()`, which is an EOFError."""
+    """Show no printed text in this context, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(Unread()) as unread:
@@ -143,7 +143,7 @@ def nobody_there() -> Iterator[Unread]:
 
 
 def name_of(function: Any) -> str:
-    """What a function is called, for a sentence about it."""
+    """Return the name of a function, for a sentence about it."""
     try:
         name = getattr(function, "__name__", None)
     except RAISED:
@@ -153,22 +153,22 @@ def name_of(function: Any) -> str:
 
 
 def is_tuple(thing: Any) -> bool:
-    """Is it a tuple, whatever it says of itself?"""
+    """Is it a tuple, even if its class hides it?"""
     return issubclass(type(thing), tuple)
 
 
 def kind_of(thing: Any) -> str:
-    """What something is, as in "a str" or "an int"."""
+    """Return the type of an object in words, as in "a str" or "an int"."""
     name = type_name(thing)
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def numbers(out: Any) -> Array | None:
-    """An output as an array of numbers, or None where it is not one."""
+    """Return an output as an array of numbers, or None if it is not an array of numbers."""
     if out is None or isinstance(out, Elsewhere):
         return None
     with contextlib.suppress(AttributeError):
-        out = out.detach()  # a tensor that remembers how it was computed is no array before
+        out = out.detach()  # a tensor that needs gradients does not convert to an array
     try:
         a = as_array(out, call="check", name="output")
     except TypeError:
@@ -177,13 +177,13 @@ def numbers(out: Any) -> Array | None:
 
 
 def close(got: Array, want: Array) -> bool:
-    """Equal in shape, in nan and inf, and but for rounding in every number."""
+    """Are two arrays equal in shape, in nan and inf, and up to rounding in every number?"""
     if got.shape != want.shape:
         return False
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # as are all numbers: a tenth of the time, and the same answer
+    if math.isfinite(apart):  # all numbers are finite: the same answer in a tenth of the time
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))
@@ -191,15 +191,15 @@ def close(got: Array, want: Array) -> bool:
 
 
 def same_numbers(a: Array, b: Array) -> bool:
-    """Equal to the last bit, and nan where the other is nan."""
+    """Are two arrays equal to the last bit, with nan equal to nan?"""
     return np.array_equal(a, b, equal_nan=True)
 
 
 def differ(a: Array | None, b: Array | None) -> bool:
-    """Two outputs that are both there and are not the same."""
+    """Do two outputs exist and differ?"""
     return a is not None and b is not None and not close(a, b)
 
 
 def first_wrong(runs: list[Outcome]) -> Outcome:
-    """The smallest run that went wrong: runs are in order of size."""
+    """Return the first wrong run, which is the smallest: runs are in order of size."""
     return next((run for run in runs if not run.is_right), runs[0])

@@ -1,11 +1,11 @@
-"""A pytest plugin: a test for each feature of somebody's attention.
+"""A pytest plugin: a test for each feature of your own attention.
 
     @pytest.mark.conform(my_attention, dtypes=["float32"])
     def test_my_attention(conformance):
         assert conformance
 
-What is refused or absent is skipped. pytest imports this module wherever qkv is installed, so what
-judges is imported by the first test that asks for it.
+Features that are refused or absent are skipped. pytest imports this module wherever qkv is
+installed, so the judging code is imported by the first test that asks for it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """What a test is given: a feature of a report card, true where it is right.
+    """The fixture of a test: a feature of a report card, true if it is right.
 
     Args:
         report: the whole card.
-        name: the feature.
+        name: the name of the feature.
     """
 
     def __init__(self, report: Report, name: str) -> None:
@@ -30,7 +30,7 @@ class Feature:
 
     @property
     def status(self) -> str:
-        """Right, wrong, refused or absent."""
+        """The status: right, wrong, refused or absent."""
         return self.report.features[self.name]
 
     def __bool__(self) -> bool:
@@ -42,15 +42,15 @@ class Feature:
 
 
 def pytest_configure(config: Any) -> None:
-    """Make the marker and the fixture known."""
+    """Register the marker and the fixture."""
     config.addinivalue_line(
-        "markers", "conform(function, **options): what qkv.conform judges, for `conformance`"
+        "markers", "conform(function, **options): the arguments of qkv.conform, for `conformance`"
     )
     config.pluginmanager.register(_fixtures(), "qkv-conformance")
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    """A test for each feature."""
+    """Make a test for each feature."""
     if "conformance" in metafunc.fixturenames:
         from qkv.marking.conformance.cases import FEATURES
 
@@ -68,7 +68,7 @@ def _fixtures() -> Any:
     class Fixtures:
         @pytest.fixture
         def conformance(self, request: Any) -> Feature:
-            """A feature of the function that the marker `conform` names."""
+            """Return a feature of the function that the marker `conform` names."""
             marker = request.node.get_closest_marker("conform")
             if marker is None:
                 pytest.fail("conformance: which function? Write @pytest.mark.conform(my_attention)")

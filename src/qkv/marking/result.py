@@ -1,4 +1,4 @@
-"""What the marker says, in how many points, and how it prints."""
+"""The verdict of the marker: words, points, and their printed form."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from qkv.marking.errors import words_of
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CheckResult:
-    """The marker's verdict on a function. It is true where the function is right.
+    """The marker's verdict on a function. It is true if the function is right.
 
     Attributes:
-        message: in words: what was found, how it shows and what mends it; and what was tried.
-        mistakes: what is wrong, by short names such as `"softmax-whole-matrix"`.
-        fragile: what is right until numbers get large, a row sees nothing, or integers come in.
-        conventions: what is right, but another habit than the field's.
-        points: 10, less 4 for each mistake and 1 for what is fragile, but not below 0; 0 where
-            nothing was done, or nothing that came out could be explained.
-        example: the smallest inputs that show what was found first, by name, then `"yours"`, what
-            came out (or the exception), and `"right"`, what should have; where several arrays are
-            returned, `"yours d_w_q"` and so on. Empty where nothing was.
-        task: what was marked; None for a file that no task could be marked in.
-        hint: of what was found first, in three grades: a nudge, where to look, and the line that
-            mends it. Empty where nothing was.
-        helped_by: the functions of qkv, torch and scipy that answered for the student, of a file.
+        message: in words: the findings, how they show and what mends them; and the tests.
+        mistakes: short names of what is wrong, such as `"softmax-whole-matrix"`.
+        fragile: names of what is right until numbers get large, a row sees nothing, or inputs are
+            integers.
+        conventions: names of what is correct, but follows another convention.
+        points: 10, less 4 for each mistake and 1 for each fragile finding, but not below 0; 0 if
+            nothing is filled in, or no output could be explained.
+        example: the smallest inputs that show the first finding, by name, then `"yours"`, the
+            output (or the exception), and `"right"`, the right output; `"yours d_w_q"` and so on if
+            the function returns several arrays. Empty if there is no finding.
+        task: the task that was marked; None for a file that could not be marked for any task.
+        hint: three grades for the first finding: a nudge, where to look, and the line that mends
+            it. Empty if there is no finding.
+        helped_by: for a file, the functions of qkv, torch and scipy that answered for the student.
     """
 
     message: str
@@ -44,7 +45,7 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing wrong was found."""
+        """Is nothing wrong?"""
         return not self.mistakes
 
     @property
@@ -56,33 +57,34 @@ class CheckResult:
         return self.passed
 
     def text(self, hints: int = 1) -> str:
-        """The verdict in words: what was found, the smallest input that shows it, and hints.
+        """Return the verdict in words: the findings, the smallest input that shows them, and hints.
 
         Args:
-            hints: 0 for none, or up to which grade. The third is the line that mends what was
-                found, and gives the answer away; of a habit that costs nothing it is said at once.
+            hints: the highest grade of hints, 0 for none. Grade 3 is the line that mends the first
+                finding, and gives the answer away; for a convention, which costs no points, the
+                line is always shown.
         """
-        said = self.message.splitlines()
-        mends = [line.removeprefix(_MENDS) for line in said if line.startswith(_MENDS)]
-        found = [line for line in said if not line.startswith(_MENDS)]
-        lines = [line for paragraph in found for line in textwrap.wrap(paragraph, _WIDTH)]
+        paragraphs = self.message.splitlines()
+        mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]
+        findings = [line for line in paragraphs if not line.startswith(_MENDS)]
+        lines = [line for paragraph in findings for line in textwrap.wrap(paragraph, _WIDTH)]
         if self.example:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _named(name, value)]
-        told = [*zip(_GRADES, self.hint, strict=False)][:hints]
+        shown = [*zip(_GRADES, self.hint, strict=False)][:hints]
         if hints >= len(_GRADES):
             others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
-            told += [(_ALSO_MENDS, remedy) for remedy in others]
+            shown += [(_ALSO_MENDS, remedy) for remedy in others]
         elif not self.mistakes and not self.fragile:
-            told = [(_MENDS, remedy) for remedy in mends]
-        if told:
-            lines += ["", *(line for label, text in told for line in _labelled(label, text))]
+            shown = [(_MENDS, remedy) for remedy in mends]
+        if shown:
+            lines += ["", *(line for label, text in shown for line in _labelled(label, text))]
         return "\n".join(lines)
 
     def __str__(self) -> str:
         points = f"{self.points} of 10 points"
-        if self.mistakes and not self.hint:  # nothing is there to be hinted at
+        if self.mistakes and not self.hint:  # nothing is filled in
             return f"{self.text()} {points}."
         if self.mistakes or self.fragile:
             points += "; .text(2) of this says where to look, .text(3) what mends it"
@@ -99,7 +101,7 @@ _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """A hint wrapped at 80 columns; the statements of a long remedy on lines of their own."""
+    """Wrap a hint at 80 columns, with each statement of a long remedy on its own line."""
     if label in _GRADES[:2]:
         return textwrap.wrap(label + text, _WIDTH)
     if len(label + text) > _WIDTH:
@@ -108,7 +110,7 @@ def _labelled(label: str, text: str) -> list[str]:
 
 
 def _named(name: str, value: Any) -> list[str]:
-    """An input or an output with its name before it."""
+    """Print an input or an output after its name."""
     side, _, part = name.partition(" ")
     label = " ".join(filter(None, [_LABELS.get(side, side), part]))
     if type(value) is not np.ndarray:
