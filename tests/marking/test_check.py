@@ -1304,17 +1304,17 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: plain(q, k, v)[0], ["shape (2,)", "(2, 2)"]),
         (
             attend(scaled_by(lambda q, k: 1 / 8)),
-            ["the scores are divided by 8 whatever the size d", "only the sharpness"],
+            ["the scores are divided by 8, whatever the size d", "only the sharpness"],
         ),
         (
             attend(scaled_by(lambda q, k: 1 / 8 / q.shape[-1])),
-            ["0.0625 where it should be 0.7071 (d = 2)", "only the sharpness"],
+            ["0.0625 instead of 0.7071 (d = 2)", "only the sharpness"],
         ),
         (
             attend(scaled_by(lambda q, k: -1 / np.sqrt(q.shape[-1]))),
-            ["-0.7071 where it should be 0.7071 (d = 2)", "the order is reversed"],
+            ["-0.7071 instead of 0.7071 (d = 2)", "the order is reversed"],
         ),
-        (attend(scaled_by(lambda q, k: 0)), ["0 where it should be", "takes the same weight"]),
+        (attend(scaled_by(lambda q, k: 0)), ["0 instead of", "takes the same weight"]),
         (lambda q, k, v: plain(q, k, v) + 0.001, ["off by as much as 0.001"]),
         (lambda q, k, v: 0.9 * plain(q, k, v), ["sum to 1 but to 0.9, 0.9"]),
         (lambda q, k, v: -plain(q, k, v), ["below zero"]),

@@ -109,7 +109,7 @@ def test_what_was_not_tried_is_said():
 
 
 def test_a_cache_that_is_written_to_is_said_and_costs_nothing():
-    said = "It writes to the cache it is given"
+    said = "It writes to its cache"
     assert said in check(einsum_and_a_dict, task="kv-cache").message
     assert said not in check(arrays_in_a_tuple, task="kv-cache").message
 
@@ -125,7 +125,7 @@ def test_a_first_cache_other_than_none_is_said():
 
     result = check(wants_a_dict, task="kv-cache")
     assert (result.passed, result.points) == (True, 10)
-    assert "wants the first cache as {}" in result.message
+    assert "Its first cache must be {}" in result.message
 
 
 # -- wrong ones -----------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_a_cache_that_serves_once_is_said_to_be_written_to():
 
     result = check(step, task="kv-cache")
     assert result.points == 10, str(result)
-    assert "It writes to the cache it is given" in result.message
+    assert "It writes to its cache" in result.message
 
 
 def test_one_of_two_left_behind_is_told_of_a_step_without_a_mask_or_a_maximum():
@@ -434,9 +434,9 @@ def test_what_comes_back_is_told_without_a_name_of_ours():
     nothing = check(lambda x, cache, w_q, w_k, w_v: None, task="kv-cache")
     assert "Error" not in f"{result} {nothing}"
     assert nothing.example["yours"] == "None, not (out, cache)"
-    assert "cannot know what came before" not in str(result)  # it is there, in two pieces
+    assert "cannot know the words of earlier calls" not in str(result)  # it is there, in two pieces
     assert result.example["yours"] == "a tuple of 3, not (out, cache)"
-    assert "cannot know what came before" in str(check(only_the_output, task="kv-cache"))
+    assert "cannot know the words of earlier calls" in str(check(only_the_output, task="kv-cache"))
 
 
 def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():

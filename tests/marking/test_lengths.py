@@ -105,7 +105,7 @@ def test_a_scale_that_is_fixed_is_told_as_one_and_leaves_points(size, d):
 
     result = check(function)
     assert (result.mistakes, result.points) == (("scale-wrong",), 6)
-    assert f"divided by {size:.4g} whatever the size d" in result.message
+    assert f"divided by {size:.4g}, whatever the size d" in result.message
     assert "q.shape[-1]" not in result.text(2)
 
 

@@ -1,4 +1,4 @@
-"""A task that is one short function: the right one, wrong ones by name, and inputs for all."""
+"""Tasks that are one short function: the right function, wrong functions by name, and inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DO = "do"
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the function with these arguments, by name."""
+class Arguments:
+    """The arguments of a call, by name."""
 
-    arguments: Mapping[str, Any]
+    by_name: Mapping[str, Any]
 
     def shown(self) -> dict[str, Any]:
-        """The arguments."""
-        return dict(self.arguments)
+        """Return the arguments."""
+        return dict(self.by_name)
 
 
 def exercise(
@@ -47,45 +47,45 @@ def exercise(
     within: float = 0.0,
     may_use: bool = False,
 ) -> Task:
-    """A task whose function is compared with the right one on inputs of several sizes.
+    """Return a task whose function is compared with the right function on several inputs.
 
     Args:
-        name: of the task.
-        right: the right function, of the name that the learner's has.
-        draw: the arguments of each call, smallest first.
-        mistakes: each puts another function in the place of the step `DO`.
-        signature: how it is called, and what it gives.
-        asks: what is to be written, in a sentence.
-        what: is tested, as in "Tried: angles".
-        returns: the statement that returns what should be.
-        parts: where several arrays are returned, what they are.
-        otherwise: what else is known of the first call that went wrong.
-        within: how far off a number may be that is measured on a trained model.
-        may_use: the task is to use qkv, so that calls of it are no help.
+        name: the task's name.
+        right: the right function; the learner's function has the same name.
+        draw: draws the arguments of each call, smallest first.
+        mistakes: each replaces the step `DO` by another function.
+        signature: as of `Task`.
+        asks: as of `Task`.
+        what: the tested inputs, as in "Tried: angles".
+        returns: the right return statement.
+        parts: the names of the returned arrays, if the function returns several.
+        otherwise: describes the first wrong call that no mistake explains.
+        within: the allowed error of a number that is measured on a trained model.
+        may_use: as of `Task`.
     """
     names = tuple(parameters_of(right).parameters)
-    cases = per_seed(lambda: [Call(dict(zip(names, one, strict=True))) for one in draw()])
+    cases = per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in draw()])
 
-    def compute(case: Call, steps: Steps) -> Array:
-        made = steps[DO](*case.arguments.values())
-        return _joined(made) if parts else np.asarray(made)
+    def compute(case: Arguments, steps: Steps) -> Array:
+        output = steps[DO](*case.by_name.values())
+        return _joined(output) if parts else np.asarray(output)
 
     def mark(function: Callable[..., Any], way: str) -> CheckResult:
         options_of(function, names, {})
 
-        def call(case: Call) -> Any:
-            returned = function(*case.arguments.values())
+        def call(case: Arguments) -> Any:
+            returned = function(*case.by_name.values())
             if parts:
-                return _checked(returned, right(*case.arguments.values()), parts)
-            if isinstance(returned, tuple) and isinstance(right(*case.arguments.values()), list):
+                return _checked(returned, right(*case.by_name.values()), parts)
+            if isinstance(returned, tuple) and isinstance(right(*case.by_name.values()), list):
                 returned = [*returned]
             if within and (out := numbers(returned)) is not None:
-                ways = ({DO: right}, *(way for one in mistakes for way in one.variants))
-                near = (a for way in ways if (a := compute(case, way)).shape == out.shape)
+                variants = ({DO: right}, *(v for known in mistakes for v in known.variants))
+                near = (a for v in variants if (a := compute(case, v)).shape == out.shape)
                 return next((a for a in near if np.allclose(out, a, 0, within)), returned)
             return returned
 
-        def unlike(wrong: Outcome) -> Finding | None:
+        def describe(wrong: Outcome) -> Finding | None:
             return _not_parts(wrong, returns) or otherwise(wrong)
 
         result = mark_in_steps(
@@ -94,7 +94,7 @@ def exercise(
             call,
             compute,
             {DO: right},
-            [Group(what, cases(), mistakes, unlike)],
+            [Group(what, cases(), mistakes, describe)],
             returns=returns,
         )
         if not parts or not result.example:
@@ -108,59 +108,59 @@ def exercise(
 
 
 class _NotParts(TypeError):
-    """Something else than the arrays that were asked for was returned."""
+    """A function returned something other than the arrays that the task asks for."""
 
-    def __init__(self, returned: Any, says: str) -> None:
-        super().__init__(says)
+    def __init__(self, returned: Any, error: str) -> None:
+        super().__init__(error)
         self.returned = returned
 
 
 def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
-    """What to say where something else was returned than the arrays that were asked for."""
+    """Describe a call that did not return the arrays that the task asks for."""
     if not isinstance(wrong.error, _NotParts):
         return None
     return Finding(
         "wrong-parts",
         str(wrong.error),
-        "whoever calls it takes the arrays apart again",
+        "its caller unpacks these arrays from the result",
         returns,
-        nudge="Print what it returns, and the shape of each array in it.",
+        nudge="Print the returned object, and the shape of each array in it.",
         where="the return statement",
         run=replace(wrong, error=None, returned=wrong.error.returned),
     )
 
 
 def _joined(returned: Sequence[Array]) -> Array:
-    """Several arrays as one row of numbers, as they are compared."""
-    return np.concatenate([np.ravel(one) for one in returned])
+    """Join several arrays to one row of numbers, in which they are compared."""
+    return np.concatenate([np.ravel(a) for a in returned])
 
 
 def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Array | None:
-    """The same of what a learner's function returned, which may be anything."""
+    """Join the arrays that a learner's function returned, after checking them."""
     if returned is None:
         return None
-    arrays = [numbers(one) for one in returned] if isinstance(returned, tuple | list) else []
+    arrays = [numbers(part) for part in returned] if isinstance(returned, tuple | list) else []
     several = f" of {len(arrays)}" if arrays else ""
     if len(arrays) != len(parts) or any(a is None for a in arrays):
-        said = f"it returns {kind_of(returned)}{several}, not the arrays {', '.join(parts)}"
-        raise _NotParts(returned, said)
+        error = f"it returns {kind_of(returned)}{several}, not the arrays {', '.join(parts)}"
+        raise _NotParts(returned, error)
     for part, a, right in zip(parts, arrays, wanted, strict=True):
         if a is not None and a.shape != right.shape:
-            said = f"{part} has the shape {a.shape}, it should be {right.shape}"
-            raise _NotParts(returned, said)
+            error = f"{part} has the shape {a.shape}, it should be {right.shape}"
+            raise _NotParts(returned, error)
     return _joined([a for a in arrays if a is not None])
 
 
 def _apart(
     example: Mapping[str, Any], wanted: Sequence[Array], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """An example in which what was joined is several arrays again, each with its name."""
-    found: dict[str, Any] = {}
+    """Split the joined outputs of an example into named arrays again."""
+    split: dict[str, Any] = {}
     ends = np.cumsum([a.size for a in wanted])
     for name, value in example.items():
         if name in ("yours", "right") and isinstance(value, np.ndarray) and value.size == ends[-1]:
             pieces = zip(parts, np.split(value, ends[:-1]), wanted, strict=True)
-            found |= {f"{name} {part}": piece.reshape(a.shape) for part, piece, a in pieces}
+            split |= {f"{name} {part}": piece.reshape(a.shape) for part, piece, a in pieces}
         else:
-            found[name] = value
-    return found
+            split[name] = value
+    return split

@@ -1,4 +1,4 @@
-"""What can be said of an attention function that no known mistake explains."""
+"""Descriptions of wrong attention functions that no known mistake explains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEXTS = Texts(__name__)
 
 
 def odd_shape(runs: list[Outcome]) -> Finding | None:
-    """Right on squares; wrong where lengths or sizes differ, in all of these runs or in some."""
+    """Describe a function that is wrong only if lengths or sizes differ."""
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
     if "query" in wrong.case.arrays and _whole_sides(lengths):
@@ -44,18 +44,18 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """The runs whose first size is below the second, and those in which it is above it."""
+    """Split runs by whether the first size is below or above the second."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
-        one, other = sizes(run.case)
-        if one != other:
-            (below if one < other else above).append(run)
+        first, second = sizes(run.case)
+        if first != second:
+            (below if first < second else above).append(run)
     return below, above
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Does all go wrong on one side or on both, and nothing on the other?"""
+    """Is each side wrong as a whole or right as a whole, and at least one side wrong?"""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -66,7 +66,7 @@ def _lengths(run: Outcome) -> str:
 
 
 def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
-    """Do the lengths tell which runs are right and which give other numbers?"""
+    """Describe a function whose lengths tell which of its runs are right."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
@@ -74,24 +74,24 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
         return None  # it may be the mask that differs
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_turned_round(run.case)) for run in right]  # or it is chance
+    others = [call(_negated(run.case)) for run in right]  # to exclude chance
     return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
 
 
-def _turned_round(case: Case) -> Case:
-    """The same lengths with every score of the opposite sign."""
+def _negated(case: Case) -> Case:
+    """Return a case of the same lengths in which every score has the opposite sign."""
     return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
-    """Right for some lengths and wrong for others: in blocks, most likely."""
+    """Describe a function that is right for some lengths only: most likely it works in blocks."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
 def large_scores(wrong: Outcome) -> Finding:
-    """Right for small numbers only; Python's own math raises where NumPy gives inf and nan."""
+    """Describe a function that is right for small numbers only; `math` raises, NumPy gives nan."""
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
         return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
@@ -100,7 +100,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """A first row whose scores fall, a second whose scores rise and are all far below 0."""
+    """Describe the result for a row of falling scores, and a row of rising scores far below 0."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -110,7 +110,7 @@ def large_ones(wrong: Outcome) -> Finding:
 
 
 def empty_row(wrong: Outcome) -> Finding | None:
-    """Only the rows that see nothing go wrong, in whatever way?"""
+    """Describe a function that is wrong only in rows that see no key."""
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
         return _TEXTS.finding("masked-row-raises", wrong, error=in_words(wrong.error))
@@ -124,20 +124,19 @@ def empty_row(wrong: Outcome) -> Finding | None:
 
 
 def wrong_batch(wrong: Outcome) -> Finding | None:
-    """Right for one text, and for two of them something else."""
+    """Describe a function that is right for one text and wrong for a batch."""
     return _TEXTS.finding("batch-wrong", wrong, error=told(wrong))
 
 
 def second_output(runs: list[Outcome]) -> Finding | None:
-    """Weights that come beside a right output must be right too."""
+    """Describe wrong weights that a function returns beside a right output."""
     for run in runs:
         if run.second is None or not run.is_right or not _all_see(run.case):
             continue
         formula = answer(run.case)
         right, lse = formula.pattern, formula.lse
         mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
-        may_be = (right, mean, lse, lse[..., None])
-        if any(_same_numbers(run.second, known) for known in may_be):
+        if any(_same_numbers(run.second, a) for a in (right, mean, lse, lse[..., None])):
             continue
         shows = "they are not the weights that give this output"
         if _same_numbers(run.second, formula.scores_scaled):
@@ -150,17 +149,17 @@ def second_output(runs: list[Outcome]) -> Finding | None:
 
 
 def _all_see(case: Case) -> bool:
-    """Does every query see a key? What weights stand in a row of none is nobody's business."""
+    """Does every query see a key? The weights of a query that sees none may be anything."""
     return case.visible is None or bool(case.visible.any(axis=-1).all())
 
 
 def _same_numbers(a: Array, b: Array) -> bool:
-    """Equal but for leading dimensions of 1."""
+    """Are two arrays equal, except for leading dimensions of 1?"""
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
 def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
-    """It is wrong, on which input, by how much, and what its properties hint at."""
+    """Describe a wrong result: its input, its error, and what its properties hint at."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
     named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
@@ -168,7 +167,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """What the properties of an output tell about the weights behind it."""
+    """List what the properties of an output tell about its weights."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -184,14 +183,14 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
             expected = expected[..., ::-1, :]
         if differ(call(wrong.case.permuted()).out, expected):
             hints.append(
-                "the order of the keys matters, which it must not, as if a position or a mask"
-                " were inside, or keys were forgotten on the way"
+                "the order of the keys matters, though it should not, as if there were positions"
+                " or a mask, or as if keys were left out"
             )
     return hints
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """The weights that an output was made with, where the values let them be worked out."""
+    """Return the weights behind an output, if the values determine them."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None
@@ -205,7 +204,7 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
-    """Is it softmax of the scores times some other number? Then say which."""
+    """Describe an output whose scores were multiplied by a wrong number, and name the number."""
     factors: dict[int, float] = {}
     sign, off = 1.0, False
     for run in runs:
@@ -229,14 +228,14 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3
     if not off:
         return None
-    shows = "all else is right: only the sharpness of the weights is off"
+    shows = "everything else is right: only the sharpness of the weights is wrong"
     if sign < 0:
         shows = "the order is reversed: the key with the lowest score takes the largest weight"
     if sign == 0:
         shows = "every key takes the same weight, whatever the scores are"
-    said = (f"{by:.4g} where it should be {d**-0.5:.4g} (d = {d})" for d, by in factors.items())
-    says = f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(said)}"
+    numbers = (f"{by:.4g} instead of {d**-0.5:.4g} (d = {d})" for d, by in factors.items())
+    says = f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(numbers)}"
     least, most = min(factors.values()), max(factors.values())
     if len(factors) > 1 and least > 0 and most - least < 1e-3 * most:
-        says = f"the scores are divided by {1 / most:.4g} whatever the size d of the queries is"
+        says = f"the scores are divided by {1 / most:.4g}, whatever the size d of the queries is"
     return _TEXTS.finding("scale-wrong", first_wrong(runs), factors=says, effect=shows)

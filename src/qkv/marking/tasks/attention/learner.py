@@ -1,4 +1,4 @@
-"""A learner's attention function, and which of the options it takes."""
+"""A learner's attention function, and the options that it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.tasks.attention.inputs import NAMES, Case
 from qkv.marking.tasks.attention.steps import answer
 
-# what the marker calls an option: what learners call it
+# the options, and the names that learners give them
 OPTIONS = {
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("is_causal", "causal"),
@@ -26,22 +26,22 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Learner:
-    """Somebody's function, what it is called and which of the options it takes."""
+    """A learner's function, its name, and the options that it takes."""
 
     function: Callable[..., Any]
     name: str
     options: dict[str, str] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()
-    by_place: tuple[inspect.Parameter, ...] = ()  # options that cannot be given by name
-    unmasked: bool | float = True  # what a mask that must be given holds where none is asked for
-    per_key: bool = False  # a mask that must be given is (S,) and not (L, S)
+    positional: tuple[inspect.Parameter, ...] = ()  # options that have no name
+    unmasked: bool | float = True  # fills a required mask where a test has none
+    per_key: bool = False  # a required mask is (S,), not (L, S)
     weights_first: bool = False
-    rank: int = 2  # the dimensions of a single text, 3 or 4 where only batches are taken
+    rank: int = 2  # dimensions of a single text: 3 or 4 if the function takes batches only
     adds_mask: bool = False
-    number_as_mask: bool = False  # a number is the mask where none is given: one to add
+    number_as_mask: bool = False  # the default mask is a number to add
 
     def __call__(self, case: Case) -> Outcome:
-        """Run the function on a copy of the case; never raises what it raises."""
+        """Run the function on a copy of the case; its errors become part of the outcome."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
@@ -51,38 +51,42 @@ class Learner:
         return run
 
     def refused(self, case: Case) -> Outcome:
-        """Run the function on a case that has no right answer: an error is one."""
+        """Run the function on a case that it should refuse: an error is right."""
         return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
 
     def _returned(self, case: Case) -> Any:
-        """What the function returns for a case."""
-        given = self._keywords(case)
-        places = [given.pop(p.name, p.default) for p in self.by_place]
-        return self.function(*case.arrays.values(), *places, **given)
+        """Call the function for a case."""
+        keywords = self._keywords(case)
+        positional = [keywords.pop(p.name, p.default) for p in self.positional]
+        return self.function(*case.arrays.values(), *positional, **keywords)
 
     def _keywords(self, case: Case) -> dict[str, Any]:
-        """The options of a case by the names of the function's parameters."""
-        given = {option: getattr(case, option) for option in self.options}
+        """Return the options of a case by the names of the function's parameters."""
+        options = {option: getattr(case, option) for option in self.options}
         if case.mask is not None:
-            given["mask"] = case.mask
+            options["mask"] = case.mask
         elif "mask" in self.needed:
             queries = next(iter(case.arrays.values()))
             keys = case.arrays.get("key", queries)
             before = queries.shape[: -2 if self.per_key else -1]
-            given["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
+            options["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
         if "output" in self.needed and case.output is None:
-            given["output"] = np.eye(case.arrays["w_v"].shape[-1])  # changes nothing
+            options["output"] = np.eye(case.arrays["w_v"].shape[-1])  # changes nothing
         if "q_offset" in self.needed:
-            given["q_offset"] = case.q_offset or 0
+            options["q_offset"] = case.q_offset or 0
         return {
-            name: given[option]
+            name: options[option]
             for option, name in self.options.items()
-            if given[option] is not None
+            if options[option] is not None
         }
 
 
 def learner(function: Callable[..., Any], signature: str) -> Learner:
-    """Look at a function's parameters; a TypeError if it cannot be called with these arrays."""
+    """Read a function's parameters.
+
+    Raises:
+        TypeError: the function cannot be called with the arrays of this signature.
+    """
     names = NAMES[signature]
     name = name_of(function)
     try:

@@ -1,4 +1,4 @@
-"""The tasks of attention: run a learner's function and say in words which mistake it made."""
+"""The tasks of attention: the tests of a learner's function, in their order."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, what: str, call: Learner | None = None) -> list[Outcome]:
-        """Call the function, or call it in another way, on the inputs of a test."""
+        """Call the function, or another way to call it, on the inputs of a test."""
         return self.run(self.cases[what], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
-        """Call the function in the first of these ways in which it is right, if there is one."""
+        """From now on call the function in the first of these ways in which it is right, if any."""
         right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
         self.call = next(right, self.call)
 
@@ -57,23 +57,23 @@ class AttentionMarking(Marking):
         *,
         may_refuse: bool = False,
     ) -> None:
-        """Test what the inputs of this name are for."""
+        """Run the test of this name."""
         self.test(Group(what, self.cases[what], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
-        """Inputs that were written to, or weights beside the output that are not those of it."""
+        """Report changed inputs, or wrong weights beside a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """What the sizes that go wrong tell, or the properties of the output."""
+        """Describe a wrong result by the sizes that give it, or by its properties."""
         odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
-        found = odd or findings.unexplained(self.call, runs, what)
-        self.explained = self.explained or found.key in ("scale-wrong", "some-lengths")
-        return found
+        finding = odd or findings.unexplained(self.call, runs, what)
+        self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
+        return finding
 
 
 def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """What marks a function that is called with the arrays of a signature."""
+    """Return the marker of a function that takes the arrays of a signature."""
     return lambda function, signature: _mark(
         AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
@@ -87,11 +87,11 @@ ATTENTION = Task(
     mark=_marks("attention"),
     ways=tuple(NAMES),
 )
-_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 has mended
+_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 asks to mend
 
 
 def _mended(result: CheckResult) -> CheckResult:
-    """No points for the function as it was handed out."""
+    """Give no points for the function as the lesson hands it out."""
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 
 
@@ -124,7 +124,7 @@ MENDED = Task(
 
 
 def _mark(m: AttentionMarking) -> CheckResult:
-    """All the tests in their order; some are worth it only for a function right so far."""
+    """Run the tests in their order; some make sense only for a function that is right so far."""
     options = m.call.options
     first_calls(m)
     if m.wrong:
@@ -155,13 +155,14 @@ def _mark(m: AttentionMarking) -> CheckResult:
 
 
 def first_calls(m: AttentionMarking) -> None:
-    """How many dimensions does the function take, and is its output an array, twice the same?"""
+    """Find out how the function is called, and whether it returns the same array twice."""
     if any(run.error is not None for run in m.on(CORE)):
         m.choose(replace(m.call, rank=rank) for rank in (3, 4))
         if m.call.rank > 2:
-            told = f"It takes arrays of {m.call.rank} dimensions only, not a single text (L, d)."
-            m.limits.append(told)
-    if "mask" in m.call.needed:  # which hides nothing as True, or 0, or if it is inverted as False
+            m.limits.append(
+                f"It takes arrays of {m.call.rank} dimensions only, not a single text (L, d)."
+            )
+    if "mask" in m.call.needed:  # True masks no key, nor does 0, nor False if it is inverted
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.on(CORE), core(m.signature)
@@ -173,7 +174,7 @@ def first_calls(m: AttentionMarking) -> None:
 
 
 def _try_long_ones(m: AttentionMarking) -> None:
-    """More keys, and more queries, than a block has; the fewest that go wrong are told."""
+    """Try more keys and queries than a block has, and report the smallest wrong number."""
     m.tried.append(f"{MOST} keys, and as many queries")
     if all(run.is_right for run in m.run(long_ones(MOST))):
         _try_large_ones(m)
@@ -184,7 +185,7 @@ def _try_long_ones(m: AttentionMarking) -> None:
 
 
 def _try_large_ones(m: AttentionMarking) -> None:
-    """A maximum that is kept from block to block, for a function that seems to have one."""
+    """Try scores that test a maximum which is kept from block to block."""
     if any(finding.kind == "fragile" for finding in m.found):
         return
     m.tried.append(f"scores of 1000 and 2000 of {MOST} keys")
@@ -199,7 +200,7 @@ def try_masks(
     more: Sequence[Mistake] = (),
     per_key: Mistake = PER_KEY,
 ) -> bool:
-    """A mask as bool, or as 0 and -inf if that explains more; is it one for each query and key?"""
+    """Try masks of bools, or of 0 and -inf if that explains more; is the mask (L, S)?"""
     if m.steps is None:
         return False
     known = (*masks.MASK, *masks.HIDING, *more)
@@ -240,18 +241,18 @@ def adds_its_mask(
     known: Sequence[Mistake],
     for_numbers: bool,
 ) -> bool:
-    """Do fewer mistakes explain what a mask of 0 and -inf gives than what one of bools gives?
+    """Do fewer mistakes explain the results with a mask of 0 and -inf than with a mask of bools?
 
     A function that adds True and False to its scores as 1 and 0 has to show that it is made for
-    numbers; else that is a mistake, which nothing tells whoever calls it.
+    numbers; otherwise the addition is a mistake that its callers cannot notice.
     """
-    # where(mask, -inf, scores) is inverted, and hides what is -inf too
+    # where(mask, -inf, scores) is inverted, and masks where the mask is -inf too
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # nor does one take numbers to add that hides where they are 0: where(mask, scores, -inf) does
+    # where(mask, scores, -inf) masks where the mask is 0: it takes no numbers to add either
     explained = m.explain(added, known)
-    if explained and any(one.key == "mask-inverted" for one in explained[1]):
+    if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
     adds_bools = m.explain(as_bool, pick(known, "mask-added"))
     if adds_bools and adds_bools[1] and not for_numbers:
@@ -261,25 +262,27 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Has it thought of a row of -inf, of which softmax alone makes nan?"""
+    """Does a function handle a row of -inf, for which the softmax alone gives nan?"""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
 def takes_batches(m: AttentionMarking) -> bool:
-    """Two texts at once: a function may refuse them if it may, but not mix them up."""
+    """Test a batch of two texts, which a function may refuse unless its task asks for batches."""
     refused = refused_batch(m)
     if refused is not None:
         if m.needs_batches:
             m.find(of_mistake(ONE_TEXT, refused))
         else:
-            m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+            m.limits.append(
+                "It takes one text at a time: a batch fails, or its output has a wrong shape."
+            )
         return False
     m.ask("batches", BATCHES, findings.wrong_batch)
     return not m.wrong
 
 
 def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """A call with two texts that fails, or comes out misshapen, by no mistake that is known."""
+    """Return a call with two texts that fails or gives a wrong shape by no known mistake."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
     return refused[0] if refused and m.explain(runs, BATCHES) is None else None

@@ -1,6 +1,6 @@
-"""Attention step by step, so that a mistake can replace one step, and the right answer.
+"""Attention in steps, of which a mistake replaces some, and the right answer.
 
-`RIGHT` holds the steps by name; the lines of code say them as a learner writes them.
+`RIGHT` holds the steps by name; the constants hold the lines that a learner writes for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that somebody might scale by."""
+    """The numbers that a learner might scale by."""
 
     d: int
     dv: int

@@ -16,7 +16,7 @@ from qkv.marking.findings import Finding, no_array, nothing_returned, raises
 from qkv.marking.functions import options_of
 from qkv.marking.outcome import Outcome, kind_of, name_of, outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.exercise import Call
+from qkv.marking.tasks.exercise import Arguments
 from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.texts import Texts
@@ -160,7 +160,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     options_of(function, ("seed",), {})
     seeds = _seeds()
     runs = [
-        outcome(Call({"seed": seed}), lambda case: function(*case.arguments.values()), np.zeros(0))
+        outcome(Arguments({"seed": seed}), lambda case: function(case.by_name["seed"]), np.zeros(0))
         for seed in (*seeds, seeds[0])
     ]
     m = Marking("story", name_of(function), lambda case: case, lambda case, steps: case, {})
