@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, compute_type
 from qkv.attend.cache import KVCache
 from qkv.attend.call import Call
-from qkv.attend.options import RETURNS
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.layer import (
@@ -34,16 +33,16 @@ from qkv.trace.recorder import of_rows, unkept
 
 
 class BlockSaved(NamedTuple):
-    """What the backward pass of a block needs."""
+    """Values of the forward pass of a block for its backward pass."""
 
-    parts: dict[str, Any]  # by their names, what the backward pass of each needs
+    parts: dict[str, Any]  # the same of each part, by its name
     shape: tuple[int, ...]  # (..., T, D)
     dtype: np.dtype[Any]
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts that add to the residual connection, in their order: of each the norm that belongs to
-# it, what follows what it gives, and what the sum behind it is called in a trace.
+# The parts that add to the residual connection, in their order, each with its norm, the parts that
+# follow it, and the name of the sum behind it in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # of a decoder's block
@@ -56,29 +55,28 @@ class Block:
 
     With the norm after (post-norm, as in the first transformer and BERT):
     `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
-    and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. What a part gives may have
-    a norm of its own before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`, and be
-    the only one (OLMo 2): `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. In parallel
-    both parts read what came in (GPT-NeoX): `y = x + attn(norm1(x)) + mlp(norm2(x))`, or where
-    there is one norm for both (GPT-J) `y = x + attn(norm1(x)) + mlp(norm1(x))`.
+    and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. The output of a part may have
+    a norm before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`, which may be
+    the only norm (OLMo 2): `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. In parallel
+    both parts read the input (GPT-NeoX): `y = x + attn(norm1(x)) + mlp(norm2(x))`, or with
+    one norm for both (GPT-J) `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
-    The residual connections are float32 where the parts compute in half precision. Where the
-    parameters of a part are bfloat16, it is given bfloat16.
+    The residual connections are float32 if the parts compute in half precision. A part whose
+    parameters are bfloat16 gets bfloat16.
 
     Args:
         attn: the attention layer.
-        norm1: the norm that belongs to it; None for none, where the norms stand before.
-        mlp: the MLP, or what stands in its place; None, with `norm2`, for a block that is
-            attention alone.
-        norm2: the norm that belongs to that; None where there is an `out_norm2`, and in parallel,
-            where the MLP then reads what the attention reads.
-        post_norm: where the norms stand.
-        out_norm1: the norm of what the attention gives, where the norms stand before.
-        out_norm2: the same of what the MLP gives.
-        scale1: what the attention gives is multiplied by before it is added, behind that norm.
-        scale2: the same of what the MLP gives.
-        parallel: whether the MLP reads what came in, as the attention does, in place of the sum
-            behind the attention. There is then no `resid_mid` in a trace.
+        norm1: the norm of the attention; optional unless `post_norm`.
+        mlp: the MLP, or a mixture of experts; None, with `norm2`, for a block of attention alone.
+        norm2: the norm of the MLP; None if there is an `out_norm2`, or in parallel, if both parts
+            read the same vectors.
+        post_norm: whether the norms follow the parts.
+        out_norm1: the norm of the attention's output, unless `post_norm`.
+        out_norm2: the same of the MLP's output.
+        scale1: the scale of the attention's output, behind `out_norm1`.
+        scale2: the same of the MLP's output.
+        parallel: whether the MLP reads the input of the block, as the attention does, and not the
+            sum behind the attention. A trace then has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
@@ -95,7 +93,7 @@ class Block:
     ['attn.out_proj.weight', 'norm1.weight', 'norm1.bias']
     """
 
-    # What a trace calls the norms; TransformerLens numbers them by their order.
+    # The names of the norms in a trace; TransformerLens numbers them by their order.
     _norm_names: ClassVar[Mapping[str, str]] = {
         "norm1": "ln1",
         "norm2": "ln2",
@@ -143,9 +141,8 @@ class Block:
                 f"{call}: with post_norm there are norm1 and norm2, and no other norm or scale: "
                 f"give both and leave {', '.join(behind)} out"
             )
-        self._parts: dict[str, Any] = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2}
-        self._parts |= behind
-        self._parts = {name: part for name, part in self._parts.items() if part is not None}
+        parts = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2, **behind}
+        self._parts: dict[str, Any] = {n: part for n, part in parts.items() if part is not None}
         for name, part in self._parts.items():
             if name != "attn" and part.dim != attn.embed_dim:
                 raise ValueError(
@@ -159,7 +156,7 @@ class Block:
 
     @property
     def parameters(self) -> dict[str, Array]:
-        """The arrays of all parts by name: "attn.q_proj.weight" and so on."""
+        """Return the arrays of all parts by name: "attn.q_proj.weight" and so on."""
         return {
             f"{part}.{name}": array
             for part, layer in self._parts.items()
@@ -168,7 +165,7 @@ class Block:
 
     @property
     def hooks(self) -> list[str]:
-        """The names that it may give a `Recorder`, those of `top_k` included.
+        """The names of all activations that it records, those of `top_k` included.
 
         >>> from qkv.layers import RMSNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), RMSNorm(8), None, None, post_norm=False)
@@ -176,15 +173,15 @@ class Block:
         ['ln1.hook_scale', 'ln1.hook_normalized']
         """
         parts = {**self._norm_names, **{name: name for name, _ in self._added}}
-        found = ["hook_resid_pre"]
+        names = ["hook_resid_pre"]
         for name, called in parts.items():
             if name in self._parts:
-                found += [f"{called}.{hook}" for hook in self._parts[name].hooks]
+                names += [f"{called}.{hook}" for hook in self._parts[name].hooks]
         for name, (_, _, hook) in self._added:
-            found += [f"hook_{name}_out", *([hook] if hook else [])]
+            names += [f"hook_{name}_out", *([hook] if hook else [])]
         if self.mlp is None:
-            return [*found, "hook_resid_post"]
-        return [*found, *[_AFTER] * self.post_norm]
+            return [*names, "hook_resid_post"]
+        return [*names, *[_AFTER] * self.post_norm]
 
     @quiet
     def __call__(
@@ -198,16 +195,16 @@ class Block:
         top_k: int | None = None,
         **options: Any,
     ) -> Array:
-        """From `x` (..., T, D) to the same shape.
+        """Apply the block to `x` (..., T, D).
 
         Args:
-            x: word vectors, (..., T, D); or rows (total, D) of texts laid end to end.
-            cu_lengths: (B + 1,), where each of those texts begins and the last one ends.
+            x: word vectors, (..., T, D); or packed rows (total, D).
+            cu_lengths: (B + 1,), where each packed text begins and the last one ends.
             cache: keys and values of the words before `x` (B, T, D), as for the attention.
-            lengths: (B,), with `cache` how many words of each row are real.
-            record: collects what is computed on the way.
-            top_k: with `record`, keep the largest weights of each query in place of all.
-            options: those of the formula, for the attention.
+            lengths: (B,), the number of real words in each row; only with `cache`.
+            record: collects the activations.
+            top_k: with `record`, keep only the largest weights of each query.
+            options: the options of `qkv.attention`.
 
         Returns:
             An array of the shape of `x`, of the type that it and the parameters promote to.
@@ -221,8 +218,7 @@ class Block:
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """The result (..., T, D) of calling the block, and what `backward` needs of it."""
-        check_options(options, packed=cu_lengths is not None, call=type(self).__name__)
+        """Return the result (..., T, D) of calling the block, and the values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
@@ -230,16 +226,14 @@ class Block:
     def _checked(
         self, x: ArrayLike, cu_lengths: Any, cache: Any, lengths: Any, options: Mapping[str, Any]
     ) -> tuple[Array, Array | None, Call | None]:
-        """`x` and `cu_lengths` as arrays, and the plan of the attention, once all of it fits."""
+        """Check the arguments: return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
+        check_options(options, packed=cu_lengths is not None, call=call, returns=False)
         array = vectors_of(x, self.attn.embed_dim, call=call, of="block")
-        for name in RETURNS:
-            if name in options:
-                raise TypeError(f"{call}: a block has no {name}: use trace() to see what is inside")
         if cu_lengths is not None:
             cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        given: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
-        _, plan, _ = self.attn.check(array, **given, **options)
+        texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
+        _, plan, _ = self.attn.check(array, **texts, **options)
         return array, cu_lengths, plan
 
     def run(
@@ -251,42 +245,43 @@ class Block:
         save: bool = False,
         **options: Any,
     ) -> tuple[Array, BlockSaved]:
-        """The forward pass, unchecked; with `save` also what the backward pass needs.
+        """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
-        `options` are those of `MultiHeadAttention.run`; a decoder's attention to another text
-        takes its part of them.
+        `options` are the options of `MultiHeadAttention.run`. A decoder's attention to another text
+        gets some of them.
         """
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
-        given: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
+        of_parts: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
         if "cross_attn" in self._parts:
-            given["cross_attn"] = {one: options.get(one) for one in ("cache", "lengths", "top_k")}
+            names = ("cache", "lengths", "top_k")
+            of_parts["cross_attn"] = {name: options.get(name) for name in names}
         rows = of_rows(record, cu)
         keep = rows or unkept
-        for name, more in given.items():
-            told = rows if name == "mlp" else record  # attention shapes what it records itself
-            more["record"] = told and told.under(f"{name}.")
+        for name, more in of_parts.items():
+            recorder = rows if name == "mlp" else record  # attention shapes its own activations
+            more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
-            """What the norm of this name gives, if there is one."""
+            """Apply the norm of this name, if the block has it."""
             if name not in self._parts:
                 return array
-            told = rows and rows.under(f"{self._norm_names.get(name, name)}.")
-            array, saved = self._parts[name].run(array, record=told)
+            recorder = rows and rows.under(f"{self._norm_names.get(name, name)}.")
+            array, saved = self._parts[name].run(array, record=recorder)
             parts.update({name: saved} if save else {})
             return array
 
         def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
-            """What a part gives, with what follows it, added to the residual."""
-            part, hook, more = self._parts[name], f"hook_{name}_out", given.get(name, {})
+            """Apply a part and the parts that follow it, and add the residual."""
+            part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
             array = narrowed_to(array, part.parameters)
             out: Array
-            follows = [one for one in last if one in self._parts]
-            if follows or (record is not None and record.wants(hook)):
+            followers = [other for other in last if other in self._parts]
+            if followers or (record is not None and record.wants(hook)):
                 out, saved = part.run(array, save=save, **more)
-                for one in follows:
-                    out = normed(one, out)
+                for other in followers:
+                    out = normed(other, out)
                 out = residual + keep(hook, out)
             else:
                 out, saved = part.run(array, residual=residual, save=save, **more)
@@ -300,7 +295,7 @@ class Block:
                 read = x
             elif not self.parallel:
                 read = normed(norm, x)
-            elif norm in self._parts:  # without one it reads what the attention reads
+            elif norm in self._parts:  # else it reads the same as the attention
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
@@ -315,51 +310,49 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """Those parts of `_ADDED` that it has; in parallel no sum but the last one has a name."""
-        found = [(name, about) for name, about in _ADDED.items() if name in self._parts]
+        """The parts of `_ADDED` that the block has; in parallel only the last sum has a name."""
+        parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
-            return found
-        *first, last = found
+            return parts
+        *first, last = parts
         return [*[(name, (norm, out, "")) for name, (norm, out, _) in first], last]
 
     @quiet
     def backward(
         self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * block(x, ...))`.
-
-        The gradient along a residual connection is added to that of the part beside it.
+        """Return the gradients of `sum(grad * block(x, ...))`.
 
         Args:
-            grad: (..., T, D), the gradient of what the block gave.
-            saved: what `block.training_forward(x, ...)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace; with a
-                `GradientRecorder` there are none of parameters.
+            grad: (..., T, D), the gradient of the block's result.
+            saved: the second value of `block.training_forward(x, ...)`.
+            record: collects the gradients of activations by the names of a trace. With a
+                `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
-            `.x`, `.parameters` by their names, and `.options` as the attention gives them.
+            `.x`, `.parameters` by their names, and `.options` of the attention.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 32, seed=1),
         ...               LayerNorm(8), post_norm=True)
         >>> y, saved = block.training_forward(np.ones((3, 5, 8)))
-        >>> found = block.backward(np.ones((3, 5, 8)), saved)
-        >>> found.x.shape, found.parameters.keys() == block.parameters.keys()
+        >>> gradient = block.backward(np.ones((3, 5, 8)), saved)
+        >>> gradient.x.shape, gradient.parameters.keys() == block.parameters.keys()
         ((3, 5, 8), True)
         """
-        found, options = for_parameters(record), dict[str, Array]()
+        gradients, options = for_parameters(record), dict[str, Array]()
         total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
         rows = of_rows(record, saved.parts["attn"].inputs.cu)
         keep = rows or unkept
 
         def through(part: str | None, grad: Array) -> Array:
-            """From the gradient of what a part gave to that of what it was given."""
+            """Return the gradient of a part's input, from the gradient of its output."""
             if part is None or part not in self._parts:
                 return grad
-            told = record if part == "attn" else rows
-            inner = told and told.under(f"{self._norm_names.get(part, part)}.")
-            back = part_back(self._parts[part], grad, saved.parts[part], part, found, inner)
+            recorder = record if part == "attn" else rows
+            inner = recorder and recorder.under(f"{self._norm_names.get(part, part)}.")
+            back = part_back(self._parts[part], grad, saved.parts[part], part, gradients, inner)
             options.update(back.options)
             return back.x
 
@@ -367,30 +360,30 @@ class Block:
             total = keep(_AFTER, total)
         elif self.mlp is None:
             total = keep("hook_resid_post", total)
-        given, shared = total, None
+        of_sum, shared = total, None
         for name, (norm, last, hook) in reversed(self._added):
             if self.post_norm:
                 total = through(norm, total)
             if hook:
                 total = keep(hook, total)
             if hook or not self.parallel:
-                given = total  # of the sum that the part is added to
-            read = keep(f"hook_{name}_out", given)
+                of_sum = total  # the gradient of the sum of the part and the residual
+            read = keep(f"hook_{name}_out", of_sum)
             if self.post_norm:
                 total = total + through(name, read)
                 continue
-            for one in reversed(last):
-                read = through(one, read)
+            for other in reversed(last):
+                read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # of what the attention reads too
+                shared = read  # the attention reads the same
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
-        return Gradient(total, found or {}, options=options)
+        return Gradient(total, gradients or {}, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
-        """The same as calling the block."""
+        """Call the block."""
         return self(x, **options)
 
     def trace(
@@ -401,11 +394,11 @@ class Block:
         top_k: int | None = None,
         **options: Any,
     ) -> Trace:
-        """Every intermediate of `block(x, ...)` by its name, as layer 0.
+        """Return every activation of `block(x, ...)` by its name, as layer 0.
 
-        A batch axis is put in front of 2-D `x`, and packed rows are given as (B, T, ...). What
-        each head adds (`attn.hook_result`) is left out; a `Recorder` that wants it gets it. With
-        `top_k` there are `top_indices`, `top_weights`, `received` and `lse` in place of scores and
+        2-D `x` gets a batch axis in front, and packed rows become (B, T, ...). The trace has no
+        `attn.hook_result`, the output of each head; a `Recorder` that wants it gets it. With
+        `top_k`, `top_indices`, `top_weights`, `received` and `lse` replace scores and
         pattern (see `qkv.summarize_attention`).
 
         >>> import numpy as np
@@ -422,7 +415,5 @@ class Block:
             array = array[None]
         record = Recorder()
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
-        cu = None
-        if cu_lengths is not None:
-            cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
+        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # which the call has checked
         return Trace(record.arrays, settings={0: settings(options, cu)})

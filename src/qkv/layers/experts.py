@@ -33,21 +33,21 @@ from qkv.trace import Recorder
 
 
 class RoutedSaved(NamedTuple):
-    """What the backward pass of experts needs."""
+    """Values of the forward pass of experts for their backward pass."""
 
     rows: Array  # (rows, D)
     chosen: Array  # (rows, top_k), the experts of each row
-    weights: Array  # (rows, top_k), what each of them counts
-    chances: Array | None  # (rows, E), of all experts, where they count
+    weights: Array  # (rows, top_k), the weights of their results
+    probabilities: Array | None  # (rows, E), of all experts, unless they are `normalized`
     shape: tuple[int, ...]  # (..., T, D)
 
 
 class Routed(Feed, ABC):
-    """A router and experts: `_set` takes their number, `_expert` and `_expert_back` are theirs.
+    """A router and experts; a subclass computes one expert in `_expert` and `_expert_back`.
 
-    The router is a linear layer with a number for each expert. The largest `top_k` of them choose.
-    What the result of each counts is the softmax of the chosen numbers alone or, where it is not
-    `normalized`, its part of the softmax of all.
+    The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
+    with the largest scores. The weight of an expert's result is the softmax of the scores of these
+    experts or, if it is not `normalized`, of all experts.
     """
 
     parameters: dict[str, Array]
@@ -55,7 +55,7 @@ class Routed(Feed, ABC):
     count: int
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
-        """Take how many experts a row goes through, once there are as many."""
+        """Set the number of experts for each row, after a check."""
         call = type(self).__name__
         self.normalized = normalized
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
@@ -66,17 +66,17 @@ class Routed(Feed, ABC):
 
     @abstractmethod
     def _expert(self, number: int, rows: Array) -> Array:
-        """What one expert gives for rows (n, D)."""
+        """Return the result of one expert for rows (n, D)."""
 
     @abstractmethod
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """The gradients of its rows, of what its result counts, and of its own parameters."""
+        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
 
     @abstractmethod
-    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's parameters among all."""
+    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's parameters among the gradients of all."""
 
     def run(
         self,
@@ -86,10 +86,10 @@ class Routed(Feed, ABC):
         record: Recorder | None = None,
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
-        """The forward pass, unchecked, and what the backward pass needs."""
+        """Run the unchecked forward pass; also return the values for `backward`."""
         x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         rows = x.reshape(-1, self.dim)  # (rows, D)
-        chosen, weights, chances = self._route(rows)
+        chosen, weights, probabilities = self._route(rows)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
@@ -98,91 +98,93 @@ class Routed(Feed, ABC):
         if residual is not None:
             out = out + residual
         out = out if is_wide(residual) else out.astype(dtype, copy=False)
-        return out, RoutedSaved(rows, chosen, weights, chances, x.shape)
+        return out, RoutedSaved(rows, chosen, weights, probabilities, x.shape)
 
     @quiet
     def backward(
         self, grad: ArrayLike, saved: RoutedSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * layer(x))`.
+        """Return the gradients of `sum(grad * layer(x))`.
 
-        Which experts were chosen has no gradient, what each of them counts has.
+        The choice of experts has no gradient, the weights of their results have one.
 
         Args:
-            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `layer.training_forward(x)` gave beside it.
-            record: is given nothing, as `hooks` names nothing.
+            grad: (..., T, D), the gradient of the layer's result. The gradient of a residual is the
+                same.
+            saved: the second value of `layer.training_forward(x)`.
+            record: unused, because the layer records no activations.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
         """
-        rows, chosen, weights, chances, shape = saved
+        rows, chosen, weights, probabilities, shape = saved
         grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
         grad = grad.reshape(-1, self.dim)
-        found = for_parameters(record)
-        if found is not None:
-            found |= {
+        gradients = for_parameters(record)
+        if gradients is not None:
+            gradients |= {
                 name: np.zeros(array.shape, grad.dtype)
                 for name, array in self.parameters.items()
                 if name.startswith("experts.")
             }
-        grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)  # of what each counts
+        grad_rows, counts = np.zeros_like(rows), np.zeros_like(weights)
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
             of_rows, counts[row, rank], own = self._expert_back(
                 number, rows[row], grad[row], weights[row, rank, None], record
             )
             grad_rows[row] += of_rows
-            if found is not None:
-                self._put(found, number, own)
+            if gradients is not None:
+                self._put(gradients, number, own)
         mean = (weights * counts).sum(-1, keepdims=True)
         scores = np.zeros((len(rows), self.count), rows.dtype)
         np.put_along_axis(scores, chosen, weights * counts, -1)
-        if chances is None:
-            chances = np.zeros_like(scores)
-            np.put_along_axis(chances, chosen, weights, -1)
-        scores -= chances * mean  # of the softmax
-        grad_rows += project_back(rows, self.parameters, "router_proj", scores, found)
-        return Gradient(grad_rows.reshape(shape), found or {})
+        if probabilities is None:
+            probabilities = np.zeros_like(scores)
+            np.put_along_axis(probabilities, chosen, weights, -1)
+        scores -= probabilities * mean  # of the softmax
+        grad_rows += project_back(rows, self.parameters, "router_proj", scores, gradients)
+        return Gradient(grad_rows.reshape(shape), gradients or {})
 
     def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
-        """For each row the experts it goes through, what they count, and the softmax of all.
+        """Return the experts of each row, their weights, and the softmax of all scores.
 
-        The last is left out where only the chosen ones count.
+        The softmax is None if the weights are `normalized`.
         """
-        wide = rows.astype(compute_type(rows.dtype), copy=False)  # experts may come close
+        wide = rows.astype(
+            compute_type(rows.dtype), copy=False
+        )  # scores may be close to each other
         scores = project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         if self.normalized:
             return chosen, softmax(np.take_along_axis(scores, chosen, -1)), None
-        chances = softmax(scores)
-        return chosen, np.take_along_axis(chances, chosen, -1), chances
+        probabilities = softmax(scores)
+        return chosen, np.take_along_axis(probabilities, chosen, -1), probabilities
 
 
 class Experts(Routed):
-    """A router sends each token to `top_k` experts; their results are added by its weights.
+    """A router sends each token to `top_k` experts, and adds their weighted results.
 
-    The router is a linear layer with a number for each expert. The largest `top_k` of them choose,
-    and the softmax of those alone says what each expert's result counts. An expert is a gated MLP
-    whose numbers are held within a limit, as in GPT-OSS: with `g = min(gate(x), limit)` and
+    The router is a linear layer with a score for each expert. A token goes to the experts with the
+    largest scores, and the softmax of these scores gives the weights. An expert is a gated MLP
+    with clipped numbers, as in GPT-OSS: with `g = min(gate(x), limit)` and
     `u = up(x)` between `-limit` and `limit`, it is `down((u + 1) * g * sigmoid(alpha * g))`.
 
     Args:
         parameters: "router_proj.weight" (D, E) for E experts and "router_proj.bias" (E,);
-            "experts.gate_up" (E, D, 2 * F), in whose columns gate and up take turns, and
+            "experts.gate_up" (E, D, 2 * F), with columns of gate and up in turn, and
             "experts.gate_up_bias" (E, 2 * F); "experts.down" (E, F, D) and
-            "experts.down_bias" (E, D). They are used where they stand.
-        top_k: how many experts a token goes through.
-        alpha: how steep the sigmoid is.
-        limit: of the numbers in an expert.
+            "experts.down_bias" (E, D). They are not copied.
+        top_k: the number of experts for each token.
+        alpha: the factor in the sigmoid.
+        limit: the limit of the numbers in an expert.
 
-    The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integers take the type of the
+    parameters. Half precision is computed in float32.
 
     Raises:
-        ValueError: parameters that are missing or do not fit, or more experts chosen than there
-            are.
-        TypeError: parameters that are not floats.
+        ValueError: parameters are missing or do not fit, or `top_k` is more than E.
+        TypeError: parameters are not floats.
 
     Source:
         Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2, and OpenAI 2025,
@@ -216,14 +218,14 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """The arrays of each expert: the same ones each time, which stay laid out for products."""
+        """Return the arrays of each expert: the same objects each time, which stay packed."""
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
         return self._experts
 
     def _expert(self, number: int, rows: Array) -> Array:
-        """What one expert gives for rows (n, D)."""
+        """Return the result of one expert for rows (n, D)."""
         gate_up, gate_up_bias, down, down_bias = self._each()[number]
         both = linear(rows, gate_up, gate_up_bias, wide=True)  # (rows, 2 * F)
         limit = both.dtype.type(self.limit)
@@ -234,29 +236,30 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """The gradients of its rows, of what its result counts, and of its arrays."""
-        own, found = dict(zip(_EXPERT, self._each()[number], strict=True)), for_parameters(record)
+        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
+        own = dict(zip(_EXPERT, self._each()[number], strict=True))
+        gradients = for_parameters(record)
         both = project(rows, own, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         open_ = 1 / (1 + np.exp(-alpha * gate))
         hidden = (up + 1) * gate * open_
         counts = (grad * project(hidden, own, "down")).sum(-1)
-        change = project_back(hidden, own, "down", weight * grad, found)
+        change = project_back(hidden, own, "down", weight * grad, gradients)
         change_both = np.empty_like(both)
         slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
-        grad_rows = project_back(rows, own, "gate_up", change_both, found)
-        return grad_rows, counts, found or {}
+        grad_rows = project_back(rows, own, "gate_up", change_both, gradients)
+        return grad_rows, counts, gradients or {}
 
-    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's arrays among all."""
+    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's parameters among the gradients of all."""
         for name, array in own.items():
-            found[f"experts.{_EXPERT[name]}"][number] = array
+            gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# The arrays of all experts, by the names of linear layers for those of one.
+# The names of the arrays of all experts, by the names of one expert's linear layers.
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -266,7 +269,7 @@ _EXPERT = {
 
 
 def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...]]:
-    """Each parameter of so many experts, and of their router, with its shape."""
+    """Return the shapes of the parameters of `count` experts and their router."""
     return {
         "router_proj.weight": (dim, count),
         "router_proj.bias": (count,),
@@ -278,7 +281,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
 
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
-    """D, F and E; one clear error for the first parameter that does not fit."""
+    """Return D, F and E, and raise for the first parameter that does not fit."""
     down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
@@ -293,27 +296,26 @@ def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int
 
 
 class GatedExperts(Routed):
-    """A router sends each token to `top_k` gated MLPs; their results are added by its weights.
+    """A router sends each token to `top_k` gated MLPs, and adds their weighted results.
 
-    The router is a linear layer with a number for each expert. The largest `top_k` of them choose.
-    What each expert's result counts is the softmax of those alone or, where it is not `normalized`,
-    its part of the softmax of all. An expert is `down(activation(gate(x)) * up(x))`.
+    The router is a linear layer with a score for each expert. A token goes to the experts with the
+    largest scores. The softmax of these scores gives the weights or, if it is not `normalized`, the
+    softmax of all scores. An expert is `down(activation(gate(x)) * up(x))`.
 
     Args:
-        parameters: "router_proj.weight" (D, E) for E experts; for each one, by its number,
+        parameters: "router_proj.weight" (D, E) for E experts; for each expert, by its number,
             "experts.0.gate_proj.weight" (D, F), "experts.0.up_proj.weight" (D, F) and
-            "experts.0.down_proj.weight" (F, D). They are used where they stand.
-        top_k: how many experts a token goes through.
+            "experts.0.down_proj.weight" (F, D). They are not copied.
+        top_k: the number of experts for each token.
         activation: as for `MLP`.
-        normalized: whether what the chosen ones count adds up to 1.
+        normalized: whether the weights of a token's experts sum to 1.
 
-    The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integers take the type of the
+    parameters. Half precision is computed in float32.
 
     Raises:
-        ValueError: parameters that are missing or do not fit, or more experts chosen than there
-            are.
-        TypeError: parameters that are not floats.
+        ValueError: parameters are missing or do not fit, or `top_k` is more than E.
+        TypeError: parameters are not floats.
 
     Source:
         Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2, and Jiang et al. 2024,
@@ -345,19 +347,19 @@ class GatedExperts(Routed):
             self._mlp(number)
 
     def _mlp(self, number: int) -> MLP:
-        """One expert, of the parameters that stand here now."""
+        """Return one expert, with the present parameters."""
         prefix = f"experts.{number}."
         own = {name: self.parameters[prefix + name] for name in _GATED}
         return MLP.from_parameters(own, activation=self.activation)
 
     def _expert(self, number: int, rows: Array) -> Array:
-        """What one expert gives for rows (n, D)."""
+        """Return the result of one expert for rows (n, D)."""
         return self._mlp(number).run(rows)[0]
 
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """The gradients of its rows, of what its result counts, and of its parameters."""
+        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
@@ -365,16 +367,16 @@ class GatedExperts(Routed):
         back = mlp.backward(weight * grad, saved, record=inner)
         return back.x, (grad * out).sum(-1), back.parameters
 
-    def _put(self, found: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's parameters among all."""
-        found.update({f"experts.{number}.{name}": array for name, array in own.items()})
+    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+        """Put the gradients of one expert's parameters among the gradients of all."""
+        gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
 
 _GATED = tuple(f"{name}.weight" for name in mlp_sizes(1, 1, gated=True))
 
 
 def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str, Shape]]:
-    """Each parameter of so many experts, and of their router, with its shape; lazily."""
+    """Yield the shapes of the parameters of `count` experts and their router."""
     yield "router_proj.weight", (dim, count)
     sizes = mlp_sizes(dim, hidden, gated=True)
     for number in range(count):
@@ -383,7 +385,7 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
 
 
 def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
-    """D, F and E; one clear error for the first parameter that does not fit."""
+    """Return D, F and E, and raise for the first parameter that does not fit."""
     router = parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape

@@ -1,4 +1,4 @@
-"""What layers share: checks of parameters and inputs, types, linear layers, gradients."""
+"""Functions that layers share: checks of parameters and inputs, types, linear layers, gradients."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native
+from qkv.arrays import Array, Shape, as_array, compute_type, is_float, native
 from qkv.ops.layout import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder
 
-# What stands in padding may be anything, and infinities follow IEEE: neither draws a warning.
+# Padding may hold any numbers, and infinities follow IEEE 754: neither causes a warning.
 quiet = np.errstate(all="ignore")
 
 
 def first_parameters(
     sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: np.dtype[Any]
 ) -> dict[str, Array]:
-    """A weight (rows, columns) for each name, and a bias of 0 where there are biases.
+    """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
     Weights are normal numbers of variance 1 / rows, so that a product with them keeps the size of
     its input. They are drawn in float64: a seed gives the same in every type, up to rounding.
@@ -38,14 +38,14 @@ def first_parameters(
 
 
 def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of the weight of a linear layer or a norm, and of its bias if it has one."""
+    """Yield name and shape of the weight of a layer or norm and, with `bias`, of its bias."""
     yield f"{name}.weight", weight
     if bias:
         yield f"{name}.bias", weight[-1:]
 
 
 def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
-    """The parameters as a dict of float arrays."""
+    """Return the parameters as a dict of float arrays."""
     arrays = {name: as_array(value, call=call, name=name) for name, value in parameters.items()}
     for name, array in arrays.items():
         if not is_float(array.dtype):
@@ -57,13 +57,25 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
 
 
 def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, why: str) -> None:
-    """An error unless `array` has this shape; `why` says where the shape comes from."""
+    """Raise unless `array` has this shape; `why` says where the shape comes from."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
 
+def need_shapes(
+    parameters: Mapping[str, Array], shapes: Mapping[str, Shape], *, call: str, why: str
+) -> None:
+    """Raise unless each parameter is known and has its shape; `why` is as for `need_shape`."""
+    for name, array in parameters.items():
+        if name not in shapes:
+            raise ValueError(
+                f"{call}: there is no parameter {name}: choose from {', '.join(shapes)}"
+            )
+        need_shape(array, shapes[name], call=call, name=name, why=why)
+
+
 def common_type(types: Iterable[np.dtype[Any]], *, call: str) -> np.dtype[Any]:
-    """The type that these promote to, as NumPy does it."""
+    """Return the type to which NumPy promotes these types."""
     names = dict.fromkeys(types)
     try:
         return native(np.result_type(*names))
@@ -75,7 +87,7 @@ def common_type(types: Iterable[np.dtype[Any]], *, call: str) -> np.dtype[Any]:
 
 
 def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Array:
-    """`x` as an array (..., T, D) of floats or integers; if it is not `of_texts`, of any shape."""
+    """Return `x` as an array of floats or integers, of shape (..., T, D) if it is `of_texts`."""
     array = as_array(x, call=call, name=name)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: give floats or integers")
@@ -85,7 +97,7 @@ def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Arra
 
 
 def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool = True) -> Array:
-    """`x` as `word_vectors` gives it, for a layer (or what `of` calls it) that takes this D."""
+    """Return `x` as an array of vectors of size `dim`; `of` is the name of the layer in errors."""
     array = word_vectors(x, call=call, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
         raise ValueError(f"{call}: x has shape {array.shape} and the {of} takes (..., {dim})")
@@ -93,7 +105,7 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
 
 
 def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
-    """The parameter of this name, which must be there and have the axes of `shape`, "(D, F)"."""
+    """Return a parameter, and raise unless it exists and has the axes of `shape`, "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "nothing"
         raise ValueError(f"{call}: {name} is missing: there is {has}")
@@ -104,7 +116,7 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
 
 
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
-    """The type a layer returns: that of its inputs and parameters together, integers left out."""
+    """Return the type of a layer's result: its inputs and parameters promoted, without integers."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
@@ -112,7 +124,7 @@ def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, cal
 def promoted(
     x: Array, parameters: Mapping[str, Array], *, call: str
 ) -> tuple[Array, np.dtype[Any]]:
-    """`x` in the type that a layer works in, and the type of what the layer returns."""
+    """Return `x` in the type of the computation, and the type of the layer's result."""
     dtype = result_type([x], parameters, call=call)
     return working(x, dtype), dtype
 
@@ -126,9 +138,9 @@ def project(
     gate: Array | None = None,
     residual: Array | None = None,
 ) -> Array:
-    """One linear layer: (..., in) -> (..., out); see `qkv.ops.linear`.
+    """Apply a linear layer: (..., in) -> (..., out); see `qkv.ops.linear`.
 
-    In half precision, a residual of float32 gives float32.
+    In half precision, a float32 residual gives a float32 result.
     """
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
     return linear(
@@ -137,39 +149,39 @@ def project(
 
 
 def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
-    """`x` in bfloat16 where all the parameters of a part are, else as it is."""
+    """Return `x`, converted to bfloat16 if all parameters of a part are bfloat16."""
     first, *others = parameters.values()
     alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
     return narrowed(x, first) if alike else x
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Whether half precision that is added to this becomes float32."""
+    """Return whether a sum of this residual and half precision is float32."""
     return residual is not None and residual.dtype == np.float32
 
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:
-    """`x` in the type that work on `dtype` is done in; no copy where it has it."""
+    """Return `x` in the type in which `dtype` is computed, without a copy if it has that type."""
     return x.astype(working_type(dtype), copy=False)
 
 
 def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of what a layer hands from one operation to the next.
+    """Return the type of values between the operations of a layer.
 
-    It is float32 for half precision, but bfloat16 stays as it is where the kernel computes.
+    It is float32 for half precision, but bfloat16 stays bfloat16 if the kernel computes.
     """
     return dtype if stays_bfloat16(dtype) else compute_type(dtype)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a change of each input of a layer does to the sum of `grad * layer(x)`.
+    """The gradients of the sum of `grad * layer(x)`.
 
     Attributes:
-        x: of the shape of what the layer was given.
-        parameters: by the names of `layer.parameters`, in their shapes.
-        context: of the shape of the context, where there was one.
-        options: of the arrays that `qkv.attention` was given and that can be learned: "bias",
+        x: the gradient of the layer's input.
+        parameters: the gradients of `layer.parameters`, by their names.
+        context: the gradient of the context, if there was one.
+        options: the gradients of options of `qkv.attention` that can be learned: "bias",
             "sinks", "alibi_slopes".
     """
 
@@ -180,7 +192,7 @@ class Gradient:
 
 
 def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None:
-    """An error if what is kept for the backward pass would be in half precision."""
+    """Raise if the layer computes in half precision, in which the backward pass does not work."""
     dtype = result_type([x], parameters, call=call)
     if compute_type(dtype) != dtype:
         raise TypeError(
@@ -190,7 +202,7 @@ def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None
 
 
 def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: str) -> Array:
-    """`grad` as an array of the shape and type of what the layer gave."""
+    """Return `grad` as an array of the shape and type of the layer's result."""
     array = np.asarray(grad)
     if array.shape != shape:
         raise ValueError(
@@ -205,14 +217,14 @@ def part_back(
     grad: Array,
     saved: Any,
     name: str,
-    found: dict[str, Array] | None,
+    gradients: dict[str, Array] | None,
     record: Recorder | None = None,
 ) -> Gradient:
-    """The backward pass of a part; the gradients of its parameters are added under its name."""
+    """Run the backward pass of a part, and add the gradients of its parameters to `gradients`."""
     more = {} if record is None else {"record": record}
     back: Gradient = part.backward(grad, saved, **more)
-    if found is not None:
-        found.update({f"{name}.{own}": array for own, array in back.parameters.items()})
+    if gradients is not None:
+        gradients.update({f"{name}.{own}": array for own, array in back.parameters.items()})
     return back
 
 
@@ -221,27 +233,27 @@ def project_back(
     parameters: Mapping[str, Array],
     name: str,
     grad: Array,
-    found: dict[str, Array] | None,
+    gradients: dict[str, Array] | None,
 ) -> Array:
-    """The backward pass of `project`: gives the gradient of `x`, adds those of the parameters."""
+    """Return the gradient of `x` of `project`, and add those of the parameters to `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
-    if found is None:
+    if gradients is None:
         return input_grad(parameters[weight], grad)
-    grad_x, found[weight], grad_bias = linear_grad(
+    grad_x, gradients[weight], grad_bias = linear_grad(
         x, parameters[weight], grad, bias=bias in parameters
     )
     if grad_bias is not None:
-        found[bias] = grad_bias
+        gradients[bias] = grad_bias
     return grad_x
 
 
 def for_parameters(record: Recorder | None) -> dict[str, Array] | None:
-    """Where a backward pass puts the gradients of parameters; None where it computes none."""
+    """Return a dict for the gradients of parameters; None if the backward pass computes none."""
     return None if isinstance(record, GradientRecorder) else {}
 
 
 def asks(record: Recorder | None, *names: str) -> bool:
-    """Whether gradients of these are asked for that a backward pass forms for nothing else."""
+    """Return whether a `GradientRecorder` wants the gradient of one of these activations."""
     return isinstance(record, GradientRecorder) and record.wants(*names)
 
 
@@ -249,10 +261,10 @@ class Layer:
     """A layer from vectors to vectors of the same size.
 
     Attributes:
-        parameters: its arrays by their names.
+        parameters: the layer's arrays by their names.
         dim: D, the size of the vectors.
-        hooks: the names that it gives a `Recorder`.
-        run: the forward pass, unchecked; with `save` also what `backward` needs.
+        hooks: the names of the activations that the layer records.
+        run: the unchecked forward pass; with `save` it also returns the values for `backward`.
     """
 
     parameters: dict[str, Array]
@@ -263,39 +275,39 @@ class Layer:
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
-        """From `x` (..., D) to the same shape; `record` collects what is computed on the way."""
+        """Apply the layer to `x` (..., D); `record` collects the activations."""
         return self.run(self._checked(x), record=record)[0]
 
     def forward(self, x: ArrayLike) -> Array:
-        """The same as calling the layer."""
+        """Call the layer."""
         return self(x)
 
     @quiet
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:
-        """What the layer gives, and what `backward` needs of it."""
+        """Return the layer's result, and the values for `backward`."""
         array = self._checked(x)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, save=True)
 
     def _checked(self, x: ArrayLike) -> Array:
-        """`x` as an array that the layer takes."""
+        """Return `x` as an array of vectors that the layer takes."""
         call = type(self).__name__
         return vectors_of(x, self.dim, call=call, of_texts=self._reads_texts)
 
 
 class Feed(Layer):
-    """A layer that stands between two residual states: an MLP, or what takes its place."""
+    """A layer between two residual states: an MLP, or a mixture of experts."""
 
     @quiet
     def __call__(
         self, x: ArrayLike, *, residual: Array | None = None, record: Recorder | None = None
     ) -> Array:
-        """From `x` (..., T, D) to the same shape.
+        """Apply the layer to `x` (..., T, D).
 
         Args:
             x: word vectors.
-            residual: (..., T, D), added to the result before that is rounded to half precision; if
-                it is float32, so is the result.
-            record: collects what is computed on the way.
+            residual: (..., T, D), added to the result before rounding to half precision. A float32
+                residual gives a float32 result.
+            record: collects the activations.
         """
         return self.run(self._checked(x), residual=residual, record=record)[0]

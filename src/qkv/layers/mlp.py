@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, float_type, whole_number
+from qkv.arrays import Array, Shape, float_type, whole_number
 from qkv.layers.layer import (
     Feed,
     Gradient,
@@ -16,7 +16,7 @@ from qkv.layers.layer import (
     first_parameters,
     for_parameters,
     is_wide,
-    need_shape,
+    need_shapes,
     parameter,
     project,
     project_back,
@@ -31,13 +31,13 @@ from qkv.trace.recorder import unkept
 
 
 class MLPSaved(NamedTuple):
-    """What the backward pass of an MLP needs."""
+    """Values of the forward pass of an MLP for its backward pass."""
 
     x: Array  # (..., T, D)
-    pre: Array  # (..., T, F), what the activation was taken of
-    hidden: Array  # (..., T, F), what was projected down
-    gate: Array | None  # (..., T, F), the activation, and
-    up: Array | None  # (..., T, F), what it was multiplied with
+    pre: Array  # (..., T, F), before the activation
+    hidden: Array  # (..., T, F), the input of the projection down
+    gate: Array | None  # (..., T, F), the activation of a gated MLP
+    up: Array | None  # (..., T, F), its other factor
 
 
 class MLP(Feed):
@@ -49,11 +49,11 @@ class MLP(Feed):
         activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
         gated: whether there is a gate.
         bias: whether the linear layers have biases; they begin at 0.
-        seed: of the weights, which are normal with variance 1 / (their number of rows).
-        dtype: of the parameters.
+        seed: the seed of the weights, which are normal with variance 1 / (their number of rows).
+        dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integers take the type of the
+    parameters. Half precision is computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants Improve Transformer".
@@ -77,23 +77,20 @@ class MLP(Feed):
         dtype: Any = np.float32,
     ) -> None:
         call = type(self).__name__
-        dim, hidden = (
-            whole_number(dim, call=call, name="dim", least=1),
-            whole_number(hidden, call=call, name="hidden", least=1),
-        )
-        kind = float_type(dtype, call=call)
-        sizes = mlp_sizes(dim, hidden, gated=gated)
+        dim = whole_number(dim, call=call, name="dim", least=1)
+        hidden = whole_number(hidden, call=call, name="hidden", least=1)
+        kind, sizes = float_type(dtype, call=call), mlp_sizes(dim, hidden, gated=gated)
         self._set(first_parameters(sizes, bias=bias, seed=seed, dtype=kind), activation)
 
     @classmethod
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, activation: str = "gelu"
     ) -> MLP:
-        """A layer with these parameters, used where they stand.
+        """Return a layer with these parameters, without copying them.
 
         Args:
-            parameters: "up_proj.weight" (D, F), "down_proj.weight" (F, D), for a gated one
-                "gate_proj.weight" (D, F), and "up_proj.bias" and so on where there are biases.
+            parameters: "up_proj.weight" (D, F), "down_proj.weight" (F, D), for a gated MLP
+                "gate_proj.weight" (D, F), and the biases "up_proj.bias" and so on, if any.
             activation: as for the class.
         """
         layer = cls.__new__(cls)
@@ -101,13 +98,17 @@ class MLP(Feed):
         return layer
 
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
-        """Take parameters and activation once they fit."""
+        """Check the parameters and the activation, then set all attributes."""
         call = type(self).__name__
         activation_named(activation, call=call)
-        _check_sizes(parameters, call=call)
-        self.parameters = parameters
-        self.activation = activation
-        self.dim, self.hidden = parameters["up_proj.weight"].shape
+        up = parameter(parameters, "up_proj.weight", "(D, F)", call=call)
+        parameter(parameters, "down_proj.weight", "(F, D)", call=call)
+        self.dim, self.hidden = up.shape
+        shapes: dict[str, Shape] = {}
+        for name, size in mlp_sizes(*up.shape, gated=True).items():
+            shapes |= shapes_of(name, *size, bias=True)
+        need_shapes(parameters, shapes, call=call, why=f"up_proj.weight has shape {up.shape}")
+        self.parameters, self.activation = parameters, activation
         self.gated = "gate_proj.weight" in parameters
         self.hooks = ("hook_pre", *["hook_pre_linear"] * self.gated, "hook_post")
 
@@ -119,7 +120,7 @@ class MLP(Feed):
         record: Recorder | None = None,
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
-        """The forward pass, unchecked; with `save` also what the backward pass needs."""
+        """Run the unchecked forward pass; with `save` also return the values for `backward`."""
         x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
@@ -144,13 +145,14 @@ class MLP(Feed):
     def backward(
         self, grad: ArrayLike, saved: MLPSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * mlp(x))`.
+        """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient of what the layer gave; that of a residual is the same.
-            saved: what `mlp.training_forward(x)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace; with a
-                `GradientRecorder` there are none of parameters.
+            grad: (..., T, D), the gradient of the layer's result. The gradient of a residual is the
+                same.
+            saved: the second value of `mlp.training_forward(x)`.
+            record: collects the gradients of activations by the names of a trace. With a
+                `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
             `.x` (..., T, D) and `.parameters` by their names.
@@ -160,28 +162,26 @@ class MLP(Feed):
         >>> mlp.backward(np.ones((3, 4)), saved).parameters["up_proj.weight"].shape
         (4, 16)
         """
-        found = for_parameters(record)
+        gradients = for_parameters(record)
         x, pre, hidden, gate, up = saved
         grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
-        change = project_back(hidden, self.parameters, "down_proj", grad, found)
         keep = record or unkept
+        change = project_back(hidden, self.parameters, "down_proj", grad, gradients)
         change = keep("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
-            first, linear = "gate_proj", change * gate
-            linear = keep("hook_pre_linear", linear)
-            grad_x = project_back(x, self.parameters, "up_proj", linear, found)
+            first, linear = "gate_proj", keep("hook_pre_linear", change * gate)
+            grad_x = project_back(x, self.parameters, "up_proj", linear, gradients)
             change = change * up
-        change = activation_grad(pre, change, self.activation)
-        change = keep("hook_pre", change)
-        more = project_back(x, self.parameters, first, change, found)
-        return Gradient(more if grad_x is None else more + grad_x, found or {})
+        change = keep("hook_pre", activation_grad(pre, change, self.activation))
+        more = project_back(x, self.parameters, first, change, gradients)
+        return Gradient(more if grad_x is None else more + grad_x, gradients or {})
 
     def trace(self, x: ArrayLike) -> Trace:
-        """Every intermediate of `layer(x)` by its name.
+        """Return every activation of `layer(x)` by its name.
 
-        These are `hook_pre` (..., T, F), what the activation is taken of, for a gated layer
-        `hook_pre_linear`, what that is multiplied with, `hook_post`, what is projected down, and
+        These are `hook_pre` (..., T, F) before the activation, for a gated MLP its other factor
+        `hook_pre_linear`, `hook_post`, the input of the projection down, and
         `hook_mlp_out` (..., T, D), the layer's output.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
@@ -193,23 +193,6 @@ class MLP(Feed):
 
 
 def mlp_sizes(dim: int, hidden: int, *, gated: bool) -> dict[str, tuple[int, int]]:
-    """The linear layers of an MLP, each with its rows and columns."""
+    """Return the linear layers of an MLP, each with its rows and columns."""
     gate = {"gate_proj": (dim, hidden)} if gated else {}
     return {**gate, "up_proj": (dim, hidden), "down_proj": (hidden, dim)}
-
-
-def _check_sizes(parameters: Mapping[str, Array], *, call: str) -> None:
-    """One clear error for the first parameter that is missing, unknown or of another shape."""
-    up = parameter(parameters, "up_proj.weight", "(D, F)", call=call)
-    parameter(parameters, "down_proj.weight", "(F, D)", call=call)
-    dim, hidden = up.shape
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, size in mlp_sizes(dim, hidden, gated=True).items():
-        shapes |= shapes_of(name, *size, bias=True)
-    for name, array in parameters.items():
-        if name not in shapes:
-            raise ValueError(
-                f"{call}: there is no parameter {name}: choose from {', '.join(shapes)}"
-            )
-        why = f"up_proj.weight has shape {up.shape}"
-        need_shape(array, shapes[name], call=call, name=name, why=why)

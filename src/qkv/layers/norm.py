@@ -1,4 +1,4 @@
-"""Norms of vectors, and the scale of a block's parts: layers with a number for each column."""
+"""Norms of vectors and scales of parts of a block: layers with a number for each column."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from qkv.trace import Recorder, Trace
 
 
 class NormSaved(NamedTuple):
-    """What the backward pass of a norm needs."""
+    """Values of the forward pass of a norm for its backward pass."""
 
     x: Array  # (..., D)
-    scale: Array  # (..., 1), what was divided by
+    scale: Array  # (..., 1), the divisor
 
 
 class _Norm(Layer):
-    """What the two norms share: both take vectors (..., D)."""
+    """The common part of the two norms, which take vectors (..., D)."""
 
     hooks = ("hook_scale", "hook_normalized")
     _is_centred: bool
@@ -43,14 +43,14 @@ class _Norm(Layer):
     offset: float
 
     def _begin(self, dim: int, eps: float, dtype: Any, *, bias: bool) -> None:
-        """Take new parameters: a weight of 1 and, if any, a bias of 0."""
+        """Set new parameters: a weight of 1 and, with `bias`, a bias of 0."""
         call = type(self).__name__
         dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
         weight = {"weight": np.ones(dim, kind)}
         self._set(weight | ({"bias": np.zeros(dim, kind)} if bias else {}), eps)
 
     def _set(self, parameters: dict[str, Array], eps: float, offset: float = 0.0) -> None:
-        """Take parameters that fit each other, once `eps` is one."""
+        """Check `eps`, then set all attributes."""
         if not (math.isfinite(eps) and eps >= 0):
             raise ValueError(
                 f"{type(self).__name__}: eps is {eps}: it must be finite and not negative"
@@ -61,7 +61,7 @@ class _Norm(Layer):
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
-        """The forward pass, unchecked, and what the backward pass needs, with or without `save`."""
+        """Run the unchecked forward pass; also return the values for `backward`."""
         x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
@@ -78,13 +78,13 @@ class _Norm(Layer):
     def backward(
         self, grad: ArrayLike, saved: NormSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * norm(x))`.
+        """Return the gradients of `sum(grad * norm(x))`.
 
         Args:
-            grad: (..., D), the gradient of what the norm gave.
-            saved: what `norm.training_forward(x)` gave beside it.
-            record: collects the gradients on the way, by the names of a trace; with a
-                `GradientRecorder` there are none of parameters.
+            grad: (..., D), the gradient of the layer's result.
+            saved: the second value of `norm.training_forward(x)`.
+            record: collects the gradients of activations by the names of a trace. With a
+                `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" and "bias".
@@ -112,7 +112,7 @@ class _Norm(Layer):
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def _back_by_scale(self, grad: Array, saved: NormSaved, record: Recorder) -> Array:
-        """The gradient of `x`, with that of what is divided by on its own."""
+        """Return the gradient of `x`, and record the gradient of the divisor."""
         x, scale = saved
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         weighted = grad * self.scaled().astype(x.dtype, copy=False)
@@ -122,7 +122,7 @@ class _Norm(Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """The norm of `x` (..., D) if it is divided by `scale` (..., 1)."""
+        """Return the norm of `x` (..., D) with `scale` (..., 1) as the divisor."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -130,7 +130,7 @@ class _Norm(Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """What vectors are multiplied by, (D,): the weight, with its offset if it has one."""
+        """Return the factor of vectors, (D,): the weight plus its offset."""
         weight = self.parameters["weight"]
         if not self.offset:
             return weight
@@ -139,11 +139,11 @@ class _Norm(Layer):
         return scaled
 
     def trace(self, x: ArrayLike) -> Trace:
-        """`hook_scale` (..., 1), what is divided by, and `hook_normalized` (..., D), the output.
+        """Return the divisor `hook_scale` (..., 1) and the output `hook_normalized` (..., D).
 
-        What is divided by is the root of the variance and `eps`, or of the mean square and `eps`
-        where the mean is left in: vectors (without their mean) `/ hook_scale * weight + bias` are
-        the output.
+        The divisor of a LayerNorm is the root of the variance plus `eps`, and the output is
+        `(x - mean) / hook_scale * weight + bias`. An RMSNorm has the mean square instead of the
+        variance, and does not subtract the mean.
 
         >>> LayerNorm(2).trace(np.array([[1.0, 7.0]])).names()
         ['hook_scale', 'hook_normalized']
@@ -160,10 +160,10 @@ class LayerNorm(_Norm):
         dim: D, the size of the vectors.
         eps: added to the variance.
         bias: whether a bias is added.
-        dtype: of the parameters.
+        dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to; integers take the parameters'.
-    Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integers take the type of the
+    parameters. Half precision is computed in float32.
 
     Source:
         Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
@@ -186,7 +186,7 @@ class LayerNorm(_Norm):
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-5
     ) -> LayerNorm:
-        """A layer with this "weight" (D,) and, if any, "bias" (D,), used where they stand."""
+        """Return a layer with this "weight" (D,) and optional "bias" (D,), without copying them."""
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight", "bias"}, call=cls.__name__), eps)
         return layer
@@ -198,10 +198,10 @@ class RMSNorm(_Norm):
     Args:
         dim: D, the size of the vectors.
         eps: added to the mean square.
-        dtype: of the weight.
+        dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to; integers take the weight's. Half
-    precision is computed in float32.
+    The result has the type that `x` and the weight promote to. Integers take the type of the
+    weight. Half precision is computed in float32.
 
     Source:
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
@@ -219,12 +219,12 @@ class RMSNorm(_Norm):
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6, offset: float = 0.0
     ) -> RMSNorm:
-        """A layer with this "weight" (D,), used where it stands.
+        """Return a layer with this "weight" (D,), without copying it.
 
         Args:
             parameters: "weight" (D,).
             eps: as for the class.
-            offset: is added to the weight: 1 where a model's files hold its distance from 1.
+            offset: added to the weight: 1 if a model's files hold the distance from 1.
         """
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)
@@ -232,7 +232,7 @@ class RMSNorm(_Norm):
 
 
 def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
-    """The parameters of a norm: a weight (D,) and others of its shape."""
+    """Return the parameters of a norm: a weight (D,) and others of its shape."""
     arrays = checked(parameters, call=call)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise ValueError(
@@ -248,20 +248,20 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
 
 
 class ScaleSaved(NamedTuple):
-    """What the backward pass of a scale needs."""
+    """Values of the forward pass of a scale for its backward pass."""
 
     x: Array  # (..., D)
 
 
 class LayerScale(Layer):
-    """`x * weight`: before what a part of a block gives is added to the residual connection.
+    """`x * weight`, for the output of a part of a block before it joins the residual connection.
 
     Args:
         dim: D, the size of the vectors.
-        first: what each number of the weight begins with.
-        dtype: of the weight.
+        first: the first value of each number of the weight.
+        dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to; integers take the weight's.
+    The result has the type that `x` and the weight promote to. Integers take the weight's type.
 
     Source:
         Touvron et al. 2021, "Going deeper with Image Transformers", equation 4.
@@ -280,7 +280,7 @@ class LayerScale(Layer):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> LayerScale:
-        """A layer with these parameters, used where they stand: "weight" (D,)."""
+        """Return a layer with this "weight" (D,), without copying it."""
         layer, call = cls.__new__(cls), cls.__name__
         arrays = checked(parameters, call=call)
         layer.dim = len(parameter(arrays, "weight", "(D)", call=call))
@@ -293,7 +293,7 @@ class LayerScale(Layer):
     def run(
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
-        """The forward pass, unchecked, and what the backward pass needs, with or without `save`."""
+        """Run the unchecked forward pass; also return the values for `backward`."""
         x, dtype = promoted(x, self.parameters, call=type(self).__name__)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)
@@ -302,20 +302,20 @@ class LayerScale(Layer):
     def backward(
         self, grad: ArrayLike, saved: ScaleSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """The backward pass: the gradients of `sum(grad * scale(x))`.
+        """Return the gradients of `sum(grad * scale(x))`.
 
         Args:
-            grad: (..., D), the gradient of what the layer gave.
-            saved: what `scale.training_forward(x)` gave beside it.
-            record: for the door that all layers share: there is nothing on the way.
+            grad: (..., D), the gradient of the layer's result.
+            saved: the second value of `scale.training_forward(x)`.
+            record: unused, because a scale has no activations of its own.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" (D,).
 
         >>> scale = LayerScale(2, first=0.5)
         >>> y, saved = scale.training_forward(np.array([[2.0, 4.0]]))
-        >>> found = scale.backward([[1.0, 10.0]], saved)
-        >>> found.x.tolist(), found.parameters["weight"].tolist()
+        >>> gradient = scale.backward([[1.0, 10.0]], saved)
+        >>> gradient.x.tolist(), gradient.parameters["weight"].tolist()
         ([[0.5, 5.0]], [2.0, 40.0])
         """
         grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)

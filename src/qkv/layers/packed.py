@@ -1,4 +1,4 @@
-"""Packed rows, texts laid end to end without padding: their options and their padded form."""
+"""Packed rows, texts end to end without padding: their options and their padded form."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from qkv.arrays import Array
 from qkv.attend import options as formula
 from qkv.trace.recorder import padded, unpadded
 
-PADDED = ("attn_mask", "bias")  # with one of these packed rows are padded again
+PADDED = ("attn_mask", "bias")  # with these options packed rows are padded
 PACKED = (*PADDED, *formula.PACKED)
 
 
-def check_options(options: Mapping[str, Any], *, packed: bool, call: str) -> None:
-    """One clear error for an option that there is not, or not for packed rows."""
-    formula.check_options(options, call=call)
+def check_options(
+    options: Mapping[str, Any], *, packed: bool, call: str, returns: bool = True
+) -> None:
+    """Raise for an option that does not exist, or not for packed rows, or that asks for weights."""
+    without = () if returns else formula.RETURNS
+    formula.check_options(options, call=call, without=without, why=": use trace()")
     for name, value in options.items():
         if packed and name not in PACKED and value is not None and value is not False:
             raise ValueError(
@@ -26,7 +29,7 @@ def check_options(options: Mapping[str, Any], *, packed: bool, call: str) -> Non
 
 
 def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
-    """What `qkv.attention` needs beside its inputs to run a traced attention again."""
+    """Return the options with which `qkv.attention` computes a traced attention again."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()
@@ -38,15 +41,15 @@ def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Where each text of these lengths begins and the last one ends, `(B + 1,)`."""
+    """Return where each text of these lengths begins and the last one ends, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 
 def padded_heads(parts: Sequence[Array], cu: Array) -> list[Array]:
-    """Each of packed `(H, total, d)` as `(B, H, T, d)`."""
+    """Return packed arrays `(H, total, d)` with padding, as `(B, H, T, d)`."""
     return [np.swapaxes(padded(np.swapaxes(part, 0, 1), cu), 1, 2) for part in parts]
 
 
 def unpadded_heads(whole: Array, cu: Array) -> Array:
-    """`(B, H, T, d)` as `(H, total, d)`, without the padding."""
+    """Return `(B, H, T, d)` without the padding, as `(H, total, d)`."""
     return np.swapaxes(unpadded(np.swapaxes(whole, 1, 2), cu), 0, 1)

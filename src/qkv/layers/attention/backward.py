@@ -1,4 +1,4 @@
-"""The backward pass of attention: the chain of its forward pass, link by link."""
+"""The backward pass of attention: the steps of its forward pass, in reverse."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 def attention_backward(
     layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
 ) -> Gradient:
-    """From the gradient of what the layer gave to those of what it was given."""
-    found = for_parameters(record)
+    """Return the gradients of the layer's inputs, from the gradient of its output."""
+    gradients = for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
     grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
@@ -35,9 +35,9 @@ def attention_backward(
         z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
     else:
         if "out_proj.weight" in layer.parameters:
-            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, found)
+            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
         z = split_heads(grad, layer.num_heads)
-    moved = bool(saved.norms or saved.positions)
+    changed = bool(saved.norms or saved.positions)
     keep = of_heads(record, inputs.cu) or unkept
     z = keep("hook_z", z)
     if saved.weighed is not None or asks(record, *WEIGHTS):
@@ -46,8 +46,8 @@ def attention_backward(
         heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
-        """From the gradient of queries, keys or values (..., H, T, d) to that of vectors."""
-        if moved and name != "v":
+        """Return the gradient of vectors, from that of queries, keys or values (..., H, T, d)."""
+        if changed and name != "v":
             part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:
             assert layer.rotary is not None
@@ -56,24 +56,26 @@ def attention_backward(
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
             whole = norm.dim != part.shape[-1]  # all heads side by side
-            given = join_heads(part) if whole else part
+            vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
-            given = part_back(norm, given, saved.norms[name], f"{name}_norm", found, inner).x
-            part = split_heads(given, part.shape[-3]) if whole else given
+            vectors = part_back(
+                norm, vectors, saved.norms[name], f"{name}_norm", gradients, inner
+            ).x
+            part = split_heads(vectors, part.shape[-3]) if whole else vectors
         part = keep(f"hook_{name}", part)
-        return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), found)
+        return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
 
     query = to_words("q", heads.query, inputs.words)
     others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
     options = {name: getattr(heads, name) for name in _LEARNED}
     options = {name: array for name, array in options.items() if array is not None}
     if inputs.context is None:
-        return Gradient(query + others, found or {}, options=options)
-    return Gradient(query, found or {}, context=others, options=options)
+        return Gradient(query + others, gradients or {}, options=options)
+    return Gradient(query, gradients or {}, context=others, options=options)
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """From the gradient of the layer's output to that of `z`, by what each head adds to it."""
+    """Return the gradient of `z`, through the output of each head, from that of the layer."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
@@ -81,7 +83,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
-    """What `_attention_grad` gives but for the options', by the gradients of scores and weights."""
+    """Return the gradients through scores and weights, without those of options."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
@@ -89,13 +91,13 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
         options |= {"query_lengths": lengths, "key_lengths": lengths}
     call = check_call(*parts[:3], **options, call=saved.inputs.call)
     weights = None if saved.weighed is None else saved.weighed[1:]
-    found = gradient_by_weights(call, parts[3], weights, record)
-    query, key, value = found if cu is None else (unpadded_heads(part, cu) for part in found)
+    heads = gradient_by_weights(call, parts[3], weights, record)
+    query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)
     return AttentionGradient(query, key, value, None, None, None)
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
-    """The gradients of rotated queries and keys and of values, in the layout of the layer."""
+    """Return the gradients of rotated queries and keys and of values, in the layer's layout."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     assert lse is not None
@@ -104,21 +106,21 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
     if any(name in options for name in PADDED):
         lengths = np.diff(cu)
         padded = padded_heads([*parts, z, lse.T[..., None]], cu)
-        found = attention_grad(
+        heads = attention_grad(
             *padded[:4],
             forward=(padded[4], padded[5][..., 0]),
             query_lengths=lengths,
             key_lengths=lengths,
             **options,
         )
-        query, key, value = (unpadded_heads(part, cu) for part in found[:3])
-        return found._replace(query=query, key=key, value=value)
+        query, key, value = (unpadded_heads(part, cu) for part in heads[:3])
+        return heads._replace(query=query, key=key, value=value)
     query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
-    found = varlen_attention_grad(
+    heads = varlen_attention_grad(
         query, key, value, grad, cu, cu, forward=(np.swapaxes(z, 0, 1), lse), **options
     )
-    return found._replace(
-        query=np.swapaxes(found.query, 0, 1),
-        key=np.swapaxes(found.key, 0, 1),
-        value=np.swapaxes(found.value, 0, 1),
+    return heads._replace(
+        query=np.swapaxes(heads.query, 0, 1),
+        key=np.swapaxes(heads.key, 0, 1),
+        value=np.swapaxes(heads.value, 0, 1),
     )

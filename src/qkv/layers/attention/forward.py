@@ -1,10 +1,10 @@
-"""The forward pass of attention, unchecked: word vectors to context, and what comes beside it."""
+"""The unchecked forward pass of an attention layer, from word vectors to context."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from qkv.trace.recorder import of_heads, of_rows, places, unkept, unpadded
 Norm = LayerNorm | RMSNorm
 
 
-class Parts(Protocol):
-    """What an attention layer is made of."""
+class Parts:
+    """The parameters, sizes and parts of an attention layer."""
 
     parameters: dict[str, Array]
-    output_dim: int
+    embed_dim: int  # D, of x
+    context_dim: int  # of the context
+    output_dim: int  # of the result
     num_heads: int
     num_kv_heads: int
     d_query: int
@@ -46,21 +48,21 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one call of the layer is about."""
+    """The checked arguments of one call of the layer."""
 
     words: Array  # (..., L, D), or rows (total, D)
-    context: Array | None  # (..., S, D), what keys and values are made of, if not of the words
+    context: Array | None  # (..., S, D), for keys and values, if not the words
     dtype: np.dtype[Any]  # of the result
-    options: Mapping[str, Any]  # those of the formula
-    call: str  # who is named in an error
-    cu: Array | None = None  # (B + 1,), where each of packed texts begins and the last one ends
+    options: Mapping[str, Any]  # of `qkv.attention`
+    call: str  # the name of the call in errors
+    cu: Array | None = None  # (B + 1,), where each packed text begins and the last one ends
     cache: KVCache | None = None
-    lengths: Any = None  # (B,), with a cache how many words of each row are real
-    positions: Positions | None = None  # of packed rows, where they do not count from 0
+    lengths: Any = None  # (B,), with a cache the number of real words in each row
+    positions: Positions | None = None  # of packed rows, unless each text counts from 0
 
     @property
     def others(self) -> Array:
-        """What keys and values are made of, (..., S, D)."""
+        """The vectors from which keys and values are computed, (..., S, D)."""
         return self.words if self.context is None else self.context
 
     @property
@@ -78,40 +80,40 @@ class Inputs:
 
 @dataclass(frozen=True)
 class AttentionSaved:
-    """What the backward pass of attention needs."""
+    """Values of the forward pass of attention for its backward pass."""
 
     inputs: Inputs
-    shapes: dict[str, tuple[int, ...]]  # of q, k and v as they were projected
+    shapes: dict[str, tuple[int, ...]]  # of q, k and v after their projections
     norms: dict[str, NormSaved]  # of q and k
-    positions: dict[str, Positions]  # of q and k, where they were rotated
-    query: Array  # (..., Hq, L, d), as the formula got it, and so on
+    positions: dict[str, Positions]  # of q and k, if they were rotated
+    query: Array  # (..., Hq, L, d), the input of the formula, and so on
     key: Array
     value: Array
     z: Array
-    lse: Array | None  # None where there are weights
-    weighed: Weighed | None  # where scores or weights were edited
+    lse: Array | None  # None if there are weights
+    weighed: Weighed | None  # if scores or weights were edited
 
 
 class Weighed(NamedTuple):
-    """What attention gave, and by which weights, (B, Hq, L, S)."""
+    """The weighted values and their weights, (B, Hq, L, S)."""
 
     z: Array  # (B, Hq, L, dv)
     softmax: Array  # of the scores
-    pattern: Array  # what values were multiplied by: the same unless it was edited
+    pattern: Array  # the weights of the values: the softmax, unless it was edited
 
 
 class Positions(NamedTuple):
-    """Where queries or keys stand, and how long a text is that has such places."""
+    """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # of all of them, or of each
+    length: int | Array  # for all positions, or for each
 
 
 class Result(NamedTuple):
-    """What the forward pass gives."""
+    """The result of the forward pass."""
 
     out: Array
-    extra: list[Array]  # the weights, the log-sum-exp: what the options ask for
+    extra: list[Array]  # the weights and the log-sum-exp, if the options ask for them
     saved: AttentionSaved | None
 
 
@@ -125,7 +127,7 @@ def attention_forward(
     top_k: int | None = None,
     save: bool = False,
 ) -> Result:
-    """From word vectors to context; `plan` is what `attention_plan` gave, if anybody asked it."""
+    """Compute the context of word vectors; `plan` is the result of `attention_plan`, if known."""
     inputs, cu = _in_working_type(inputs), inputs.cu
     parts, shapes, norms, positions = project_heads(layer, inputs, record)
     if inputs.cache is not None:
@@ -142,16 +144,16 @@ def attention_forward(
 
 
 class Projected(NamedTuple):
-    """Queries, keys and values of heads, as attention takes them, and what they were made by."""
+    """Queries, keys and values of heads, normalised and rotated."""
 
     parts: dict[str, Array]  # "q", "k", "v", each (..., H, L, d)
-    shapes: dict[str, tuple[int, ...]]  # as they were projected
+    shapes: dict[str, tuple[int, ...]]  # after their projections
     norms: dict[str, NormSaved]  # of q and k
-    positions: dict[str, Positions]  # of q and k, where they were rotated
+    positions: dict[str, Positions]  # of q and k, if they were rotated
 
 
 def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) -> Projected:
-    """From word vectors to queries, keys and values, normalised and rotated."""
+    """Compute queries, keys and values of word vectors, normalised and rotated."""
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
     keep, parts = of_heads(record, inputs.cu) or unkept, {}
     for name, count in heads.items():
@@ -166,10 +168,10 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # each row may have places of its own
+        # each row may have its own positions
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
-        for name, stand in positions.items():
-            parts[name] = layer.rotary.rotate(parts[name], *stand)
+        for name, where in positions.items():
+            parts[name] = layer.rotary.rotate(parts[name], *where)
     if norms or positions:
         for name in ("q", "k"):
             parts[name] = keep(f"hook_rot_{name}", parts[name])
@@ -177,9 +179,9 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
-    """The call of attention, checked by shapes before there are queries, keys and values.
+    """Return the call of attention, checked by shapes before queries, keys and values exist.
 
-    Packed rows are checked as the padded (B, ...) that they stand for.
+    Packed rows are checked with their padded shapes (B, ...).
     """
     (*lead, length, _), (*other_lead, keys, _) = inputs.words.shape, inputs.others.shape
     options = formula_options(inputs.options)
@@ -190,8 +192,8 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     elif layer.rotary is not None and length != keys and "q_offset" not in options:
         raise ValueError(
             f"{inputs.call}: x has {length} rows and context has {keys}, so rotary positions need "
-            'q_offset: "start" if query 0 stands at key 0, "end" if the last query stands at '
-            "the last key, or its place as a number"
+            'q_offset: "start" if query 0 is at key 0, "end" if the last query is at '
+            "the last key, or the position of query 0 as a number"
         )
     shapes = (
         (*lead, layer.num_heads, length, layer.d_query),
@@ -207,16 +209,16 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that say what is computed, without those that say what is returned."""
+    """Return the options that change the computation, not only the return values."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
 def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
-    """Queries or keys (..., H, L, d) through a norm of each head, or of all heads side by side."""
+    """Normalise queries or keys (..., H, L, d), each head or all heads side by side."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)
-    found, saved = norm.run(join_heads(part))
-    return split_heads(found, part.shape[-3]), saved
+    joined, saved = norm.run(join_heads(part))
+    return split_heads(joined, part.shape[-3]), saved
 
 
 def _in_working_type(inputs: Inputs) -> Inputs:
@@ -226,59 +228,61 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 
 
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
-    """Where queries (..., 1, L) and keys (S,) stand, those of packed rows (total,).
+    """Return the positions of queries (..., 1, L) and keys (S,), or of packed rows (total,).
 
-    Packed texts have each its own length; of others the longest counts for all.
+    Each packed text has its own length; without packing, the longest length counts for all texts.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
     if inputs.cache is not None:
-        at = there = inputs.cache.lengths[..., None, None] + np.arange(length)  # (B, 1, L)
+        of_queries = of_keys = inputs.cache.lengths[..., None, None] + np.arange(
+            length
+        )  # (B, 1, L)
     else:
         q_offset, call = inputs.options.get("q_offset"), inputs.call
         if inputs.cu is None:
             offset = check_offset(call, q_offset, length, keys, inputs.lead, needed=True)
-            at = np.broadcast_to(offset, inputs.lead)[..., None, None] + np.arange(length)
-            there = np.arange(keys)
+            of_queries = np.broadcast_to(offset, inputs.lead)[..., None, None] + np.arange(length)
+            of_keys = np.arange(keys)
         else:
-            text, there = places(inputs.cu)
+            text, of_keys = places(inputs.cu)
             offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
             own = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
             lengths = np.diff(inputs.cu)[text]
             return {
-                "q": Positions(own + there, own + lengths),
-                "k": Positions(there, lengths),
+                "q": Positions(own + of_keys, own + lengths),
+                "k": Positions(of_keys, lengths),
             }
     return {
-        name: Positions(place, 1 + int(np.max(place, initial=0)))
-        for name, place in (("q", at), ("k", there))
+        name: Positions(at, 1 + int(np.max(at, initial=0)))
+        for name, at in (("q", of_queries), ("k", of_keys))
     }
 
 
 def _with_cache(
     inputs: Inputs, cache: KVCache, parts: Mapping[str, Array]
 ) -> tuple[Call, dict[str, Array]]:
-    """Keys and values behind those of the cache, and the call of attention to all of them."""
+    """Add keys and values to the cache, and return the call of attention to all of them."""
     seen = cache.lengths if cache.lengths.size else 0
-    given = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
+    cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
     kept = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
-    query, key, value = parts["q"], given.pop("key"), given.pop("value")
+    query, key, value = parts["q"], cached.pop("key"), cached.pop("value")
     if kept.get("attn_mask") is not None:
-        dropped = np.asarray(seen - given["q_offset"])
+        dropped = np.asarray(seen - cached["q_offset"])
         kept["attn_mask"] = _of_keys_left(kept["attn_mask"], dropped, key.shape[-2])
-    plan = check_call(query, key, value, **given, **kept, call=inputs.call)
+    plan = check_call(query, key, value, **cached, **kept, call=inputs.call)
     return plan, {"q": query, "k": key, "v": value}
 
 
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
-    """A mask `(..., S)` of all keys so far for the `keys` that a cache still has of each row.
+    """Cut a mask `(..., S)` of all keys so far to the `keys` that a cache still has of each row.
 
-    `dropped` says how many it dropped before those, () or (B,).
+    `dropped` is the number of keys that it dropped before them, () or (B,).
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]
-    places = dropped.reshape(-1, 1, 1, 1) + np.arange(keys)
-    return np.take_along_axis(mask, np.minimum(places, mask.shape[-1] - 1), axis=-1)
+    left = dropped.reshape(-1, 1, 1, 1) + np.arange(keys)
+    return np.take_along_axis(mask, np.minimum(left, mask.shape[-1] - 1), axis=-1)
 
 
 def _attend(
@@ -290,25 +294,25 @@ def _attend(
     top_k: int | None,
     save: bool,
 ) -> tuple[Array, list[Array], Weighed | None]:
-    """The weighted values `(..., Hq, L, dv)`, what else the options ask for, and the weights.
+    """Return the weighted values `(..., Hq, L, dv)`, other wanted results, and recorded weights.
 
     `parts` are query, key and value; those of packed rows are `(H, total, d)`. With `save` the
-    log-sum-exp is there too, as the last, unless the weights are, which `record` made.
+    log-sum-exp is the last result, unless `record` made the weights.
     """
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
     is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
-    seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
+    is_seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
     plan = plan or attention_plan(layer, inputs)
-    if cu is None or is_padded or seen:
+    if cu is None or is_padded or is_seen:
         call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
-        found = None if record is None else record_weights(call, record, top_k)
-        if found is not None or cu is None or is_padded:
-            out, *extra = answer(call, weights=weights, lse=lse) if found is None else found[:1]
+        kept = None if record is None else record_weights(call, record, top_k)
+        if kept is not None or cu is None or is_padded:
+            out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
             if cu is None:
-                return out, extra, found
+                return out, extra, kept
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
-            return unpadded_heads(out, cu), rows, found
+            return unpadded_heads(out, cu), rows, kept
     out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), extra, None
 
@@ -317,8 +321,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     """Record scores and weights, or their summary, if wanted.
 
     Returns:
-        What the heads give, and their weights, where scores or weights were changed, or where it
-        came with the weights.
+        The weighted values and their weights, if scores or weights were changed, or if the values
+        were computed with the weights.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -328,22 +332,22 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # twice as fast; a trace has the formula's weights, the same whatever else it keeps
+        # twice as fast; a trace has the formula's weights, so that they never depend on its names
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)
-    given, pattern = scores_and_weights(call)
+    computed, pattern = scores_and_weights(call)
     if not changed:
-        record.keep(SCORES, given)
+        record.keep(SCORES, computed)
         record.keep(PATTERN, pattern)
         return None
-    scores = record.change(SCORES, given)
-    if scores is not given:
+    scores = record.change(SCORES, computed)
+    if scores is not computed:
         scores = without_padding(call, scores, -np.inf)
         pattern = softmax_of(call, scores)
     record.keep(SCORES, scores)
-    found = record.change(PATTERN, pattern)
-    used = pattern if found is pattern else without_padding(call, found, 0)
+    edited = record.change(PATTERN, pattern)
+    used = pattern if edited is pattern else without_padding(call, edited, 0)
     record.keep(PATTERN, used)
     return Weighed(weighed(call, used), pattern, used)
 
@@ -355,10 +359,10 @@ def attention_out(
     record: Recorder | None,
     cu: Array | None,
 ) -> Array:
-    """From what the heads give, `z` (..., Hq, L, dv), to the layer's output (..., L, D).
+    """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
-    What each head adds to it is recorded as (..., L, Hq, D), if anybody wants it; the bias of the
-    output projection is no head's.
+    The output of each head is recorded as (..., L, Hq, D), if `record` wants it. It does not
+    include the bias of the output projection.
     """
     weight = parameters.get("out_proj.weight")
     if weight is None:
@@ -367,13 +371,11 @@ def attention_out(
     if record is not None and record.wants("hook_result"):
         each = weight.reshape(z.shape[-3], z.shape[-1], -1)  # (Hq, dv, D)
         added = [linear(z[..., head, :, :], own, wide=True) for head, own in enumerate(each)]
-        given = np.stack(added, axis=-2)
-        keep = of_rows(record, cu) or unkept
-        result = keep("hook_result", given)
-        if result is not given:
-            bias = parameters.get("out_proj.bias")
+        computed = np.stack(added, axis=-2)
+        result = (of_rows(record, cu) or unkept)("hook_result", computed)
+        if result is not computed:
             total: Array = result.sum(-2)
-            for beside in (bias, residual):
-                total = total if beside is None else total + beside.astype(total.dtype, copy=False)
+            for other in (parameters.get("out_proj.bias"), residual):
+                total = total if other is None else total + other.astype(total.dtype, copy=False)
             return total
     return project(join_heads(z), parameters, "out_proj", residual=residual)

@@ -1,4 +1,4 @@
-"""Rotary positions, as an attention layer has them: how its queries and keys are rotated."""
+"""Rotary positions of an attention layer: the rotation of its queries and keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qkv.embed.rotary import rotate_pairs, rotation_at
 
 
 class Scaling(Protocol):
-    """How a model's rotary positions were stretched for longer texts."""
+    """How rotary positions are stretched for longer texts."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """The angles of `qkv.apply_rotary` (dims / 2,), and what queries and keys are scaled by.
+        """Return `speeds` of `qkv.apply_rotary` (dims / 2,), and the scale of queries and keys.
 
-        `length` is that of the text: some stretch no more than it needs.
+        `length` is the length of the text: some kinds stretch only as far as it needs.
         """
 
 
@@ -29,40 +29,40 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # what was asked for last, which the next layers ask for again: for what, and for which places
+    # the last results with their arguments, which the next layers ask for again
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
     def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
-        """Queries or keys `(..., L, d)` at these positions of a text of `length` tokens.
+        """Rotate queries or keys `(..., L, d)` by their positions in a text of `length` tokens.
 
-        Positions of several texts may have a length each, of their shape.
+        `length` may be an array with a length for each position.
         """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """From the gradient of what `rotate` gave to that of `x`: rotated the other way."""
+        """Return the gradient of `x`, from that of its rotation: rotated in the other direction."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
     def rotation(self, x: Array, positions: Array, length: int | Array) -> tuple[Array, Array]:
-        """What `rotate_pairs` multiplies arrays of the shape and type of `x` by."""
+        """Return the factors of `rotate_pairs` for arrays of the shape and type of `x`."""
         wanted = x.shape[-1], compute_type(x.dtype)
         about = positions, np.asarray(0 if self.scaling is None else length)
-        for last, others, found in self._last:
+        for last, others, result in self._last:
             if last == wanted and all(map(np.array_equal, others, about)):
-                return found
+                return result
         speeds, scale = None, 1.0
         if self.scaling is not None:
             lengths, each = np.unique(about[1], return_inverse=True)
             dims = self.dims or x.shape[-1]
-            made = [self.scaling.speeds(self.base, dims, int(one)) for one in lengths]
-            speeds = np.reshape([own for own, _ in made], (-1, dims // 2))
+            made = [self.scaling.speeds(self.base, dims, int(length)) for length in lengths]
+            speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             speeds = speeds[each.reshape(about[1].shape)]  # (dims / 2,), or one for each position
             scale = made[0][1] if made else scale  # the same for all lengths
-        found = rotation_at(
+        result = rotation_at(
             x,
             positions,
             base=self.base,
@@ -71,12 +71,12 @@ class Rotary:
             speeds=speeds,
             scale=scale,
         )
-        self._last[:] = [(wanted, about, found)]
-        return found
+        self._last[:] = [(wanted, about, result)]
+        return result
 
 
 def as_rotary(rotary: Any, *, call: str) -> Rotary | None:
-    """What a layer was given as its rotary positions, as a `Rotary`."""
+    """Return the `rotary` argument of a layer as a `Rotary`."""
     if rotary is None or isinstance(rotary, Rotary):
         return rotary
     try:

@@ -1,12 +1,13 @@
-"""The weights of an attention layer: what each is called, and whether they fit each other."""
+"""The weights of an attention layer: their names, and checks that they fit each other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-from qkv.arrays import Array
-from qkv.layers.layer import need_shape
+from qkv.arrays import Array, shown
+from qkv.layers.layer import checked, need_shape, word_vectors
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 WEIGHTS = tuple(f"{name}.weight" for name in PROJECTIONS)
@@ -15,7 +16,7 @@ SHORT = dict(zip(WEIGHTS, ("w_q", "w_k", "w_v", "w_o"), strict=True))
 
 @dataclass(frozen=True)
 class Sizes:
-    """What follows from the shapes of the weights."""
+    """The sizes of a layer, which follow from the shapes of its weights."""
 
     embed_dim: int  # D, of x
     context_dim: int  # of the context
@@ -28,10 +29,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters, with how they were given: all that an error has to say.
+    """Parameters, and how the user passed them, which errors name.
 
-    The weights in `parameters` are (in, out). `layout` is the one they were given in, and
-    `short` says that they were given as w_q, w_k, w_v and w_o.
+    The weights in `parameters` are (in, out). `layout` is the layout that the user passed, and
+    `short` says that the user passed w_q, w_k, w_v and w_o.
     """
 
     parameters: Mapping[str, Array]
@@ -39,21 +40,46 @@ class Weights:
     layout: str = "in_out"
     short: bool = False
 
+    @classmethod
+    def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
+        """Return w_q, w_k, w_v and w_o (or None) of a layout, "in_out" or "out_in"."""
+        if layout not in ("in_out", "out_in"):
+            raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
+        named = zip(SHORT.values(), weights, strict=True)
+        arrays = checked({name: w for name, w in named if w is not None}, call=call)
+        if layout == "out_in":
+            arrays = {name: array.T for name, array in arrays.items()}
+        parameters = {full: arrays[short] for full, short in SHORT.items() if short in arrays}
+        return cls(parameters, call, layout, short=True)
+
     def shown(self, name: str) -> str:
-        """A weight's name and shape, as they were given."""
+        """Return a weight's name and shape as the user passed them."""
         shape = self.parameters[name].shape
         shape = shape if self.layout == "in_out" else shape[::-1]
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """The way out, where the other layout would fit."""
+        """Return the advice to pass the other layout, if that would fit."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
-        return f'; if the weights are the other way round, give layout="{other}"'
+        return f'; if the weights are transposed, give layout="{other}"'
+
+    def vectors(self, x: Any, name: str) -> Array:
+        """Return `x`, or the context, as an array of vectors of the size that its weight takes."""
+        array = word_vectors(x, call=self.call, name=name)
+        weight = "q_proj.weight" if name == "x" else "k_proj.weight"
+        rows, columns = self.parameters[weight].shape
+        if array.shape[-1] != rows:
+            raise ValueError(
+                f"{self.call}: {name} {array.shape} has vectors of {array.shape[-1]} and "
+                f"{self.shown(weight)} takes vectors of {rows}"
+                + self.hint(columns == array.shape[-1])
+            )
+        return array
 
     def sizes(self, num_heads: int) -> Sizes:
-        """The sizes; one clear error for the first two things that do not fit."""
+        """Return the sizes, and raise for the first two weights that do not fit."""
         self._check_names()
         call = self.call
         query, key, value = (self.parameters[name].shape for name in WEIGHTS[:3])
@@ -94,7 +120,7 @@ class Weights:
         return Sizes(query[0], key[0], output, num_heads, kv_heads, size, value[1] // kv_heads)
 
     def _check_names(self) -> None:
-        """Every parameter is known, none is missing, and each has the right number of axes."""
+        """Raise unless each parameter is known, none is missing, and each has the right axes."""
         call = self.call
         known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
         for name in self.parameters:
@@ -121,6 +147,6 @@ class Weights:
 
 
 def _columns(num_heads: int, size: int) -> str:
-    """How many columns the keys may have: one head for each query head, or fewer to share."""
+    """Return the numbers of columns that keys may have: a head for one or more query heads."""
     fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
     return " or ".join(map(str, fitting))
