@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 import qkv
 from qkv.circuits import head_scores
 from qkv.models.files.find import shipped
-from training import book_ship, fits, prose
 
 from .offline import lines_offline
 from .plain import plain_llama
@@ -120,30 +119,6 @@ def test_the_licence_of_its_source_is_beside_it() -> None:
     assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
     assert licence == (shipped()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
     assert "this entire notice" not in CARD  # it stands in one place
-
-
-def test_as_many_next_words_fit_as_its_card_says(model: qkv.Model) -> None:
-    """Another processor may round a word or two otherwise."""
-    openings = fits.asked(fits.OPENINGS)
-    found = sum(one.fits for one in fits.continued(model, openings))
-    (said,) = re.findall(r"\| this one \| (\d+\.\d)% ", CARD)
-    assert found == pytest.approx(float(said) / 100 * len(openings), abs=2)
-    assert found > len(openings) / 2
-
-
-def test_it_seldom_loops_and_ends_its_sentences(model: qkv.Model) -> None:
-    """Of a hundred beginnings; the seed draws the same again but for how a processor rounds."""
-    found = prose.continued(model, ())
-    assert found["texts"] == 100
-    assert found["loop"] <= 5
-    assert found["end"] >= 85
-
-
-def test_what_the_card_shows_is_what_it_writes(model: qkv.Model) -> None:
-    lines = book_ship.written(model)
-    text = (PLACE / "README.md").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 3
-    assert sum(line in text for line in lines) >= 2
 
 
 def said_of_heads() -> dict[str, np.ndarray]:

@@ -1,0 +1,76 @@
+"""The cards of the shipped models say what these models do: the longer measurements."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv.models.files.find import shipped
+from training import bias, book_ship, fits, prose
+
+
+def card(name: str) -> str:
+    return (shipped()[name] / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> qkv.Model:
+    return qkv.load("books")
+
+
+@pytest.fixture(scope="module")
+def decoder() -> qkv.Model:
+    return qkv.load("books-decoder")
+
+
+def test_its_guesses_fit_as_often_as_its_card_says(encoder: qkv.Model) -> None:
+    """Another processor may round a guess or two otherwise."""
+    gaps = fits.asked(fits.GAPS)
+    said = fits.guessed(encoder, gaps)
+    (row,) = re.findall(
+        r"\| this one \| (\d+\.\d)% [^|]*\| (\d+\.\d)% [^|]*\| (\d+\.\d)% ",
+        " ".join(card("books").split()),
+    )
+    found = [sum(one.among(count) for one in said) for count in (1, fits.FIVE)]
+    found.append(sum(one.repeats for one in said))
+    np.testing.assert_allclose(found, [float(one) / 100 * len(gaps) for one in row], atol=3)
+
+
+def test_the_card_has_the_ten_sentences_as_they_are_answered(encoder: qkv.Model) -> None:
+    lines = card("books").splitlines()
+    rows = list(book_ship.ten(encoder))
+    assert len(rows) == 10
+    assert sum(row in lines for row in rows) >= 7  # a chance may be rounded otherwise
+
+
+def test_no_guess_about_people_is_a_dropped_word(encoder: qkv.Model) -> None:
+    found = bias.measured(encoder)["groups"]
+    assert sum(row["prompts"] for row in found.values()) == 500
+    assert sum(row["dropped"] for row in found.values()) == 0
+
+
+def test_as_many_next_words_fit_as_its_card_says(decoder: qkv.Model) -> None:
+    """Another processor may round a word or two otherwise."""
+    openings = fits.asked(fits.OPENINGS)
+    found = sum(one.fits for one in fits.continued(decoder, openings))
+    (said,) = re.findall(r"\| this one \| (\d+\.\d)% ", " ".join(card("books-decoder").split()))
+    assert found == pytest.approx(float(said) / 100 * len(openings), abs=2)
+    assert found > len(openings) / 2
+
+
+def test_it_seldom_loops_and_ends_its_sentences(decoder: qkv.Model) -> None:
+    """Of a hundred beginnings; the seed draws the same again but for how a processor rounds."""
+    found = prose.continued(decoder, ())
+    assert found["texts"] == 100
+    assert found["loop"] <= 5
+    assert found["end"] >= 85
+
+
+def test_what_the_card_shows_is_what_it_writes(decoder: qkv.Model) -> None:
+    lines = book_ship.written(decoder)
+    text = card("books-decoder").splitlines()
+    assert len(lines) == 3
+    assert sum(line in text for line in lines) >= 2
