@@ -1439,7 +1439,7 @@ def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
     message = result.message
     assert message.startswith("everything: the scores are not scaled")
     assert "\nAlso fragile: softmax does not subtract" in message
-    assert "\nAlso another convention: the function returns the weights first" in message
+    assert "\nAlso another convention: the function returns the weights" in message
     assert "Tried" not in message
     assert result.points == 10 - 4 - 2
 

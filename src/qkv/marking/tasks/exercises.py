@@ -63,7 +63,7 @@ RECURRENCE_TABLE = exercise(
     ),
     signature="recurrence_table(length, keep) -> (length, length)",
     asks="the weights of the loop state = keep * state + (1 - keep) * word, which begins at zero"
-    " and reads from the last word to the first: row i has what word i's state takes from each",
+    " and reads from the last word to the first: row i has the weights of all words in state i",
     what="tables of 2, 4 and 7 words",
     returns="return table  # (length, length)",
 )
@@ -272,15 +272,15 @@ NEIGHBOUR_SCORE = exercise(
         DO,
     ),
     signature="neighbour_score(weights, step) -> one number",
-    asks="the mean weight that tokens give to the token `step` places on, of weights (T, T); tokens"
-    " without such a neighbour do not count",
+    asks="the mean weight that tokens give to the token `step` positions on, in weights (T, T);"
+    " tokens without such a neighbour do not count",
     what="one and two steps, forwards and back",
     returns="return score",
 )
 
-# of the two bank that qkv's own encoder gives without these heads: their cosine; that with the
-# heads taken from the first text alone, and from the second; with layer and head exchanged; and
-# their product (a test measures them)
+# of the two words bank in qkv's own encoder without these heads: their cosine; the cosine if the
+# heads are removed from the first text only, or from the second; the cosine if layer and head are
+# exchanged; the dot product (a test measures these numbers)
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -294,7 +294,7 @@ def _measured(column: int) -> Callable[..., Any]:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine of the two bank without some heads."""
+    """Return the cosine of the two words bank without some heads."""
     return _measured(0)(heads)
 
 

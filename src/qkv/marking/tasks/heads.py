@@ -88,16 +88,16 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             f"check: {call.name} has no parameter for the number of heads: call it num_heads"
         )
     m = AttentionMarking("heads", call, _NAMES)
-    (three,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    # a head is 2 wide, as many as there are words; 2; and 5
+    (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
+    # heads of 2 columns (as many as words), of 2 columns, and of 5 columns
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],
         *(replace(case, heads=n) for case, n in ((even, 2), (square, 3), (wide, 2))),
     ]
-    others = [replace(three, heads=3)]
+    others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # a projection that changes nothing, until it is tried by itself
+    if "output" in call.needed:  # an identity, until _try_output
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
@@ -118,14 +118,14 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     if "mask" in call.options and not m.wrong:
         _try_mask(m)
     if not m.wrong:
-        _try_uneven_heads(m, replace(three, heads=4))
+        _try_uneven_heads(m, replace(words, heads=4))
     if "mask" not in call.options:
         m.untried.append("mask")
     return m.result()
 
 
 def _unprojected(case: Case) -> Case:
-    """Return a case with a projection that changes nothing."""
+    """Return a case with the identity as its output projection."""
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
@@ -173,7 +173,7 @@ def _try_mask(m: AttentionMarking) -> None:
 
 
 def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
-    """Try four heads of six columns: an error is right, and an output is not."""
+    """Try four heads of six columns: an error is right, an output is wrong."""
     run = m.call.refused(case)
     if run.error is not None:
         m.tried.append("heads that do not divide the columns")
@@ -187,7 +187,7 @@ HEADS = Task(
     looks_for=("multi_head_attention", "multihead_attention", "many_heads"),
     signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
     asks="x (T, D), or a batch (B, T, D), through w_q, w_k, w_v (D, heads * size), split into"
-    " heads, each attended on its own, joined, and through w_o (heads * size, D)",
+    " heads; attention in each head; the heads joined, and through w_o (heads * size, D)",
     mark=_mark,
     also=("attention", "self_attention"),
 )

@@ -37,7 +37,7 @@ from qkv.marking.tasks.texts import Texts
 
 @dataclass(frozen=True)
 class Length:
-    """One call: how many words."""
+    """One call: the number of words."""
 
     length: int
 
@@ -47,7 +47,7 @@ class Length:
 
 
 def compute(case: Length, steps: Steps) -> Array:
-    """Return where query i sees key j, (L, S), as 1 and 0."""
+    """Compute where query i sees key j, (L, S), as 1 and 0."""
     i, j = np.arange(case.length)[:, None], np.arange(case.length)
     visible: Array = np.broadcast_to(steps["sees"](i, j, 0), (case.length, case.length))
     return visible.astype(np.float64)
@@ -70,16 +70,16 @@ KNOWN = mended(
         "key-forgotten",
         lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
     ),
-    where="the comparison of positions, or np.tril and its k",
+    where="the comparison of positions, or the argument k of np.tril",
 )
 
-_TRUE_HIDES = _TEXTS.mistake("mask-true-hides")
+_TRUE_MASKS = _TEXTS.mistake("mask-true-hides")
 _NUMBERS = _TEXTS.mistake("mask-of-numbers")
 _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Return where a mask lets through as 1 and 0, and the mistake in how it is written."""
+    """Return where a mask lets a query see a key as 1 and 0, and the mistake in its numbers."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -93,7 +93,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 
 
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
-    """Find a mask that is the same everywhere, as where a function was only begun."""
+    """Describe a mask that is the same everywhere, as an unfinished function returns it."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):
@@ -105,21 +105,21 @@ def _mark_causal(function: Callable[..., Any]) -> CheckResult:
     """Mark a function that makes a causal mask.
 
     Raises:
-        TypeError: it cannot be called with a length.
+        TypeError: the function cannot be called with a length.
     """
     options_of(function, ("length",), {})
-    ways: list[Mistake] = []
+    in_numbers: list[Mistake] = []
 
     def call(case: Length) -> Outcome:
         run = outcome(case, lambda copied: function(copied.length), compute(case, RIGHT))
         if run.out is None:
             return run
-        visible, way = _read(run.out)
+        visible, mistake = _read(run.out)
         inverted = run.out.dtype == bool and np.array_equal(1 - visible, run.right)
-        if inverted and (case.length > 1 or _TRUE_HIDES in ways):
-            visible, way = run.right, _TRUE_HIDES
-        if way is not None:
-            ways.append(way)
+        if inverted and (case.length > 1 or _TRUE_MASKS in in_numbers):
+            visible, mistake = run.right, _TRUE_MASKS
+        if mistake is not None:
+            in_numbers.append(mistake)
         return replace(run, out=visible)
 
     m = Marking("mask", name_of(function), call, compute, RIGHT, returns="return mask")
@@ -130,10 +130,10 @@ def _mark_causal(function: Callable[..., Any]) -> CheckResult:
     longest = int(generator(5).integers(6, 12)) if by_seed() else 5
     lengths = [Length(2), Length(3), Length(longest)]
     m.test(Group(f"masks of 2, 3 and {longest} words", lengths, KNOWN))
-    if ways and not m.wrong:
+    if in_numbers and not m.wrong:
         run, visible = m.runs[0], m.runs[0].right.astype(bool)
-        right = np.where(visible, 0.0, -np.inf) if ways[0] is _FINITE else visible
-        m.find(of_mistake(ways[0], run, {"yours": numbers(run.returned), "right": right}))
+        right = np.where(visible, 0.0, -np.inf) if in_numbers[0] is _FINITE else visible
+        m.find(of_mistake(in_numbers[0], run, {"yours": numbers(run.returned), "right": right}))
     m.test(Group("a mask of one word", [Length(1)], may_refuse=True, if_right=True))
     return m.result()
 
@@ -144,9 +144,9 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
     return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
 
-# scores [[1000, 0], [-1000, 0]], of which the larger one of each row is masked; then scores
-# [[636, 0], [-636, -636], [25, 0]], of which 636, one of the equal ones and 25 are masked: they
-# tell a number that stands for masked from a maximum that is taken of masked scores
+# scores [[1000, 0], [-1000, 0]], of which the larger score of each row is masked; then scores
+# [[636, 0], [-636, -636], [25, 0]], of which 636, one -636 and 25 are masked: they distinguish
+# a finite number for masked scores from a maximum that includes masked scores
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(
@@ -158,7 +158,7 @@ _LARGE = (
 
 
 def _nothing_but_nan(wrong: Outcome) -> Finding | None:
-    """Find a mask that masks nothing, and makes nan of everything."""
+    """Describe a mask that masks nothing, and makes every output nan."""
     if wrong.out is None or wrong.out.shape != wrong.right.shape:
         return None
     if wrong.case.mask is not None or not np.isnan(wrong.out).all():
@@ -168,7 +168,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: AttentionMarking) -> Finding | None:
-    """Find a mask that removes the scores of visible keys, and then the weights of the others."""
+    """Describe a mask that removes the scores of visible keys, then the weights of other keys."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # as many queries as keys
     pairs = zip(m.runs, means, strict=True)
@@ -178,7 +178,7 @@ def _no_row_left(m: AttentionMarking) -> Finding | None:
     if any(run.out is None or run.out.any() for run in masked):
         return None
     (inverted,) = pick(masks.MASK, "mask-inverted")
-    shows = "all scores are as low where everything is visible, and no weight is left where not"
+    shows = "if all keys are visible, all scores are equally low; otherwise, no weight is left"
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
 
@@ -186,7 +186,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     """Mark attention that must take a mask, and batches if the task asks for them.
 
     Raises:
-        TypeError: it takes no mask.
+        TypeError: the function takes no mask.
     """
     call = learner(function, "qkv")
     if "mask" not in call.options:
@@ -199,9 +199,11 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     if m.wrong:
         return m.result()
     m.ask(CORE, formula.core("qkv"), lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m))
-    m.explained = m.explained or any(one.key.startswith("mask-") for one in m.found)
+    m.explained = m.explained or any(found.key.startswith("mask-") for found in m.found)
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
-    m.cases["a mask"].append(replace(m.cases["a mask"][1], mask=some))  # a row that sees everything
+    m.cases["a mask"].append(
+        replace(m.cases["a mask"][1], mask=some)
+    )  # its first query sees every key
     batches = not m.wrong and takes_batches(m)
     each_pair = try_masks(m, batches, masks.WEAK, replace(PER_KEY, kind="wrong"))
     if each_pair and not m.wrong:
@@ -217,7 +219,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark masked attention, or if it cannot be called so, a causal mask."""
+    """Mark masked attention, or a causal mask if the function cannot be called with a mask."""
     try:
         return _mark_masked(function, "mask", batches=False)
     except TypeError as error:
@@ -231,8 +233,8 @@ MASK = Task(
     name="mask",
     looks_for=("masked_attention", "causal_mask"),
     signature="masked_attention(query, key, value, mask) -> out, or causal_mask(length) -> mask",
-    asks="a mask (L, S) hides keys from queries: True = may attend, or 0 and -inf to add; the"
-    " causal one hides from each word those after it",
+    asks="attention with a mask (L, S): True = may attend, or 0 and -inf to add; or a causal mask,"
+    " by which each word sees itself and the words before it",
     mark=_mark,
     also=("attention", "scaled_dot_product_attention"),
 )

@@ -1,4 +1,4 @@
-"""The task `positions`: a vector for each place, of sines and cosines that turn ever more slowly.
+"""The task `positions`: a vector for each position, of sines and cosines.
 
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
 """
@@ -20,7 +20,7 @@ from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.mistakes.build import cut, without
+from qkv.marking.tasks.mistakes.build import both_ends, cut, without
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.texts import Texts
 
@@ -30,23 +30,23 @@ _TEXTS = Texts(__name__)
 
 @dataclass(frozen=True)
 class Table:
-    """One call: how many places, and how many numbers for each."""
+    """One call: the number of positions, and the size of their vectors."""
 
     length: int
     dim: int
 
     def shown(self) -> dict[str, Any]:
-        """What a learner needs to make this call by hand."""
+        """Return what a learner needs to make this call by hand."""
         return {"length": self.length, "dim": self.dim}
 
 
 def compute(case: Table, steps: Steps) -> Array:
-    """The table made by these steps, (T, D)."""
+    """Compute the table (T, D) by these steps."""
     length, dim = steps["sizes"](case.length, case.dim)
     column = np.arange(dim)
-    place = steps["places"](length)[:, None]
+    position = steps["positions"](length)[:, None]
     exponent = steps["exponent"](column, dim)
-    angle = steps["turn"](place, steps["power"](steps["base"](), exponent, column, dim))
+    angle = steps["turn"](position, steps["power"](steps["base"](), exponent, column, dim))
     table = steps["waves"](angle, column)  # (T, D)
     out: Array = steps["layout"](table)
     return out
@@ -55,11 +55,11 @@ def compute(case: Table, steps: Steps) -> Array:
 RIGHT: Steps = MappingProxyType(
     {
         "sizes": lambda length, dim: (length, dim),
-        "places": np.arange,
+        "positions": np.arange,
         "base": lambda: BASE,
         "exponent": lambda column, dim: (column - column % 2) / dim,
         "power": lambda base, exponent, column, dim: base**exponent,
-        "turn": lambda place, power: place / power,
+        "turn": lambda position, power: position / power,
         "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
         "layout": lambda table: table,
     }
@@ -86,26 +86,10 @@ def _slowed(base: float, exponent: Array, column: Array, dim: int) -> Array:
     return np.asarray(1 / np.exp(_even(column) * -(np.log(base) // dim)))
 
 
-def _forgotten(at: int) -> tuple[Mistake, ...]:
-    """Return the mistakes of a loop that ends one too early (-1), or begins one too late (0)."""
-    layouts = {
-        "row-forgotten": (lambda table: without(table, at, 0), lambda table: cut(table, at, 0)),
-        "column-forgotten": (
-            lambda table: without(table, at, 1),
-            lambda table: cut(table, at, 1),
-            lambda table: without(without(table, at, 1), 1 if at == 0 else -2, 1),
-        ),
-    }
-    return tuple(
-        _TEXTS.mistake(name, *({"layout": way} for way in ways), end="last" if at else "first")
-        for name, ways in layouts.items()
-    )
-
-
 MISTAKES = (
     *_TEXTS.mistakes(
         {
-            "positions-from-one": [{"places": lambda length: np.arange(1, length + 1)}],
+            "positions-from-one": [{"positions": lambda length: np.arange(1, length + 1)}],
             "positions-exponent-half": [lambda column, dim: column // 2 / dim],
             "positions-exponent-twice": [lambda column, dim: 2 * _even(column) / dim],
             "positions-one-speed": [lambda column, dim: np.zeros_like(column)],
@@ -150,8 +134,21 @@ MISTAKES = (
     *_TEXTS.mistakes(
         {"integer-table": [np.trunc], "return-in-loop": [lambda table: table[:1]]}, step="layout"
     ),
-    *_forgotten(-1),
-    *_forgotten(0),
+    *both_ends(
+        _TEXTS,
+        "row-forgotten",
+        lambda at: {"layout": lambda table: without(table, at, 0)},
+        lambda at: {"layout": lambda table: cut(table, at, 0)},
+    ),
+    *both_ends(
+        _TEXTS,
+        "column-forgotten",
+        lambda at: {"layout": lambda table: without(table, at, 1)},
+        lambda at: {"layout": lambda table: cut(table, at, 1)},
+        lambda at: {
+            "layout": lambda table: without(without(table, at, 1), 1 if at == 0 else -2, 1)
+        },
+    ),
     _TEXTS.mistake("positions-arguments", {"sizes": lambda length, dim: (dim, length)}),
 )
 
@@ -170,23 +167,23 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """By how much the second pair of columns turns from place 1 to place 2; 0 if not forwards."""
+    """Return the angle of pair 1 of columns from position 1 to 2; 0 if it turns backwards."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
 
 def _odd_fails(wrong: Outcome) -> Finding | None:
-    """Describe an error, or another shape, for odd dims alone."""
+    """Describe a function that is wrong for an odd dim only."""
     return _TEXTS.finding("positions-odd", wrong, error=told(wrong))
 
 
-# smallest first: with two columns there is one angle alone, and it is the place itself
+# smallest first: two columns have a single angle, which is the position itself
 TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
 
 
 def _another() -> tuple[Table, ...]:
-    """By a seed, a table of one more size."""
+    """Draw a table of another size, if there is a seed."""
     length, half = generator(0).integers(4, 10, 2)
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 
@@ -206,7 +203,9 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         compute,
         RIGHT,
         (
-            Group("places, angles, columns", (*TABLES, *_another()), (*MISTAKES, *_by_speed(seen))),
+            Group(
+                "positions, angles, columns", (*TABLES, *_another()), (*MISTAKES, *_by_speed(seen))
+            ),
             Group("an odd dim", ODD, (), _odd_fails, if_right=True),
         ),
         returns="return table  # (length, dim)",
@@ -217,7 +216,7 @@ POSITIONS = Task(
     name="positions",
     looks_for=("positions", "sinusoidal_positions"),
     signature="positions(length, dim) -> (length, dim)",
-    asks="the sine and the cosine of place / 10000 ** (2i / dim) in columns 2i and 2i + 1",
+    asks="the sine and the cosine of position / 10000 ** (2i / dim) in columns 2i and 2i + 1",
     mark=_mark,
     everyday=("positions",),
 )

@@ -34,7 +34,7 @@ RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
 @dataclass(frozen=True)
 class Scores:
-    """One call: the scores, and the axis where it is not the last."""
+    """One call: the scores, and the axis if it is not the last axis."""
 
     x: Array
     axis: int | None = None
@@ -45,7 +45,7 @@ class Scores:
 
 
 def compute(case: Scores, steps: Steps) -> Array:
-    """Return the weights by these steps, of which those of attention run along the last axis."""
+    """Compute the weights by these steps; the steps of attention run along the last axis."""
     axis = steps["axis"](-1 if case.axis is None else case.axis)
     x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
     weights = steps["normalise"](steps["exp"](steps["shift"](x)))
@@ -68,11 +68,11 @@ def _sigmoid(x: Array) -> Array:
     return out
 
 
-_OFTEN = {one.key: one for one in SOFTMAX_ROWS}
-_TWICE = _OFTEN.pop("softmax-twice")
+_OF_ROWS = {mistake.key: mistake for mistake in SOFTMAX_ROWS}
+_TWICE = _OF_ROWS.pop("softmax-twice")
 CORE = mended(
     LINES,
-    *_OFTEN.values(),
+    *_OF_ROWS.values(),
     replace(_TWICE, variants=({"give": softmax},), remedy=f"{LINES}  # once"),
     *_TEXTS.mistakes(
         {
@@ -151,7 +151,7 @@ _ROWS: list[Any] = [
     [[1, 0, 2], [-1, 3, 1], [0.5, 1, -2]],
     [[2, -1, 0.5], [0, 1, 4]],
 ]
-_HIDDEN = [[[0, -np.inf], [1, 2]], [[-np.inf, 1, 0], [3, -np.inf, -np.inf]]]
+_MASKED = [[[0, -np.inf], [1, 2]], [[-np.inf, 1, 0], [3, -np.inf, -np.inf]]]
 _LARGE = [[[1000, 0], [0, 1]], [[2000, 1999], [0, 0]], [[-1000, -1001], [1000, -1000]]]
 _BATCH = [[[1, 0, 2], [0, 3, 1]], [[2, 2, -1], [0.5, 0, 1]]]
 _FLOATS = "out = np.zeros(x.shape)  # not zeros_like(x); or x = x.astype(float) first"
@@ -159,7 +159,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return these scores, or by a seed others of their shape, all different: multiples of 1/2."""
+    """Return these scores, or if there is a seed, other multiples of 1/2 of the same shape."""
     shape = np.shape(rows)
     if not by_seed():
         return rows
@@ -171,7 +171,7 @@ def _scores(rows: Any, axis: int | None = None) -> Scores:
 
 
 def _minus_inf(wrong: Outcome) -> Finding:
-    """Describe a score of -inf that goes wrong, as a mask leaves it."""
+    """Describe a wrong result for a score of -inf."""
     finding = _TEXTS.finding("softmax-minus-inf", wrong)
     return replace(finding, shows=in_words(wrong.error)) if wrong.error else finding
 
@@ -200,17 +200,17 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     m.first_call(rows[0])
     if m.wrong:
         return m.result()
-    batch, one = _drawn(3, _BATCH), _scores(rows[1].x[0])
-    takes_one = run(one).is_right
-    m.test(Group("rows of scores", rows, CORE, _one_row if takes_one else nothing_known))
-    m.test(Group("one row", [one], may_refuse=True, if_right=True))
+    batch, row = _drawn(3, _BATCH), _scores(rows[1].x[0])
+    takes_row = run(row).is_right
+    m.test(Group("rows of scores", rows, CORE, _one_row if takes_row else nothing_known))
+    m.test(Group("one row", [row], may_refuse=True, if_right=True))
     m.test(Group("a batch", [_scores(batch)], BATCHES, may_refuse=True, if_right=True))
     m.test(Group("scores of 1000", [*map(_scores, _LARGE)], LARGE, large_scores))
     if not m.wrong:
-        m.test(Group("scores of -inf", [*map(_scores, _HIDDEN)], (), _minus_inf))
+        m.test(Group("scores of -inf", [*map(_scores, _MASKED)], (), _minus_inf))
         nothing = run(Scores(_NOTHING))
         if nothing.error is not None or nothing.out is None or np.isnan(nothing.out).any():
-            m.limits.append("A row of -inf alone gives nan: attention has to set its output to 0.")
+            m.limits.append("A row of -inf alone gives nan: attention must set its output to 0.")
         m.whole_numbers(Scores(np.array(_ROWS[0], dtype=np.int64)), _FLOATS)
     if "axis" in options:
         m.test(Group("another axis", [_scores(rows[2].x, 0), _scores(batch, 1)], AXIS))
@@ -222,7 +222,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 SOFTMAX = Task(
     name="softmax",
     looks_for=("softmax",),
-    signature="softmax(x, axis=-1) -> weights, as many as x has scores",
-    asks="exp(x) / exp(x).sum() along the last axis, of any x (..., S), however large",
+    signature="softmax(x, axis=-1) -> weights, in the shape of x",
+    asks="exp(x) / exp(x).sum() along the last axis, for any x (..., S) and for large numbers too",
     mark=_mark,
 )

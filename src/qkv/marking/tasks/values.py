@@ -1,4 +1,4 @@
-"""Tasks whose answer is no function: projections written by hand, and sentences to learn from."""
+"""Tasks whose answer is not a function: projections written by hand, and training sentences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.texts import Texts
 
-# water, money, noun, adjective: what words of lessons 2 and 9 are made of; others are zeros
+# water, money, noun, adjective: features of words in lessons 2 and 9; other words are zeros
 _TABLE: Mapping[str, Sequence[float]] = MappingProxyType(
     {
         "bank": [0.5, 0.5, 1, 0],
@@ -36,7 +36,7 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_QUIETER = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # from the end of lesson 2 on
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # from the end of lesson 2 on
 
 
 def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
@@ -46,23 +46,24 @@ def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
 def _taken(
     sentence: str, word: str, w_q: Array, w_k: Array, table: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """What a word of a sentence takes from each; of a word that stands twice, from the last."""
+    """Return the weights of a word; for a repeated word, the weight on its last occurrence."""
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
     weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))
     return dict(zip(sentence.split(), weights.tolist(), strict=True))
 
 
-def _matrices(*things: Any) -> list[Array] | None:
-    """Projections as arrays; None where one is none."""
-    arrays = [numbers(thing) for thing in things]
+def _matrices(*matrices: Any) -> list[Array] | None:
+    """Return projections as arrays, or None if a projection has a wrong shape or type."""
+    arrays = [numbers(matrix) for matrix in matrices]
     if any(a is None or a.shape != _SHAPE for a in arrays):
         return None
     return [a.astype(float) for a in arrays if a is not None]
 
 
-def _projections(*things: Any) -> Iterator[str]:
-    arrays = _matrices(*things)
+def _projections(*matrices: Any) -> Iterator[str]:
+    """Yield the mistakes in w_q, w_k and w_v."""
+    arrays = _matrices(*matrices)
     if arrays is None:
         yield "projections-shape"
         return
@@ -70,7 +71,7 @@ def _projections(*things: Any) -> Iterator[str]:
     if not any(a.any() for a in arrays):
         yield "not-filled-in"
         return
-    for sentence, wanted, way in (
+    for sentence, wanted, sign in (
         ("the bank of the river", "river", 1),
         ("the bank gave a loan", "loan", -1),
         ("the bank gave a friend a loan", "loan", -1),
@@ -78,20 +79,17 @@ def _projections(*things: Any) -> Iterator[str]:
         taken = _taken(sentence, "bank", w_q, w_k, _TABLE)
         x = _rows(sentence, _TABLE)
         context = softmax((x @ w_k) @ (x @ w_q)[1] / np.sqrt(2)) @ x @ w_v
-        own = taken.pop("bank")
-        found = taken.pop(wanted)
-        if found <= 0.4 or 1 - own - found >= 0.1:
-            yield (
-                "projections-quiet"
-                if found > 1.01 * max(taken.values())
-                else "projections-not-found"
-            )
-        elif "friend" not in taken and way * (context[0] - context[1]) <= 0.3:
+        own, weight = taken.pop("bank"), taken.pop(wanted)
+        if weight <= 0.4 or 1 - own - weight >= 0.1:
+            is_largest = weight > 1.01 * max(taken.values())
+            yield "projections-quiet" if is_largest else "projections-not-found"
+        elif "friend" not in taken and sign * (context[0] - context[1]) <= 0.3:
             yield "projections-value"
 
 
-def _calm(*things: Any) -> Iterator[str]:
-    arrays = _matrices(*things)
+def _calm(*matrices: Any) -> Iterator[str]:
+    """Yield the mistakes in w_q_calm, beside w_k."""
+    arrays = _matrices(*matrices)
     if arrays is None:
         yield "projections-shape"
         return
@@ -99,13 +97,13 @@ def _calm(*things: Any) -> Iterator[str]:
     if not w_q.any():
         yield "not-filled-in"
         return
-    if _taken("the bank of the river", "river", w_q, w_k, _QUIETER)["river"] <= 0.95:
+    if _taken("the bank of the river", "river", w_q, w_k, _WEAK_BANK)["river"] <= 0.95:
         yield "calm-river"
-    for sentence, asks, wanted in (
+    for sentence, word, wanted in (
         ("the bank of the river", "bank", "river"),
         ("the bank gave a friend a loan", "friend", "loan"),
     ):
-        if _taken(sentence, asks, w_q, w_k, _QUIETER)[wanted] <= 0.85:
+        if _taken(sentence, word, w_q, w_k, _WEAK_BANK)[wanted] <= 0.85:
             yield "calm-others"
 
 
@@ -121,46 +119,47 @@ _KNOWN = MappingProxyType(
         "the bank gave a wet cold deep friend a loan": 1,
     }
 )
-_ASKED_IN_THE_END = MappingProxyType({"the wet bank": 0, "a cheap bank": 1})
+_TEST = MappingProxyType({"the wet bank": 0, "a cheap bank": 1})
 
 
 def _adjectives(more: Any) -> Iterator[str]:
-    found = more if isinstance(more, Mapping) else {}
-    texts = {text: right for text, right in found.items() if isinstance(text, str)}  # ... is none
+    """Yield the mistakes in the sentences of `more`."""
+    items = more.items() if isinstance(more, Mapping) else ()
+    texts = {text: right for text, right in items if isinstance(text, str)}  # ... is not
     if not {*texts} - {*_KNOWN}:
         yield "not-filled-in"
         return
-    if {*_ASKED_IN_THE_END} & {*texts}:
+    if {*_TEST} & {*texts}:
         yield "more-asked"
         return
     if not all("bank" in text.split() and right in (0, 1) for text, right in texts.items()):
         yield "more-no-bank"
         return
     w = _learned(texts)
-    for sentences, one in ((_ASKED_IN_THE_END, "more-unknown"), (_KNOWN, "more-forgotten")):
-        if any(_said(text, w)[0][right] <= 0.9 for text, right in sentences.items()):
-            yield one
+    for sentences, name in ((_TEST, "more-unknown"), (_KNOWN, "more-forgotten")):
+        if any(_meanings(text, w)[0][right] <= 0.9 for text, right in sentences.items()):
+            yield name
 
 
-def _said(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
-    """The probabilities of bank's two meanings, the words, and where bank stands."""
-    x, bank = _rows(sentence, _QUIETER), sentence.split().index("bank")
-    q, k, v = (x @ one for one in w)
+def _meanings(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
+    """Return the probabilities of bank's two meanings, the words, and the position of bank."""
+    x, bank = _rows(sentence, _WEAK_BANK), sentence.split().index("bank")
+    q, k, v = (x @ matrix for matrix in w)
     return softmax((softmax(q @ k.T / np.sqrt(2)) @ v)[bank]), x, bank
 
 
 def _learned(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
-    """The projections of lesson 9 after its training, from these sentences."""
+    """Train the projections of lesson 9 on these sentences."""
     w = [*np.random.default_rng(0).standard_normal((3, 4, 2)) * 0.1]
     for _ in range(steps):
-        total = [np.zeros_like(one) for one in w]
+        total = [np.zeros_like(matrix) for matrix in w]
         for sentence, right in sentences.items():
-            said, x, bank = _said(sentence, w)
+            probabilities, x, bank = _meanings(sentence, w)
             up = np.zeros((len(x), 2))
-            up[bank] = said - np.eye(2)[int(right)]
-            for one, part in zip(total, gradients(x, w[0], w[1], w[2], up), strict=True):
-                one += part / len(sentences)
-        w = [one - change for one, change in zip(w, total, strict=True)]
+            up[bank] = probabilities - np.eye(2)[int(right)]
+            for mean, gradient in zip(total, gradients(x, w[0], w[1], w[2], up), strict=True):
+                mean += gradient / len(sentences)
+        w = [matrix - step for matrix, step in zip(w, total, strict=True)]
     return w
 
 
@@ -173,8 +172,8 @@ def _task(
     asks: str,
     tried: str,
 ) -> Task:
-    def mark(things: Any, way: str) -> CheckResult:
-        mistakes = map(_TEXTS.mistake, find(*things))
+    def mark(answer: Any, way: str) -> CheckResult:
+        mistakes = map(_TEXTS.mistake, find(*answer))
         unread = ("not-filled-in", "projections-shape")
         return mark_values(name, ", ".join(values), tried, mistakes, unread)
 
