@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,9 +31,9 @@ class PlotView(View):
 
     Attributes:
         said: the strongest of its numbers, in words.
-        facts: what else to know of them.
+        facts: other sentences about the numbers.
         rows: its panels.
-        numbers: what `to_dict` gives.
+        numbers: the content of `to_dict`.
     """
 
     said: str
@@ -43,12 +43,12 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """The strongest number and where it stands, in words."""
+        """The strongest number and its position, in words."""
         return self.said
 
     @property
     def reasons(self) -> list[str]:
-        """What else to know of the numbers."""
+        """Other sentences about the numbers."""
         return self.facts
 
     def panels(self) -> list[list[Panel]]:
@@ -62,6 +62,7 @@ class PlotView(View):
         return {"sentence": self.said, **self.numbers}
 
 
+Row = TypeVar("Row", bound=Panel)
 MOST_CARDS = 24
 MOST_EDGES = 150
 _LISTED = 20  # edges in a terminal
@@ -70,72 +71,65 @@ _MEASURES = {  # of a graph
     "correlation": "Correlation with exact scores on a sample",
 }
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
-_BEFORE, _AFTER = 12, 7  # words of a long text that are shown around the one it is about
+_BEFORE, _AFTER = 12, 7  # the words of a long text that are shown around its main word
 _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """A view of some cards out of a `whole` number of units, once it is known that it can be."""
+    """Return a view of some cards out of a `whole` number of units."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(f"cards: there is no {unit} to show: none is ever above 0, or none named")
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:
         facts.append(f"{len(cards)} of {whole:,} {unit}s have a card here.")
-    rows: list[list[Panel]] = [
-        list(cards[first : first + _IN_ROW]) for first in range(0, len(cards), _IN_ROW)
-    ]
-    numbers = [
-        {
-            "title": card.title,
-            "explained": card.explained,
-            "examples": [
-                {"value": one.label, "words": one.words, "shares": one.shares}
-                for one in card.passages
-            ],
-        }
-        for card in cards
-    ]
+    rows: list[list[Panel]] = [[*row] for row in in_rows(cards, _IN_ROW)]
+    numbers = []
+    for card in cards:
+        examples = [{"value": x.label, "words": x.words, "shares": x.shares} for x in card.passages]
+        numbers.append({"title": card.title, "explained": card.explained, "examples": examples})
     return PlotView(said, facts, rows, {"cards": numbers}, theme=theme)
+
+
+def in_rows(panels: Sequence[Row], most: int) -> list[Sequence[Row]]:
+    """Divide panels into rows of at most `most`."""
+    return [panels[first : first + most] for first in range(0, len(panels), most)]
 
 
 def passage_of(
     value: float, tokens: Sequence[str], values: Array, position: int, top: float
 ) -> Passage:
-    """The words around a position, shaded by their values up to `top`."""
+    """Return the words around a position, shaded by their values up to `top`."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, position - _BEFORE), min(len(words), position + _AFTER + 1)
-    shares = np.clip(values[first:end] / top, 0, 1).tolist()
-    chosen, marked = words[first:end], position - first
-    if first:
-        chosen, shares, marked = ["…", *chosen], [0.0, *shares], marked + 1
-    if end < len(words):
-        chosen, shares = [*chosen, "…"], [*shares, 0.0]
+    before, after = ["…"] * (first > 0), ["…"] * (end < len(words))
+    chosen, marked = [*before, *words[first:end], *after], position - first + len(before)
+    inside = np.clip(values[first:end] / top, 0, 1)
+    shares = np.pad(inside, (len(before), len(after))).tolist()
     return Passage(number_format(np.array([value]))(value), chosen, shares, marked)
 
 
 def is_graph(result: Any) -> bool:
-    """Whether it is a graph of the parts of a model."""
+    """Return whether a result is a graph of the parts of a model."""
     edges = getattr(result, "edges", None)
     named = isinstance(edges, Sequence) and all(hasattr(edge, "sender") for edge in edges)
     return named and hasattr(result, "nodes")
 
 
 def graph_view(graph: Any) -> PlotView:
-    """Nodes in layers that go upwards, and the strongest edges between them."""
+    """Return a view of nodes in layers that go upwards, and the strongest edges between them."""
     nodes = [str(name) for name in graph.nodes]
     known = frozenset(nodes)
-    edges = [_edge(edge.sender, edge.receiver, edge.score, known) for edge in graph.edges]
-    edges = sorted(
-        (edge for edge in edges if np.isfinite(edge.value)), key=lambda edge: -abs(edge.value)
-    )
+    every = [_edge(edge.sender, edge.receiver, edge.score, known) for edge in graph.edges]
+    finite = (edge for edge in every if np.isfinite(edge.value))
+    edges = sorted(finite, key=lambda edge: -abs(edge.value))
     if not nodes:
         raise ValueError("plot: the graph has no nodes: keep more edges")
     drawn = [edge for edge in edges[:MOST_EDGES] if edge.value]
-    places, rows = _places(nodes)
+    cells, rows = _cells(nodes)
     panel = Graph(
         title="Edges between the parts of the model",
-        nodes=places,
+        nodes=cells,
         edges=drawn,
         labels={name: name.removeprefix("attn.").replace("mlp.", "MLP ") for name in nodes},
         rows=rows,
@@ -165,50 +159,41 @@ def graph_view(graph: Any) -> PlotView:
         for name, meaning in _MEASURES.items()
         if (value := getattr(graph, name, None)) is not None
     ]
-    numbers = [
-        {
-            "sender": edge.sender,
-            "receiver": edge.end,
-            "score": edge.value,
-        }
-        for edge in edges
-    ]
+    numbers = [{"sender": e.sender, "receiver": e.end, "score": e.value} for e in edges]
     return PlotView(said, facts, [[panel, table]], {"nodes": nodes, "edges": numbers})
 
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
-    """An edge of a graph, between two of its nodes."""
+    """Return an edge of a graph, after a check that both ends are nodes."""
     end, _, last = str(receiver).rpartition(".")
-    node, way = (end, last) if last in INPUTS else (str(receiver), "")
+    node, kind = (end, last) if last in INPUTS else (str(receiver), "")
     for name in (str(sender), node):
         if name not in nodes:
             raise ValueError(
                 f"plot: the edge {sender} → {receiver} joins {name}, which is not among the "
                 f"{len(nodes)} nodes of the graph: add it there"
             )
-    return Edge(str(sender), node, way, float(score))
+    return Edge(str(sender), node, kind, float(score))
 
 
-def _places(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:
-    """Column and row of each node, and the names of rows: heads beside each other, MLPs above."""
-    read = {name: _NODE.fullmatch(name) for name in nodes}
-    odd = [name for name, found in read.items() if found is None]
+def _cells(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:
+    """Return the column and row of each node, and the names of rows: MLPs stand above heads."""
+    known = {name: match.groups() for name in nodes if (match := _NODE.fullmatch(name))}
+    odd = [name for name in nodes if name not in known]
     if odd:
         raise ValueError(
             f"plot: the graph has a node {odd[0]!r:.40}: nodes are embed, attn.LAYER.HEAD, "
             "mlp.LAYER and logits"
         )
-    known = {name: found.groups() for name, found in read.items() if found is not None}
     layers = sorted({int(layer or mlp) for _, layer, _, mlp in known.values() if layer or mlp})
     heads = sorted({int(head) for *_, head, _ in known.values() if head})
     middle = (max(1, len(heads)) - 1) / 2
-    places = {}
+    cells = {}
     for name, (end, layer, head, mlp) in known.items():
         if end:
-            places[name] = middle, 0.0 if end == "embed" else 2.0 * len(layers) + 1
+            cells[name] = middle, 0.0 if end == "embed" else 2.0 * len(layers) + 1
         elif layer:
-            places[name] = float(heads.index(int(head))), 2.0 * layers.index(int(layer)) + 1
+            cells[name] = float(heads.index(int(head))), 2.0 * layers.index(int(layer)) + 1
         else:
-            places[name] = len(heads) + 0.1, 2.0 * layers.index(int(mlp)) + 2
-    rows = {2.0 * place + 1: f"layer {layer}" for place, layer in enumerate(layers)}
-    return places, rows
+            cells[name] = len(heads) + 0.1, 2.0 * layers.index(int(mlp)) + 2
+    return cells, {2.0 * row + 1: f"layer {layer}" for row, layer in enumerate(layers)}

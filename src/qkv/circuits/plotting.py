@@ -1,4 +1,4 @@
-"""What the calls of `qkv.circuits` return, as a view: `plot`."""
+"""Draw the results of `qkv.circuits`: `plot`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.plot_view import PlotView, graph_view, is_graph
+from qkv.circuits.plot_view import PlotView, graph_view, in_rows, is_graph
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadScan, Scan
 from qkv.see.analysis.measures import strongest
@@ -34,28 +34,28 @@ _Kind = tuple[str, float]
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
-    """Draw what a call of `qkv.circuits` returns.
+    """Draw the result of a call of `qkv.circuits`.
 
-    The axes of a result decide what is drawn:
+    The axes of a result decide the picture:
 
     - One axis: a bar for each number.
     - Two axes: a heat map of the numbers, each rounded once.
-    - Three axes: a small heat map for each place along the first, and one of them large: the one
-      with the strongest number, or the last layer of `rollout`. Of four axes each layer and its
-      heads become one.
-    - Logits (`logit_lens`): the most probable token of each place, with its probability.
+    - Three axes: a small heat map for each index of the first axis, and a large one of the
+      strongest number, or of the last layer for `rollout`. Of four axes, layers and heads become
+      one axis.
+    - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): their sums, one number for each token.
     - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: each of its results.
     - A `Scan`: its page of cards (`Scan.cards`).
     - A graph (`edges`, `discover`): nodes in layers that go upwards, and edges as wide as their
-      scores. Of more than 150 edges the strongest are drawn, and the view says how many there are.
+      scores. At most 150 edges are drawn, the strongest, and the view says how many there are.
 
-    Weights and probabilities have a scale from 0 to 1. Other numbers have a scale as long as they
-    need; it leaves the ground at 0 or, for `patch` without `normalize`, at the metric of the
-    corrupted text, and values below the ground are red.
+    Weights and probabilities have a scale from 0 to 1. The scale of other numbers ends at the
+    largest. It starts at 0 or, for `patch` without `normalize`, at the metric of the corrupted
+    text; values below the start are red.
 
     Args:
-        result: what the call returned; or an `xarray.DataArray`, such as a slice of
+        result: the result of the call; or an `xarray.DataArray`, such as a slice of
             `result.to_xarray()`, or a difference.
         theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
         stretch: whether scales of weights end at the largest weight, and not at 1.
@@ -97,7 +97,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
 
 
 class _Axis(NamedTuple):
-    """An axis of numbers to draw, with the number and perhaps the word of each place along it."""
+    """An axis of numbers to draw, with the number of each index, and its word if it has one."""
 
     name: str
     numbers: list[Any]
@@ -105,12 +105,12 @@ class _Axis(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What a place along it is."""
+        """The kind of its indices."""
         return self.name.replace("_", " ")
 
     @property
     def names(self) -> Sequence[str]:
-        """What stands beside each place in a picture."""
+        """The labels of its indices in a picture."""
         if self.words is not None:
             return self.words
         counted = self.name.endswith(("layer", "head"))
@@ -120,7 +120,7 @@ class _Axis(NamedTuple):
         ]
 
     def said(self, place: int) -> str:
-        """A place in words: layer 3, token 4 (the)."""
+        """Describe an index in words: layer 3, token 4 (the)."""
         counted = f"{self.kind} {self.numbers[place]}"
         if self.words is None:
             return counted
@@ -128,7 +128,7 @@ class _Axis(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _Drawing:
     """Numbers to draw, and their axes."""
 
     values: Array
@@ -136,29 +136,28 @@ class _Part:
     of: str
     title: str
     ground: float = 0.0
-    tokens: Array | None = None  # as `values`, where each number is that of a token
+    tokens: Array | None = None  # shaped as `values`, if each number is of a token
     note: str = ""
 
     @property
     def kind(self) -> _Kind:
-        """What its numbers are, and which of them means no effect: parts of one kind compare."""
+        """The meaning and the ground of its numbers; drawings of one kind share a scale."""
         return self.of, self.ground
 
     @property
     def sizes(self) -> Array:
-        """How far each number is from the ground; 0 for one that is not finite."""
+        """The distance of each number from the ground; 0 for a number that is not finite."""
         far = np.abs(self.values - self.ground)
         return np.where(np.isfinite(far), far, 0.0)
 
     @property
     def strongest(self) -> tuple[int, ...]:
-        """Where the number stands that is furthest from the ground."""
-        found = np.unravel_index(int(self.sizes.argmax()), self.values.shape)
-        return tuple(int(place) for place in found)
+        """The index of the number that is furthest from the ground."""
+        return tuple(map(int, np.unravel_index(int(self.sizes.argmax()), self.values.shape)))
 
     @property
     def sentence(self) -> str:
-        """The strongest number and where it stands, in words."""
+        """The strongest number and its index, in words."""
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
         form = number_format(self.values)
@@ -166,45 +165,37 @@ class _Part:
             last = tuple(size - 1 for size in self.values.shape)
             value = form(float(self.values[last]))
             token = f"{self.tokens[last]} with {self.of} {value}"
-            return f"{self.title}: {token}, {self.place(last)}."
-        place, of = self.strongest, self.of
+            return f"{self.title}: {token}, {self.described(last)}."
+        index, of = self.strongest, self.of
         of += f", no effect: {form(self.ground)}" if self.ground else ""
-        at = f"strongest at {self.place(place)}, " if place else ""
-        return f"{self.title}: {at}{form(float(self.values[place]))} ({of})."
+        at = f"strongest at {self.described(index)}, " if index else ""
+        return f"{self.title}: {at}{form(float(self.values[index]))} ({of})."
 
-    def place(self, index: Sequence[int]) -> str:
-        """A place in words: layer 3, head 2, token 4 (the)."""
-        return ", ".join(axis.said(place) for axis, place in zip(self.axes, index, strict=True))
+    def described(self, index: Sequence[int]) -> str:
+        """Describe an index in words: layer 3, head 2, token 4 (the)."""
+        return ", ".join(axis.said(number) for axis, number in zip(self.axes, index, strict=True))
 
-    def at(self, place: int) -> _Part:
-        """The numbers at a place along the first axis."""
-        return replace(
-            self,
-            values=self.values[place],
-            axes=self.axes[1:],
-            title=self.axes[0].said(place),
-            tokens=None if self.tokens is None else self.tokens[place],
-        )
+    def at(self, index: int) -> _Drawing:
+        """Return the numbers at an index of the first axis."""
+        tokens, title = self.tokens, self.axes[0].said(index)
+        tokens = None if tokens is None else tokens[index]
+        values, axes = self.values[index], self.axes[1:]
+        return replace(self, values=values, axes=axes, title=title, tokens=tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is drawn, as numbers and words."""
-        found = {
-            "title": self.title,
-            "of": self.of,
-            "axes": [axis.name for axis in self.axes],
-            "places": [axis.names for axis in self.axes],
-            "values": self.values,
-        }
-        return found if self.tokens is None else found | {"tokens": self.tokens.tolist()}
+        """Return the numbers and words of the drawing."""
+        about: dict[str, Any] = {"title": self.title, "of": self.of, "values": self.values}
+        about |= {"axes": [x.name for x in self.axes], "places": [x.names for x in self.axes]}
+        return about if self.tokens is None else about | {"tokens": self.tokens.tolist()}
 
 
-def _of_mapping(results: Mapping[Any, Any]) -> list[_Part]:
-    """Each entry; one that is a number is of what the results beside it are of."""
+def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
+    """Read each entry; a plain number has the meaning of the results beside it."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     parts = []
     for name, one in results.items():
         if isinstance(one, float | int | np.number):
-            parts.append(_Part(np.asarray(float(one)), (), of, str(name)))
+            parts.append(_Drawing(np.asarray(float(one)), (), of, str(name)))
         else:
             parts.append(replace(_read(one), title=str(name)))
     if not parts:
@@ -212,17 +203,14 @@ def _of_mapping(results: Mapping[Any, Any]) -> list[_Part]:
     return parts
 
 
-def _read(result: Any) -> _Part:
-    """One result, as it is drawn."""
+def _read(result: Any) -> _Drawing:
+    """Read one result."""
     if hasattr(result, "dims") and hasattr(result, "dtype"):
         part = _from_xarray(result)
     elif isinstance(result, Result) and result.axes:
-        axes = (
-            _Axis(name, [*range(size)], result.words.get(name))
-            for name, size in zip(result.axes, result.shape, strict=True)
-        )
-        values = np.asarray(result)
-        part = _Part(values, tuple(axes), result.of, result.title, result.ground)
+        sizes = zip(result.axes, result.shape, strict=True)
+        axes = tuple(_Axis(name, [*range(n)], result.words.get(name)) for name, n in sizes)
+        part = _Drawing(np.asarray(result), axes, result.of, result.title, result.ground)
     else:
         kind = type(result).__name__
         if isinstance(result, np.ndarray):
@@ -234,7 +222,7 @@ def _read(result: Any) -> _Part:
     if part.values.size == 0:
         raise ValueError(f"plot: result is empty, {part.values.shape}: give one that has numbers")
     last = part.axes[-1].name if part.axes else ""
-    # of a DataArray some words may be left out, so that its logits are no distribution
+    # a DataArray may lack some words, and its logits are then no distribution
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)
@@ -244,47 +232,43 @@ def _read(result: Any) -> _Part:
     return _with_heads_of_all_layers(replace(part, values=values))
 
 
-def _from_xarray(given: Any) -> _Part:
-    """A DataArray, with the names and numbers of its places that it has kept."""
-    if given.dtype.kind not in "fiub":
-        raise TypeError(f"plot: result is a DataArray of {given.dtype}: give one of numbers")
+def _from_xarray(array: Any) -> _Drawing:
+    """Read a DataArray, with its names and numbers of indices."""
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"plot: result is a DataArray of {array.dtype}: give one of numbers")
     axes = []
-    for name in map(str, given.dims):
-        words = given.coords.get(f"{name}_text")
+    for name in map(str, array.dims):
+        words = array.coords.get(f"{name}_text")
         own = None if words is None or words.dims != (name,) else list(map(str, words.values))
-        axes.append(_Axis(name, given[name].values.tolist(), own))
-    of, title = given.attrs.get("of", "number"), str(given.name or "Result")
-    return _Part(given.values, tuple(axes), of, title, given.attrs.get("ground", 0.0))
+        axes.append(_Axis(name, array[name].values.tolist(), own))
+    of, title = array.attrs.get("of", "number"), str(array.name or "Result")
+    return _Drawing(array.values, tuple(axes), of, title, array.attrs.get("ground", 0.0))
 
 
-def _likeliest(part: _Part) -> _Part:
-    """Of logits (..., T, V) the most probable token of each place."""
+def _likeliest(part: _Drawing) -> _Drawing:
+    """Return the most probable token of each position for logits (..., T, V)."""
     best = part.values.argmax(-1)
-    chances = np.empty(best.shape)
+    probabilities = np.empty(best.shape)
     for index in np.ndindex(best.shape[:-1]):
         logits = part.values[index].astype(np.float64)  # (T, V), of one layer at a time
         with np.errstate(invalid="ignore"):
-            chances[index] = 1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+            exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+            probabilities[index] = 1 / exponentials.sum(-1)
     words = np.array(part.axes[-1].names, object)
     # "##" where a token continues the word before it, as `Model.predict` has it
     before = ["Ġ", "a"] if marks_blanks(part.axes[-1].names) else []
-    front = len(before)
     plain = {
-        word: plain_tokens([*before, word], [False] * (front + 1))[front]
+        word: plain_tokens([*before, word], [False] * (len(before) + 1))[-1]
         for word in {*words[best].flat}
     }
-    return replace(
-        part,
-        values=chances,
-        axes=part.axes[:-1],
-        of="probability",
-        tokens=np.vectorize(plain.get, otypes=[object])(words[best]),
-        note="Each cell: the most probable token, and its probability.",
-    )
+    tokens = np.vectorize(plain.get, otypes=[object])(words[best])
+    note = "Each cell: the most probable token, and its probability."
+    values, axes = probabilities, part.axes[:-1]
+    return replace(part, values=values, axes=axes, of="probability", tokens=tokens, note=note)
 
 
-def _with_heads_of_all_layers(part: _Part) -> _Part:
-    """The same with each pair of layer and head as one axis, where there are four axes or more."""
+def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
+    """Join axes of layers and heads, and then others, until there are at most three."""
     axes, place = list(part.axes), 0
     while len(part.axes) > 3 and place + 1 < len(axes):
         one, other = axes[place : place + 2]
@@ -300,8 +284,8 @@ def _with_heads_of_all_layers(part: _Part) -> _Part:
     return replace(part, values=part.values.reshape(shape), axes=tuple(axes))
 
 
-def _together(parts: Sequence[_Part]) -> str:
-    """What several results are, in words."""
+def _together(parts: Sequence[_Drawing]) -> str:
+    """Describe several results in words."""
     if parts[0].of.startswith("share of"):
         numbers = np.array([part.values.sum() for part in parts])
         return f"The parts sum to {number_format(numbers)(numbers.sum())} ({parts[0].of})."
@@ -309,19 +293,21 @@ def _together(parts: Sequence[_Part]) -> str:
     return ", ".join(part.title for part in parts) + (f", by {axes}." if axes else ".")
 
 
-def _scales(parts: Sequence[_Part], stretch: bool) -> dict[_Kind, tuple[float, float]]:
-    """Both ends of the scale of all numbers of one kind."""
-    found = {}
+def _scales(parts: Sequence[_Drawing], stretch: bool) -> dict[_Kind, tuple[float, float]]:
+    """Return both ends of the scale of each kind of numbers."""
+    scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
         of, ground = kind
         share = of in _SHARES and not (values < 0).any()
-        found[kind] = (0.0, scale_end([values], stretch)) if share else signed_end(values, ground)
-    return found
+        scales[kind] = (0.0, scale_end([values], stretch)) if share else signed_end(values, ground)
+    return scales
 
 
-def _rows(parts: Sequence[_Part], scales: Mapping[_Kind, tuple[float, float]]) -> list[list[Panel]]:
-    """The panels of all parts; numbers of one kind with one axis or none are bars together."""
+def _rows(
+    parts: Sequence[_Drawing], scales: Mapping[_Kind, tuple[float, float]]
+) -> list[list[Panel]]:
+    """Return the panels of all parts; numbers of one kind with at most one axis share bars."""
     maps: list[Panel] = []
     rows: list[list[Panel]] = []
     for part in parts:
@@ -329,7 +315,7 @@ def _rows(parts: Sequence[_Part], scales: Mapping[_Kind, tuple[float, float]]) -
             maps.append(_heat_map(part, scales[part.kind]))
         elif part.values.ndim > 2:
             rows += _small_maps(part, scales[part.kind])
-    rows = [*_lines_of(maps, 3), *rows]
+    rows = [*map(list, in_rows(maps, 3)), *rows]
     for kind, scale in scales.items():
         flat = [part for part in parts if part.values.ndim < 2 and part.kind == kind]
         if flat:
@@ -337,12 +323,7 @@ def _rows(parts: Sequence[_Part], scales: Mapping[_Kind, tuple[float, float]]) -
     return rows
 
 
-def _lines_of(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
-    """Panels in rows of at most so many."""
-    return [list(panels[first : first + most]) for first in range(0, len(panels), most)]
-
-
-def _heat_map(part: _Part, scale: tuple[float, float], **options: Any) -> HeatMap:
+def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> HeatMap:
     rows, columns = part.axes
     return HeatMap(
         title=part.title,
@@ -360,19 +341,15 @@ def _heat_map(part: _Part, scale: tuple[float, float], **options: Any) -> HeatMa
     )
 
 
-def _small_maps(part: _Part, scale: tuple[float, float]) -> list[list[Panel]]:
-    """A map for each place along the first axis, on one scale, and one of them large."""
+def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]:
+    """Return a map for each index of the first axis, on one scale, and one of them large."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
     # the last layer of a rollout is that of the whole model
-    chosen = (
-        count - 1
-        if [axis.name for axis in part.axes[:2]] == ["layer", "query"]
-        else part.strongest[0]
-    )
-    large = replace(each[chosen], title=f"{part.title}: {each[chosen].title}")
-    most = [part.sizes[number].max() for number in range(count)]
-    kept = strongest(np.array(most), MOST_MAPS)
+    is_rollout = [axis.name for axis in part.axes[:2]] == ["layer", "query"]
+    chosen = each[count - 1 if is_rollout else part.strongest[0]]
+    large = replace(chosen, title=f"{part.title}: {chosen.title}")
+    kept = strongest(np.array([sizes.max() for sizes in part.sizes]), MOST_MAPS)
     tiles: list[Panel] = [
         _heat_map(replace(each[number], tokens=None), scale, compact=True, shown_in=PICTURE)
         for number in kept
@@ -383,7 +360,7 @@ def _small_maps(part: _Part, scale: tuple[float, float]) -> list[list[Panel]]:
         names=[each[number].title for number in kept],
         columns=[
             Column(part.of, [form(float(each[n].values[each[n].strongest])) for n in kept]),
-            Column("at", [each[n].place(each[n].strongest) for n in kept], left=True),
+            Column("at", [each[n].described(each[n].strongest) for n in kept], left=True),
         ],
     )
     said = "Small maps: the rows, columns and colours of the large one."
@@ -391,13 +368,13 @@ def _small_maps(part: _Part, scale: tuple[float, float]) -> list[list[Panel]]:
         said += f" Shown: {len(kept)} of {count}, those of the largest numbers."
     return [
         [_heat_map(large, scale)],
-        *_lines_of(tiles, 6),
+        *map(list, in_rows(tiles, 6)),
         [table, Prose(text=said, shown_in=PICTURE)],
     ]
 
 
-def _bars(parts: Sequence[_Part], scale: tuple[float, float], *, alone: bool) -> list[Panel]:
-    """A bar for each number of parts that have one axis or none."""
+def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool) -> list[Panel]:
+    """Return a bar for each number of parts that have at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [
         name if alone else f"{part.title} {name}".strip()

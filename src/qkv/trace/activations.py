@@ -1,29 +1,31 @@
-"""The activations of a run: the table of what is known of each, and how their names are read."""
+"""The activations of a run: a table of their properties, and the parsing of their names."""
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import is_whole_number
+from qkv.arrays import Array, is_whole_number
 
 WORDS = ("token", "query", "key")  # the axes that count tokens
 
 
 class Activation(NamedTuple):
-    """What holds of an intermediate wherever it stands in a model.
+    """Properties of an activation, wherever it occurs in a model.
 
     Attributes:
-        axes: of its array in a trace, a word for each.
-        fill: what stands in the padding.
-        aliases: what TransformerLens also calls it.
-        editable: whether another array may take its place, and it has a gradient; else it is a
-            summary of weights, which attention computes itself where `top_k` asks for it.
-        unasked: whether it is kept where nobody has said by name what is kept.
-        of_keys: whether its tokens are those that are looked at: of the other text in
+        axes: the names of the axes of its array in a trace.
+        fill: its value in the padding.
+        aliases: other names in TransformerLens.
+        editable: whether an edit may replace it, and it has a gradient; otherwise it is a summary
+            of weights, which attention computes itself if `top_k` is given.
+        unasked: whether it is kept by default, without being named.
+        of_keys: whether its tokens are those of the keys, which are of the other text in
             cross-attention.
     """
 
@@ -36,7 +38,7 @@ class Activation(NamedTuple):
 
     @property
     def is_weights(self) -> bool:
-        """Whether it has a number for each query and key, as scores and weights have."""
+        """Whether it has a number for each query and key, like scores and weights."""
         return {"query", "key"} <= {*self.axes}
 
 
@@ -53,7 +55,7 @@ TABLE = {
     "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",)),
     "pattern": Activation(_EDGES, aliases=("attn",)),
     "z": Activation(("text", "token", "head", "dv")),
-    # one vector a head, which is computed for it alone
+    # one vector for each head, computed only for this activation
     "result": Activation(("text", "token", "head", "D"), unasked=False),
     "top_indices": Activation(_BEST, -1, editable=False),
     "top_weights": Activation(_BEST, editable=False),
@@ -73,7 +75,7 @@ SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
 
 @lru_cache(4096)
 def activation(name: str) -> Activation:
-    """What is known of the activation of a name, in full or short.
+    """Return the properties of the activation of a full or short name.
 
     >>> activation("blocks.0.attn.hook_pattern").axes, activation("lse").fill
     (('text', 'head', 'query', 'key'), -inf)
@@ -84,7 +86,7 @@ def activation(name: str) -> Activation:
 
 
 def short_name(name: str) -> str:
-    """What an activation is called wherever it stands.
+    """Return the name of an activation without its position in the model.
 
     >>> short_name("blocks.0.attn.hook_pattern"), short_name("blocks.0.attn.lse")
     ('pattern', 'lse')
@@ -92,21 +94,21 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2].removeprefix("hook_")
 
 
-# The parts of a block as TransformerLens also calls them.
+# Other names of the parts of a block in TransformerLens.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-# Where a sparse autoencoder is put into a block, as SAELens names what it computes there.
+# Sites of sparse autoencoders in a block, as in the names of SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
-# The side of an encoder-decoder, the layer, and what an activation is called in there.
+# The side of an encoder-decoder, the layer, and the name of an activation in the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
 class Parsed(NamedTuple):
-    """Where an activation stands.
+    """The parts of an activation's full name.
 
     Attributes:
         side: "encoder" or "decoder" of a model that has both, else "".
-        layer: its number; None for what is in no layer.
-        local: what it is called in there.
+        layer: its number; None for an activation outside layers.
+        local: its name in the layer.
     """
 
     side: str
@@ -115,22 +117,22 @@ class Parsed(NamedTuple):
 
     @property
     def crosses(self) -> bool:
-        """Whether it is of attention that looks at the other text."""
+        """Whether it belongs to cross-attention."""
         return self.local.startswith("cross_attn.")
 
     @property
     def is_last(self) -> bool:
-        """Whether it is of the final norm, which follows the last layer."""
+        """Whether it belongs to the final norm, which follows the last layer."""
         return self.local.startswith("ln_final.")
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """The full names that one may stand for, the likeliest first; none for what is no name.
+    """Return the full names that a name may mean, the likeliest first; none if it is no name.
 
     Args:
         name: a string, or `(name, layer)` or `(name, layer, part)`; the layer may be counted from
-            the end, or None for what is in no layer.
-        num_layers: how many the model has.
+            the end, or None for an activation outside layers.
+        num_layers: the number of layers of the model.
 
     >>> meant("hook_embed", 4)[0], meant(("pattern", -1), 4)[0], meant(("scale", 0, "ln1"), 4)[0]
     ('hook_embed', 'blocks.3.attn.hook_pattern', 'blocks.0.ln1.hook_scale')
@@ -164,33 +166,33 @@ def meant(name: object, num_layers: int) -> list[str]:
     return [block + place for place in dict.fromkeys(places)]
 
 
-def is_tuple_name(given: object) -> bool:
-    """Whether it is one name as TransformerLens has them, and not several names.
+def is_tuple_name(name: object) -> bool:
+    """Return whether a tuple is one name as in TransformerLens, and not several names.
 
     >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
     (True, True, False)
     """
-    if not isinstance(given, tuple) or len(given) not in (2, 3):
+    if not isinstance(name, tuple) or len(name) not in (2, 3):
         return False
-    return given[1] is None or is_whole_number(given[1])
+    return name[1] is None or is_whole_number(name[1])
 
 
 @lru_cache(4096)
 def parse(full: str) -> Parsed:
-    """Where the activation of a full name stands.
+    """Divide the full name of an activation into its parts.
 
     >>> parse("decoder.blocks.3.attn.hook_q")
     Parsed(side='decoder', layer=3, local='attn.hook_q')
     """
-    found = _NAME.fullmatch(full)
-    if found is None:
+    match = _NAME.fullmatch(full)
+    if match is None:
         return Parsed("", None, full)
-    side, layer, local = found.groups()
+    side, layer, local = match.groups()
     return Parsed(side or "", None if layer is None else int(layer), local)
 
 
 def of_side(side: str, full: str) -> str:
-    """What a trace of an encoder and a decoder calls what one of them calls `full`.
+    """Return the name in a trace of both sides for the name `full` on one side.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -199,7 +201,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """What such a name begins with, and what that side calls it.
+    """Divide a name in a trace of both sides into the side and the full name there.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -209,18 +211,18 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def spellings(full: str) -> set[str]:
-    """The strings by which an array may be asked for, as a trace takes them.
+    """Return the strings that name an array in a trace.
 
     >>> sorted(spellings("blocks.0.attn.hook_q"))
     ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
     """
     side, _, local = parse(full)
-    found = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
-    return found | {of_side(*side_of(full)), f"{side}.{local}"} if side else found
+    names = {full, local, local.replace("hook_", ""), local.rpartition(".")[2], short_name(full)}
+    return names | {of_side(*side_of(full)), f"{side}.{local}"} if side else names
 
 
 def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """A name for each axis of an array of a trace.
+    """Return a name for each axis of an array of a trace.
 
     >>> axes("blocks.0.attn.hook_pattern", (1, 2, 7, 7))
     ('text', 'head', 'query', 'key')
@@ -237,8 +239,15 @@ def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return (*(f"batch_{number}" for number in range(len(shape) - len(known))), *known)
 
 
+def cut(name: str, array: Array, queries: int, keys: int) -> Array:
+    """Return one text's part of an array, without the padding of its queries and keys."""
+    tokens = keys if activation(name).of_keys else queries
+    sizes = {"query": queries, "key": keys, "token": tokens}
+    return array[tuple(slice(sizes.get(axis)) for axis in axes(name, array.shape))]
+
+
 def counted(numbers: list[int]) -> str:
-    """Layers as an error names them.
+    """Describe layers in an error.
 
     >>> counted([2]), counted([0, 2, 3])
     ('layer 2', 'layers 0, 2, 3')
@@ -247,5 +256,36 @@ def counted(numbers: list[int]) -> str:
 
 
 def numbers_of(names: Any) -> list[int]:
-    """The layers that names belong to, in order."""
+    """Return the layers of full names, in order."""
     return sorted({at.layer for at in map(parse, names) if at.layer is not None})
+
+
+def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
+    """Return the error for a name that none of the `kept` activations has, with the nearest names.
+
+    >>> unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1)
+    "trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern"
+    """
+    names = meant(name, num_layers)
+    asked = parse(names[0]).layer if names else None
+    layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
+    if is_whole_number(layer) and not -num_layers <= layer < num_layers:
+        return f"trace: there is no layer {layer}: it holds {num_layers} layers"
+    local = {parse(full).local for full in names}
+    layers = numbers_of(full for full in kept if parse(full).local in local)
+    if asked is not None and layers:
+        return (
+            f"trace: {name!r} was not kept: layer {asked} is not among those traced, and "
+            f"{counted(layers)} {'are' if len(layers) > 1 else 'is'}"
+        )
+    own = layer % num_layers if is_whole_number(layer) else -1
+    ordered = sorted(kept, key=lambda full: parse(full).layer == own)  # the names of that layer win
+    short = {short_name(full): full for full in ordered}
+    text = str(name[0] if isinstance(name, tuple) and name else name)
+    close = difflib.get_close_matches(text, [*kept, *short], n=3, cutoff=0.5)
+    near = [short.get(match, match) for match in close] or kept[:3]
+    fault = f"trace: there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
+    rare = next((full for full in names if not activation(full).unasked), None)
+    if rare is None:
+        return fault
+    return f"{fault}; {rare} is kept where it is asked for: trace(..., names=[{rare!r}])"

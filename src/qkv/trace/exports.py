@@ -1,4 +1,4 @@
-"""A trace outside of Python: as a file, as a table of xarray or pandas, and as HTML."""
+"""Export traces: as files, as tables of xarray and pandas, and as HTML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Unpack = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
 def write_trace(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> None:
-    """Write arrays by name, and the rest as JSON, whole or not at all."""
+    """Write arrays by name, and JSON about them, to a file that appears when it is complete."""
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -33,30 +33,24 @@ def write_trace(
 def read_trace(
     path: str | os.PathLike[str], kinds: Mapping[str, Unpack], *, call: str, what: str
 ) -> Any:
-    """What `write_trace` wrote, as the function for its kind in `kinds` puts it together.
+    """Read a file of `write_trace` with the function for its kind in `kinds`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds none of these kinds, or is broken; `what` is it not.
+        ValueError: the file is of another kind, or broken; `what` describes the expected kinds.
     """
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"{call}: there is no file {path}")
+    broken = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
     try:
         with safe_open(path, framework="numpy") as file:
-            found = file.metadata() or {}
-            kind = next((kind for kind in kinds if kind in found), next(iter(kinds)))
+            about = file.metadata() or {}
+            kind = next((kind for kind in kinds if kind in about), next(iter(kinds)))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return kinds[kind](arrays, json.loads(found[kind]))
-    except (
-        SafetensorError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        return kinds[kind](arrays, json.loads(about[kind]))
+    except (SafetensorError, *broken) as error:
         raise ValueError(f"{call}: {path} is not {what} that qkv saved: {error!r:.200}") from error
 
 
@@ -67,7 +61,7 @@ _SHOWN = 40  # tokens in a notebook
 def dataset(
     arrays: Mapping[str, Array], tokens: Sequence[Sequence[str]], about: Mapping[str, Any]
 ) -> Any:
-    """An `xarray.Dataset` with a variable for each array, which is not copied.
+    """Return an `xarray.Dataset` with a variable for each array, without copies.
 
     Args:
         arrays: by name.
@@ -78,11 +72,12 @@ def dataset(
     sizes: dict[str, int] = {}
     variables = {}
     for name, array in arrays.items():
-        found = []
-        for axis, size in zip(axes(name, array.shape), array.shape, strict=True):
-            fits = sizes.setdefault(axis, size) == size
-            found.append(axis if fits else f"{axis}_{size}")  # of a layer that is unlike the first
-        variables[name] = (tuple(found), array)
+        # an axis with another size than in the first layers gets its size as a suffix
+        named = [
+            axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
+            for axis, size in zip(axes(name, array.shape), array.shape, strict=True)
+        ]
+        variables[name] = (tuple(named), array)
     longest = max(map(len, tokens), default=0)
     words = np.array([[*one, *[""] * (longest - len(one))] for one in tokens], dtype=object)
     coordinates: dict[str, Any] = {
@@ -98,29 +93,29 @@ def dataset(
 def frame(
     rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]], *, value: str
 ) -> Any:
-    """A `pandas.DataFrame` with a row for each number.
+    """Return a `pandas.DataFrame` with a row for each number.
 
     Args:
         rows: the number of a text, the full name of an array, and that text's part of it, (1, ...)
             without padding.
         tokens: of each text.
-        value: what the column of the numbers is called.
+        value: the name of the column of the numbers.
     """
     pandas = need("pandas", _EXTRA)
     columns: dict[str, list[Array]] = {}
     for text, full, array in rows:
         layer = parse(full).layer
         shape = array.shape
-        found: dict[str, Any] = {"text": np.full(array.size, text)}
-        found |= {} if layer is None else {"layer": np.full(array.size, layer)}
-        places: tuple[Array, ...] = np.indices(shape, sparse=True)
-        for axis, place in zip(axes(full, shape)[1:], places[1:], strict=True):
-            found[axis] = np.broadcast_to(place, shape).ravel()
+        own: dict[str, Any] = {"text": np.full(array.size, text)}
+        own |= {} if layer is None else {"layer": np.full(array.size, layer)}
+        indices: tuple[Array, ...] = np.indices(shape, sparse=True)
+        for axis, index in zip(axes(full, shape)[1:], indices[1:], strict=True):
+            own[axis] = np.broadcast_to(index, shape).ravel()
         words = np.array(tokens[text], dtype=object)
-        for axis in [one for one in WORDS if one in found]:
-            if found[axis].size == 0 or found[axis].max() < len(words):
-                found[f"{axis}_text"] = words[found[axis]]
-        for name, column in (found | {value: array.ravel()}).items():
+        for axis in [axis for axis in WORDS if axis in own]:
+            if own[axis].size == 0 or own[axis].max() < len(words):
+                own[f"{axis}_text"] = words[own[axis]]
+        for name, column in (own | {value: array.ravel()}).items():
             columns.setdefault(name, []).append(column)
     return pandas.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -128,7 +123,7 @@ def frame(
 def html(
     title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array], prefix: str = ""
 ) -> str:
-    """A heading, the first tokens and a table of the arrays, those of all layers in one row."""
+    """Return a heading, the first tokens and a table of the arrays, with all layers in one row."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, array in arrays.items():
         _, layer, local = parse(name)
@@ -138,19 +133,15 @@ def html(
         name = local if alone else f"blocks.{_span(layers)}.{local}"
         cells = (prefix + name, "(" + ", ".join(map(str, shape)) + ")", str(dtype))
         lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    shown = "".join(f"<p><code>{escape(_first(one))}</code></p>" for one in tokens[:3])
+    first = [" ".join(text[:_SHOWN]) + " …" * (len(text) > _SHOWN) for text in tokens[:3]]
+    shown = "".join(f"<p><code>{escape(text)}</code></p>" for text in first)
     more = f"<p>and {len(tokens) - 3} more</p>" if len(tokens) > 3 else ""
     head = "<tr><th>name</th><th>shape</th><th>type</th></tr>"
     return f"<p>{escape(title)}</p>{shown}{more}<table>{head}{''.join(lines)}</table>"
 
 
-def _first(tokens: Sequence[str]) -> str:
-    """The first tokens of a text."""
-    return " ".join(tokens[:_SHOWN]) + " …" * (len(tokens) > _SHOWN)
-
-
 def _span(layers: Sequence[int]) -> str:
-    """Layers as few words: 3, 0 to 5, or each of them."""
+    """Describe layers briefly: 3, {0..5} or {0,2}."""
     if len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         return f"{{{layers[0]}..{layers[-1]}}}"
     return f"{{{','.join(map(str, layers))}}}" if len(layers) > 1 else str(layers[0])

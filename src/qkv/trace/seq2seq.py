@@ -1,4 +1,4 @@
-"""What a trace of an encoder-decoder is: two texts, and the attention of one to the other."""
+"""A trace of an encoder-decoder: two texts, and the attention of one to the other."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace import exports
-from qkv.trace.activations import counted, is_tuple_name, meant, numbers_of, of_side, side_of
+from qkv.trace.activations import counted, cut, is_tuple_name, meant, numbers_of, of_side, side_of
 from qkv.trace.exports import read_trace, write_trace
-from qkv.trace.trace import KINDS, Trace, cut, inputs_of, read_only
+from qkv.trace.trace import KINDS, Trace, inputs_of, read_only
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
-_MASK = "attn_mask"  # of the text that is read, where some of it is not looked at
+_MASK = "attn_mask"  # of the encoder's text, if some of it is masked
 
 
 class Seq2SeqTrace:
     """Every intermediate of a run through encoder and decoder.
 
-    `trace.encoder` and `trace.decoder` are traces of their own, to be shown and read like any
-    other. Here, all names stand side by side, as TransformerLens has them for an encoder-decoder:
+    `trace.encoder` and `trace.decoder` are traces, to be shown and read like any other. This trace
+    has the names of both, as in TransformerLens for an encoder-decoder:
     `trace["encoder.0.attn.hook_pattern"]`, `trace["decoder.0.attn.hook_pattern"]`,
     `trace["decoder.0.cross_attn.hook_pattern"]`, `trace["decoder.0.hook_resid_mid_cross"]`,
     `trace["decoder.hook_embed"]`; `trace["cross_attn.pattern", 0]` for short. `trace[i]` is pair i
     without its padding.
 
     Args:
-        encoder: the text that was read.
-        decoder: the text that was written.
-        cross: what belongs to both, by the names that the decoder has for it.
-        settings: for each layer the options its attention to the encoder ran with.
+        encoder: the text that the model read.
+        decoder: the text that the model wrote.
+        cross: the activations of cross-attention, by the decoder's names.
+        settings: the options of each layer's cross-attention.
 
     `qkv.head_view(trace)` shows all three attentions, `qkv.show(trace.decoder)` one of the texts.
     """
@@ -55,14 +55,9 @@ class Seq2SeqTrace:
         return f"Seq2SeqTrace(encoder={self.encoder!r}, decoder={self.decoder!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: the tokens of both sides, and which arrays there are."""
-        kinds = {"encoder": {}, "decoder": self._cross}
-        shown = [
-            f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}"
-            + (exports.html("across", [], kinds[side]) if kinds[side] else "")
-            for side in SIDES
-        ]
-        return "".join(shown)
+        """Return the tokens of both sides and the names of the arrays, for a notebook."""
+        shown = [f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}" for side in SIDES]
+        return "".join(shown) + (exports.html("across", [], self._cross) if self._cross else "")
 
     if not TYPE_CHECKING:
 
@@ -76,7 +71,7 @@ class Seq2SeqTrace:
             raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
 
     def __len__(self) -> int:
-        """How many pairs of texts."""
+        """Return the number of pairs of texts."""
         return len(self.encoder)
 
     def __contains__(self, name: object) -> bool:
@@ -87,45 +82,37 @@ class Seq2SeqTrace:
         return True
 
     def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
-        """An array by its name, or pair number `name` as a trace of its own."""
+        """Return an array by its name, or the trace of pair number `name`."""
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
         if isinstance(name, tuple):
-            for full in meant(name, self.num_layers):
-                if full in self._cross:
-                    return self._cross[full]
+            full = next((x for x in meant(name, self.num_layers) if x in self._cross), None)
+            if full is not None:
+                return self._cross[full]
         elif isinstance(name, str):
             side, inner = side_of(name)
             if side == "decoder" and inner in self._cross:
                 return self._cross[inner]
             if side in SIDES and inner in getattr(self, side):
                 return getattr(self, side)[inner]
-        names = self.names()
-        near = self._both(name)
-        near = near or difflib.get_close_matches(str(name), names, n=3, cutoff=0.5) or names[-3:]
+        named, ways = self._named(), meant(name, self.num_layers) if is_tuple_name(name) else []
+        near = [x for side in SIDES for full in ways if (x := of_side(side, full)) in named]
+        near = near or difflib.get_close_matches(str(name), named, n=3, cutoff=0.5)
         raise KeyError(
             f"trace: there is no {name!r}: names begin with encoder. or decoder., such as "
-            f"{', '.join(near)}"
+            f"{', '.join(near or [*named][-3:])}"
         )
 
-    def _both(self, name: object) -> list[str]:
-        """What a tuple that names no side stands for on each."""
-        if not is_tuple_name(name):
-            return []
-        named = self._named()
-        ways = meant(name, self.num_layers)
-        return [way for side in SIDES for full in ways if (way := of_side(side, full)) in named]
-
     def names(self) -> list[str]:
-        """The names of all arrays."""
+        """Return the names of all arrays."""
         return list(self.keys())
 
     def keys(self) -> KeysView[str]:
-        """The same, as of a dict: `dict(trace)` is a dict of all arrays."""
+        """Return the names like a dict: `dict(trace)` is a dict of all arrays."""
         return self._named().keys()
 
     def items(self) -> ItemsView[str, Array]:
-        """Each name with its array."""
+        """Return each name with its array."""
         return self._named().items()
 
     def _named(self) -> dict[str, Array]:
@@ -134,7 +121,7 @@ class Seq2SeqTrace:
 
     @property
     def num_layers(self) -> int:
-        """How many layers the decoder has, or, where that is not known, left something here."""
+        """The number of layers of the decoder; if unknown, of the layers that were kept."""
         return max(self.decoder.num_layers, 1 + max(numbers_of(self._cross), default=-1))
 
     @property
@@ -142,7 +129,7 @@ class Seq2SeqTrace:
         """The decoder's weights for the encoder `(B, Hq, L, S)`, as `transformers` has them.
 
         Raises:
-            KeyError: they were not kept of all layers; it says of which they were.
+            KeyError: some layers were not kept; the message names those that were.
         """
         layers = range(self.num_layers)
         kept = [layer for layer in layers if ("cross_attn.pattern", layer) in self]
@@ -151,12 +138,12 @@ class Seq2SeqTrace:
                 f"cross_attentions: of {len(layers)} layers this trace holds those of "
                 f"{counted(kept)} alone: take trace['cross_attn.pattern', {kept[0]}]"
             )
-        return tuple(self["cross_attn.pattern", layer] for layer in range(self.num_layers))
+        return tuple(self["cross_attn.pattern", layer] for layer in layers)
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
-        """What `qkv.attention(**inputs)` needs to run this layer's look at the encoder again.
+        """Return the arguments of `qkv.attention(**inputs)` that run this cross-attention again.
 
-        Those of the two other attentions are `trace.encoder.attention_inputs(layer)` and
+        The arguments of the two other attentions are `trace.encoder.attention_inputs(layer)` and
         `trace.decoder.attention_inputs(layer)`.
         """
         layer += self.num_layers if layer < 0 else 0
@@ -180,13 +167,13 @@ class Seq2SeqTrace:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
         """Read a trace that `save` wrote; `qkv.Trace.load` does so too."""
-        kinds = {_KIND: cls.unpacked}
-        found: Seq2SeqTrace = read_trace(path, kinds, call="Seq2SeqTrace.load", what="such a trace")
-        return found
+        kinds, call = {_KIND: cls.unpacked}, "Seq2SeqTrace.load"
+        trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what="such a trace")
+        return trace
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Seq2SeqTrace:
-        """The trace that `save` took apart."""
+        """Return the trace of the arrays and values that `save` wrote."""
         parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross", _MASK)}
         for name, array in arrays.items():
             part, _, inner = name.partition(" ")
