@@ -29,26 +29,24 @@ _TYPES: dict[str, Any] = {
 
 @cache
 def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the file of a finding, that of its edits included.
+    """Return the JSON Schema (draft 2020-12) of the file of a finding, with that of its edits.
 
     >>> schema()["properties"]["position"]["minimum"], "hide" in schema()["$defs"]
     (0, True)
     """
-    found: dict[str, Any] = json.loads(
-        files("qkv.findings").joinpath("schema.json").read_text("utf-8")
-    )
-    edits = edits_schema()
-    found["properties"]["edits"]["items"] = edits["items"]
-    found["$defs"] |= edits["$defs"]
-    return found
+    text, edits = files("qkv.findings").joinpath("schema.json").read_text("utf-8"), edits_schema()
+    whole: dict[str, Any] = json.loads(text)
+    whole["properties"]["edits"]["items"] = edits["items"]
+    whole["$defs"] |= edits["$defs"]
+    return whole
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the file of a finding holds, once it fits the schema.
+    """Read the file of a finding and check it against the schema.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no finding; the message names the field and what it must be.
+        ValueError: the file is no finding; the message names the field and its rule.
     """
     size = Path(path).stat().st_size
     if size > _MOST:
@@ -56,8 +54,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{path}: is not JSON that can be read: {said:.200}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: is not JSON that can be read: {reason:.200}") from None
     fault = _fault(value, schema(), "it")
     if fault:
         raise ValueError(f"{path}: {fault}")
@@ -65,12 +63,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         edits_of(value["edits"], call=str(path), given="edits")
     except TypeError as error:
         raise ValueError(str(error)) from None
-    found: dict[str, Any] = value
-    return found
+    return dict(value)
 
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
-    """Write what a finding holds, a line for each field; the file appears when it is complete."""
+    """Write a finding, a line for each field; the file appears when it is complete."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(field, ensure_ascii=False, allow_nan=False)}"
         for name, field in value.items()
@@ -84,7 +81,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
-    """What does not fit a rule of the schema, in words; empty where all does."""
+    """Describe the first value that does not fit a rule of the schema; "" if all fit."""
     rule = schema()["$defs"].get(rule.get("$ref", "").rpartition("/")[2], rule)
     if not _fits(value, rule):
         return f"{where} is {shown(value)}: it must be {rule['description']}"
@@ -94,20 +91,18 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
         missing = [name for name in rule["required"] if name not in value]
         unknown = [name for name in value if name not in known]
         if missing or unknown:
-            what = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
-            return f"{where} {what}: a finding has {', '.join(rule['required'])} there"
+            fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
+            return f"{where} {fault}: a finding has {', '.join(rule['required'])} there"
         parts = [(value[name], known[name], within + name) for name in known]
-    elif isinstance(value, list) and where != "edits":  # `edits_of` says more of these
+    elif isinstance(value, list) and where != "edits":  # `edits_of` has better errors for these
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)
-        parts = [
-            (one, own, f"{where}[{n}]")
-            for n, (one, own) in enumerate(zip(value, rules, strict=True))
-        ]
+        pairs = enumerate(zip(value, rules, strict=True))
+        parts = [(one, own, f"{where}[{n}]") for n, (one, own) in pairs]
     return next(filter(None, (_fault(*part) for part in parts)), "")
 
 
 def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Whether a value itself fits a rule, whatever its parts are."""
+    """Return whether a value fits a rule, without its parts."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
         return False
     if "const" in rule:
@@ -130,18 +125,17 @@ _LARGEST_PICTURE = 2**24  # bytes of a picture
 def read_article(
     path: str | os.PathLike[str], place: Callable[[Path, str], Placed]
 ) -> tuple[str, list[str | Placed]]:
-    """The first heading of a Markdown file, and its parts in order.
+    """Return the first heading of a Markdown file, and its parts in order.
 
-    A part is HTML, or what `![claim](finding.json)` places.
-
-    HTML in the Markdown is shown as text. Pictures become part of the HTML.
+    A part is HTML, or the finding of `![claim](finding.json)`. HTML in the Markdown is shown as
+    text. Pictures become part of the HTML.
 
     Args:
         path: the file; findings and pictures are named relative to its folder.
-        place: gives the finding of a file and of the claim that the article states.
+        place: returns the finding of a file; it also gets the claim in the article.
 
     Raises:
-        FileNotFoundError: the article, a finding or a picture is not there.
+        FileNotFoundError: the article, a finding or a picture does not exist.
         ValueError: the article is not UTF-8, a finding stands inside a sentence, or a picture is no
             file or too large.
     """
@@ -160,16 +154,16 @@ def read_article(
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
-    found: list[str | Placed] = []
+    parts: list[str | Placed] = []
     for is_placed, some in groupby(tokens, key=lambda token: token.type == "finding"):
         if is_placed:
             images = [image for token in some for image in token.children or ()]
-            found += [place(folder / _target(image), image.content) for image in images]
+            parts += [place(folder / _target(image), image.content) for image in images]
         else:
-            found.append(markdown.renderer.render(list(some), markdown.options, {}))
-    headings = (one for before, one in pairwise(tokens) if before.type == "heading_open")
-    words = (child.content for one in islice(headings, 1) for child in one.children or ())
-    return "".join(words), found
+            parts.append(markdown.renderer.render(list(some), markdown.options, {}))
+    headings = (inner for before, inner in pairwise(tokens) if before.type == "heading_open")
+    words = (child.content for inner in islice(headings, 1) for child in inner.children or ())
+    return "".join(words), parts
 
 
 def _target(image: Token) -> str:
@@ -181,7 +175,7 @@ def _is_finding(token: Token) -> bool:
 
 
 def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
-    """Tokens with each paragraph of nothing but findings as one token "finding"."""
+    """Yield tokens, with each paragraph that has only findings as one token "finding"."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None
@@ -202,7 +196,7 @@ def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
 
 
 def _embedded(folder: Path, source: str, path: str) -> str:
-    """A picture as an address that holds it."""
+    """Return a picture as a data URL."""
     kind = mimetypes.guess_type(source)[0] or ""
     if source.startswith("data:"):
         return source

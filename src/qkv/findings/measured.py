@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -83,13 +83,13 @@ class Finding:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What the file holds, ready for JSON."""
+        """Return the content of the file, ready for JSON."""
         pairs = {name: [list(one) for one in getattr(self, name)] for name in ("before", "after")}
-        fields = {name: getattr(self, name) for name in ("model", "text", "position", "edits")}
-        return {"qkv_finding": 1, **fields, "claim": self.claim, **pairs}
+        fields = ("model", "text", "position", "edits", "claim")
+        return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the finding to a JSON file, whole or not at all."""
+        """Write the finding to a JSON file, which appears when it is complete."""
         write(path, self.to_dict())
 
     @classmethod
@@ -98,7 +98,7 @@ class Finding:
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is no finding; the message names the field and what it must be.
+            ValueError: the file is no finding; the message names the field and its rule.
         """
         fields = read(path)
         del fields["qkv_finding"]
@@ -110,33 +110,32 @@ class Finding:
         """Measure the finding again.
 
         Args:
-            model: the model, its folder or its name; without it the model that comes with qkv under
-                the finding's name. Nothing is downloaded.
+            model: the model, its folder or its name. Default: the model of the finding's name that
+                comes with qkv. Nothing is downloaded.
 
         Returns:
             `.holds`, whether words keep their order and probabilities agree to 0.0001, and
-            `.differences`, a sentence for each. A model with other parameters does not verify a
-            finding: nothing is measured then.
+            `.differences`, a sentence for each difference. A model with other parameters cannot
+            verify a finding, and is not run.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
-            ValueError: no model is given and the finding's does not come with qkv; or its position
-                or its edits do not fit the text.
+            ValueError: `model` is None and the finding's model does not come with qkv; or its
+                position or its edits do not fit the text.
         """
         used = self._used(model, "verify")
-        if used.sha256 != self.model["sha256"]:
-            return Verification(False, [self._other(used)])
-        found = self._differences(used, "verify")
-        return Verification(not found, found)
+        other = used.sha256 != self.model["sha256"]
+        differences = [self._other(used)] if other else self._differences(used, "verify")
+        return Verification(not differences, differences)
 
     def to_html(
         self, path: str | os.PathLike[str], model: AnyModel | None = None, *, theme: str = "auto"
     ) -> None:
-        """Write the page of this finding alone, as `publish` does."""
+        """Write a page with this finding alone, as `publish` does."""
         publish(path, [self], model=model, theme=theme)
 
     def _used(self, model: AnyModel | None, call: str) -> Model:
-        """The model to measure with."""
+        """Return the model to measure with."""
         if isinstance(model, Model):
             return model
         if model is not None:
@@ -153,14 +152,21 @@ class Finding:
         return load(shipped()[name])
 
     def _differences(self, used: Model, call: str) -> list[str]:
-        """How predictions of a model differ from those of the finding, a sentence for each."""
+        """Describe each difference between predictions of a model and those of the finding."""
         tokens = _tokens(used, self.text, call)
         measured = _measured(used, tokens, self.position, self.edits, call)
-        given = zip(("before", "after"), (self.before, self.after), measured, strict=True)
-        return [line for name, said, now in given for line in _differences(name, said, now)]
+        differences = []
+        pairs = zip(("before", "after"), (self.before, self.after), measured, strict=True)
+        for name, old, new in pairs:
+            for rank, (one, other) in enumerate(zip_longest(old, new[: len(old)]), 1):
+                if other is None or one[0] != other[0] or not abs(one[1] - other[1]) <= TOLERANCE:
+                    here = "nothing" if other is None else f"{other[0]}, {other[1]:.4f}"
+                    there = f"{one[0]}, {one[1]:.4f}"
+                    differences.append(f"{name}, word {rank}: {there} in the finding, {here} here")
+        return differences
 
     def _other(self, used: Model) -> str:
-        """That a model has other parameters, in a sentence."""
+        """Return the sentence that a model has other parameters."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding is of {name}, sha256 {sha256[:12]}..., and this "
@@ -186,19 +192,19 @@ def finding(
         position: a token, counted from the end with -1: an encoder predicts the word there, a
             decoder the token behind it. Default: the first mask token; for a decoder the last
             token.
-        ablate: heads to leave out, as in `Model.trace`.
-        hide: words, tokens and edges that no query sees, as there.
+        ablate: heads to ablate, as in `Model.trace`.
+        hide: words, positions and edges to mask, as in `Model.trace`.
         edit: records, or a mapping from activations to arrays, which become records. A function
             has no record.
-        claim: what this shows, in a sentence.
+        claim: the effect of the edits, in a sentence.
 
     Returns:
         The finding, with `.before` and `.after`, the five most probable words.
 
     Raises:
-        TypeError: the model is no model, the text or the claim no string.
-        ValueError: the model predicts no words, the text is empty, too long or without a missing
-            word; there is no such token; an edit is a function, or does not fit the text.
+        TypeError: `model` is no model, or the text or the claim no string.
+        ValueError: the model predicts no words; the text is empty, too long or without a missing
+            word; the position does not exist; an edit is a function, or does not fit the text.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -215,8 +221,8 @@ def finding(
         position = -1
     elif position is None:
         [position, *_] = mask_positions(tokens, model.tokenizer, model.name, call)
-    place = whole_number(position, call=call, name="position", least=-sys.maxsize)
-    position = place + len(tokens) * (place < 0)
+    position = whole_number(position, call=call, name="position", least=-sys.maxsize)
+    position += len(tokens) * (position < 0)
     edits = model._plain(edits_of(edit, ablate, hide, call=call), tokens)
     before, after = _measured(model, tokens, position, edits, call)
     about = {"name": model.name, "sha256": model.sha256}
@@ -226,7 +232,7 @@ def finding(
 def verify_files(
     paths: Sequence[str | os.PathLike[str]], model: AnyModel | None = None
 ) -> list[tuple[Finding, Verification]]:
-    """Read findings and measure them again, as `Finding.verify` does; a model is loaded once.
+    """Read findings and measure them again, as `Finding.verify` does; each model is loaded once.
 
     Raises:
         FileNotFoundError, ValueError: as for `Finding.load` and `Finding.verify`; the message names
@@ -234,16 +240,16 @@ def verify_files(
     """
     findings = [Finding.load(path) for path in paths]
     used: dict[str, Model] = {}
-    found = []
+    results = []
     for path, one in zip(paths, findings, strict=True):
         name = "" if model is not None else one.model["name"]
         try:
             if name not in used:
                 used[name] = one._used(model, "verify")
-            found.append((one, one.verify(used[name])))
+            results.append((one, one.verify(used[name])))
         except ValueError as error:
             raise ValueError(f"{path}: {str(error).removeprefix('verify: ')}") from error
-    return found
+    return results
 
 
 def publish(
@@ -262,16 +268,16 @@ def publish(
 
     Args:
         path: the HTML file.
-        findings: those to show, of one model.
-        article: a Markdown file; a paragraph `![claim](finding.json)` in it places a finding, the
-            file relative to the article's folder. Findings that it does not place follow it.
-        model: the model, its folder or its name, where it does not come with qkv.
+        findings: the findings to show, all of one model.
+        article: a Markdown file; a paragraph `![claim](finding.json)` in it places a finding, whose
+            file is relative to the article's folder. All other findings follow the article.
+        model: the model, its folder or its name, if it does not come with qkv.
         theme: of the page: "light", "dark", or "auto" for that of the system.
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
-        ValueError: there is no finding, findings are of several models, the model has other
-            parameters than theirs, a file is damaged, or a page cannot compute the model.
+        ValueError: there is no finding, the findings are of several models, the model has other
+            parameters, a file is damaged, or a page cannot compute the model.
 
     >>> import qkv, tempfile
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
@@ -288,10 +294,10 @@ def view_of(
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> FindingsView:
-    """What `publish` writes."""
+    """Return the view that `publish` writes."""
     call, title = "publish", ""
-    given = [findings] if isinstance(findings, Finding | str) else list(findings)
-    for one in given:
+    listed = [findings] if isinstance(findings, Finding | str) else list(findings)
+    for one in listed:
         if not isinstance(one, Finding):
             raise TypeError(
                 f"{call}: findings has {shown(one)}: give findings, as qkv.finding or "
@@ -300,23 +306,23 @@ def view_of(
     parts: list[str | Finding] = []
     if article is not None:
         title, parts = read_article(article, _placed)
-    placed = [_of(part) for part in parts if isinstance(part, Finding)]
-    parts += [one for one in given if _of(one) not in placed]
-    all_ = [part for part in parts if isinstance(part, Finding)]
-    if not all_:
+    placed = [_content(part) for part in parts if isinstance(part, Finding)]
+    parts += [one for one in listed if _content(one) not in placed]
+    every = [part for part in parts if isinstance(part, Finding)]
+    if not every:
         where = "" if article is None else f" in {article}"
         raise ValueError(f"{call}: there is no finding{where}: give at least one")
-    names = {one.model["sha256"]: one.model["name"] for one in all_}
+    names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
         raise ValueError(
             f"{call}: the findings are of {len(names)} models, {' and '.join(names.values())}: "
             "publish one page for each"
         )
-    own = (one._model for one in all_ if one._model is not None)
-    used = all_[0]._used(next(own, None) if model is None else model, call)
+    own = next((one._model for one in every if one._model is not None), None)
+    used = every[0]._used(own if model is None else model, call)
     if used.sha256 not in names:
-        raise ValueError(f"{call}: {all_[0]._other(used)}: give the model of the finding")
-    for one in all_:
+        raise ValueError(f"{call}: {every[0]._other(used)}: give the model of the finding")
+    for one in every:
         differences = one._differences(used, call)
         if differences:
             warnings.warn(
@@ -325,23 +331,23 @@ def view_of(
                 UserWarning,
                 stacklevel=3,
             )
-    shown_ = [part if isinstance(part, str) else part.to_dict() for part in parts]
-    return findings_view(used, shown_, title or all_[0].claim or all_[0].text, theme=theme)
+    content = [part if isinstance(part, str) else part.to_dict() for part in parts]
+    return findings_view(used, content, title or every[0].claim or every[0].text, theme=theme)
 
 
-def _of(one: Finding) -> dict[str, Any]:
-    """What a finding measures, whatever it claims."""
+def _content(one: Finding) -> dict[str, Any]:
+    """Return the content of a finding without its claim."""
     return one.to_dict() | {"claim": ""}
 
 
 def _placed(path: Path, claim: str) -> Finding:
-    """The finding of a file, with the claim that an article states where it has none."""
-    found = Finding.load(path)
-    return found if found.claim else Finding(**{**vars(found), "claim": claim})
+    """Read a finding; one without a claim gets the claim of the article."""
+    one = Finding.load(path)
+    return one if one.claim else replace(one, claim=claim)
 
 
 def _tokens(model: Model, text: str, call: str) -> Tokenized:
-    """The tokens of a text that the model reads whole.
+    """Return the tokens of a text that the model reads whole.
 
     Raises:
         ValueError: the model predicts no words, or the text is empty or too long.
@@ -365,7 +371,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
 def _measured(
     model: Model, tokens: Tokenized, position: int, edits: Sequence[dict[str, Any]], call: str
 ) -> list[list[Prediction]]:
-    """The most probable words at a position, without and with edits."""
+    """Return the most probable words at a position, without and with edits."""
     if not 0 <= position < len(tokens):
         raise ValueError(
             f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "
@@ -374,13 +380,3 @@ def _measured(
     top = min(TOP, model._need_words(call))
     runs = [edits_of(some, call=call, given="edits") for some in ([], list(edits))]
     return [model.guesses(tokens, [position], top, run)[0] for run in runs]
-
-
-def _differences(name: str, said: Sequence[Prediction], now: Sequence[Prediction]) -> list[str]:
-    """Where predictions differ from those of a finding, a sentence for each."""
-    found = []
-    for rank, (one, other) in enumerate(zip_longest(said, now[: len(said)]), 1):
-        if other is None or one[0] != other[0] or not abs(one[1] - other[1]) <= TOLERANCE:
-            here = "nothing" if other is None else f"{other[0]}, {other[1]:.4f}"
-            found.append(f"{name}, word {rank}: {one[0]}, {one[1]:.4f} in the finding, {here} here")
-    return found
