@@ -8,7 +8,9 @@ import pytest
 from qkv.marking import tasks
 from qkv.marking.tasks.texts import Texts
 
-FILES = sorted(Path(tasks.__file__).parent.rglob("*.toml"))
+FOLDER = Path(tasks.__file__).parent
+CATALOGUE = FOLDER / "tasks.toml"
+FILES = sorted({*FOLDER.rglob("*.toml")} - {CATALOGUE})
 
 
 def tables(table):
@@ -42,3 +44,7 @@ def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypa
     assert (two.key, two.says, two.remedy, two.alone) == ("other", "b {c}", "own", True)
     with pytest.raises(KeyError, match="three"):
         texts.mistake("three")
+
+
+def test_the_catalogue_has_each_task_in_the_order_of_the_course():
+    assert [*tomllib.loads(CATALOGUE.read_text("utf-8"))] == [*tasks.TASKS]

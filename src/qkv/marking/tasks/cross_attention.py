@@ -28,7 +28,7 @@ from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES
 from qkv.marking.tasks.mistakes.formula import LARGE, ONE_TEXT, core
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
 from qkv.marking.tasks.mistakes.masks import TEXTS as TEXTS_OF_A_BATCH
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -216,11 +216,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     )
 
 
-CROSS_ATTENTION = Task(
-    name="cross-attention",
-    looks_for=("cross_attention",),
-    signature="cross_attention(x, context, w_q, w_k, w_v, mask) -> (L, dv), also of batches",
-    asks="what the words x (L, D) take from the words context (S, D): queries of x, keys and values"
-    " of context, where mask (S,) is True; also of batches (B, L, D), (B, S, D), (B, S)",
-    mark=_mark,
-)
+CROSS_ATTENTION = task("cross-attention", _mark)

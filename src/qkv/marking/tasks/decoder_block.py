@@ -40,7 +40,7 @@ from qkv.marking.tasks.cross_attention import (
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv.marking.tasks.mistakes.masks import HIDING
 from qkv.marking.tasks.mistakes.masks import TEXTS as MASKS_OF_A_BATCH
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 from qkv.marking.tasks.wiring import Part, pre_norm, some_parts, wire
 
@@ -361,15 +361,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-DECODER_BLOCK = Task(
-    name="decoder-block",
-    looks_for=("decoder_block",),
-    signature="decoder_block(x, context, parameters, mask) -> (T, D), also of batches",
-    asks="x = x + causal self-attention(norm1(x)), then x = x + cross-attention(norm2(x), context),"
-    " where mask (S,) is True, then x = x + mlp(norm3(x)), with LayerNorm or RMSNorm, GELU and one"
-    " head; parameters has norm1_scale, norm1_shift, self_q, self_k, self_v, self_o, norm2_scale,"
-    " norm2_shift, cross_q, cross_k, cross_v, cross_o, norm3_scale, norm3_shift, w_in, b_in, w_out,"
-    " b_out; also of batches (B, T, D), (B, S, D), (B, S)",
-    mark=_mark,
-    everyday=("decoder_block",),
-)
+DECODER_BLOCK = task("decoder-block", _mark)

@@ -17,7 +17,7 @@ from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import Task, task
 
 DO = "do"
 
@@ -38,14 +38,11 @@ def exercise(
     right: Callable[..., Any],
     draw: Callable[[], Sequence[tuple[Any, ...]]],
     *mistakes: Mistake,
-    signature: str,
-    asks: str,
     what: str,
     returns: str,
     parts: Sequence[str] = (),
     otherwise: Callable[[Outcome], Finding | None] = nothing_known,
     within: float = 0.0,
-    may_use: bool = False,
 ) -> Task:
     """Return a task whose function is compared with the right function on several inputs.
 
@@ -54,14 +51,11 @@ def exercise(
         right: the right function; the learner's function has the same name.
         draw: draws the arguments of each call, smallest first.
         mistakes: each replaces the step `DO` by another function.
-        signature: as of `Task`.
-        asks: as of `Task`.
         what: the tested inputs, as in "Tried: angles".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
         otherwise: describes the first wrong call that no mistake explains.
         within: the allowed error of a number that is measured on a trained model.
-        may_use: as of `Task`.
     """
     names = tuple(parameters_of(right).parameters)
     cases = per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in draw()])
@@ -102,9 +96,7 @@ def exercise(
         wanted = right(*(result.example[name] for name in names))
         return replace(result, example=_apart(result.example, wanted, parts))
 
-    return Task(
-        name, (right.__name__,), signature, asks, mark, everyday=(right.__name__,), may_use=may_use
-    )
+    return task(name, mark)
 
 
 class _NotParts(TypeError):

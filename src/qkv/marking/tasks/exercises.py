@@ -61,9 +61,6 @@ RECURRENCE_TABLE = exercise(
         },
         DO,
     ),
-    signature="recurrence_table(length, keep) -> (length, length)",
-    asks="the weights of the loop state = keep * state + (1 - keep) * word, which begins at zero"
-    " and reads from the last word to the first: row i has the weights of all words in state i",
     what="tables of 2, 4 and 7 words",
     returns="return table  # (length, length)",
 )
@@ -97,8 +94,6 @@ SCORE_NEEDED = exercise(
         },
         DO,
     ),
-    signature="score_needed(weight, others) -> the score",
-    asks="the score s with e^s / (e^s + others) = weight",
     what="weights among 3, 17 and 1000 others",
     returns="return score",
 )
@@ -154,9 +149,6 @@ TO_IDS = exercise(
         },
         DO,
     ),
-    signature="to_ids(sentence, vocabulary) -> a list of T numbers",
-    asks="the id of each word of the sentence, in order; a word that the vocabulary does not have"
-    " gets the id of [UNK]",
     what="one word, words that stand twice, unknown words",
     returns="return ids  # a list of T numbers",
     otherwise=_no_such_word,
@@ -218,9 +210,6 @@ ROTATION = exercise(
         },
         DO,
     ),
-    signature="rotation(dim, steps) -> (dim, dim)",
-    asks="the matrix with which table[p] @ rotation(dim, steps) is table[p + steps], of sinusoidal"
-    " positions with a sine and its cosine side by side, dim even",
     what="one pair and more, one step and more, forwards and back",
     returns="return matrix  # (dim, dim)",
 )
@@ -271,9 +260,6 @@ NEIGHBOUR_SCORE = exercise(
         },
         DO,
     ),
-    signature="neighbour_score(weights, step) -> one number",
-    asks="the mean weight that tokens give to the token `step` positions on, in weights (T, T);"
-    " tokens without such a neighbour do not count",
     what="one and two steps, forwards and back",
     returns="return score",
 )
@@ -312,13 +298,9 @@ CLOSENESS = exercise(
         },
         DO,
     ),
-    signature="closeness(heads) -> one number",
-    asks="the cosine of bank in the lesson's two sentences, after the last layer of qkv's own"
-    " encoder, without these heads",
     what="no head, one and two",
     returns="return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads",
     within=2e-3,
-    may_use=True,
 )
 
 # lesson 9: back through the softmax, and through a whole head
@@ -358,9 +340,6 @@ SOFTMAX_BACK = exercise(
         },
         DO,
     ),
-    signature="softmax_back(weights, d_weights) -> (L, S)",
-    asks="the gradient of the scores, given the weights that softmax made of them and the gradient"
-    " of these (L, S)",
     what="one row and more",
     returns="return weights * (...)  # (L, S)",
 )
@@ -419,9 +398,6 @@ GRADIENTS = exercise(
         },
         DO,
     ),
-    signature="gradients(x, w_q, w_k, w_v, d_context) -> (d_w_q, d_w_k, d_w_v)",
-    asks="the gradients of w_q, w_k (D, d) and w_v (D, d_v) of one head without a mask, given that"
-    " of its context (T, d_v)",
     what="square projections and others",
     returns="d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v",
     parts=("d_w_q", "d_w_k", "d_w_v"),

@@ -28,7 +28,7 @@ from qkv.marking.tasks.mistakes import heads
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
 from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _NAMES = "x,w_q,w_k,w_v"
@@ -182,12 +182,4 @@ def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
     m.find(_TEXTS.finding("heads-not-divided", None, output=returned))
 
 
-HEADS = Task(
-    name="heads",
-    looks_for=("multi_head_attention", "multihead_attention", "many_heads"),
-    signature="multi_head_attention(x, w_q, w_k, w_v, w_o, num_heads) -> (T, D), or without w_o",
-    asks="x (T, D), or a batch (B, T, D), through w_q, w_k, w_v (D, heads * size), split into"
-    " heads; attention in each head; the heads joined, and through w_o (heads * size, D)",
-    mark=_mark,
-    also=("attention", "self_attention"),
-)
+HEADS = task("heads", _mark)

@@ -23,7 +23,7 @@ from qkv.marking.tasks.attention.steps import Sizes
 from qkv.marking.tasks.mistakes.formula import LARGE, core
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.stepping import Run, StepMarking
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -274,12 +274,4 @@ def _with_other_projections(case: Run) -> Run:
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 
 
-KV_CACHE = Task(
-    name="kv-cache",
-    looks_for=("step", "attention_step", "kv_cache_step"),
-    signature="step(x, cache, w_q, w_k, w_v) -> (out, cache)",
-    asks="causal attention of the n new words x (n, D), given what earlier calls kept (None at"
-    " first); out (n, dv); optional: positions (N, D), of which a row is added to each word",
-    mark=_mark,
-    everyday=("step",),
-)
+KV_CACHE = task("kv-cache", _mark)

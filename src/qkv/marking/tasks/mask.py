@@ -31,7 +31,7 @@ from qkv.marking.tasks.attention.marker import (
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.mistakes import formula, masks
 from qkv.marking.tasks.mistakes.build import both_ends, pick
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 
@@ -229,21 +229,10 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             raise error from None
 
 
-MASK = Task(
-    name="mask",
-    looks_for=("masked_attention", "causal_mask"),
-    signature="masked_attention(query, key, value, mask) -> out, or causal_mask(length) -> mask",
-    asks="attention with a mask (L, S): True = may attend, or 0 and -inf to add; or a causal mask,"
-    " by which each word sees itself and the words before it",
-    mark=_mark,
-    also=("attention", "scaled_dot_product_attention"),
-)
-BATCHED_MASK = Task(
-    name="batched-mask",
-    looks_for=("masked_attention",),
-    signature="masked_attention(query, key, value, mask) -> out, also of batches (B, L, d)",
-    asks="masked attention as in the task mask, of one text (L, d) and of several at once"
-    " (B, L, d)",
-    mark=lambda function, way: _mark_masked(function, "batched-mask", batches=True),
-    by_name=True,
-)
+def _mark_batched(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark masked attention of one text and of batches."""
+    return _mark_masked(function, "batched-mask", batches=True)
+
+
+MASK = task("mask", _mark)
+BATCHED_MASK = task("batched-mask", _mark_batched)

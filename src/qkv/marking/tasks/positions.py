@@ -21,7 +21,7 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.mistakes.build import both_ends, cut, without
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 BASE = 10000.0
@@ -212,11 +212,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     )
 
 
-POSITIONS = Task(
-    name="positions",
-    looks_for=("positions", "sinusoidal_positions"),
-    signature="positions(length, dim) -> (length, dim)",
-    asks="the sine and the cosine of position / 10000 ** (2i / dim) in columns 2i and 2i + 1",
-    mark=_mark,
-    everyday=("positions",),
-)
+POSITIONS = task("positions", _mark)

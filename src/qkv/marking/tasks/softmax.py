@@ -24,7 +24,7 @@ from qkv.marking.tasks.attention.steps import same, softmax
 from qkv.marking.tasks.mistakes import slips
 from qkv.marking.tasks.mistakes.build import both_ends, cut, first_row_only, without
 from qkv.marking.tasks.mistakes.formula import LARGE_ROWS, SOFTMAX_ROWS
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -219,10 +219,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-SOFTMAX = Task(
-    name="softmax",
-    looks_for=("softmax",),
-    signature="softmax(x, axis=-1) -> weights, in the shape of x",
-    asks="exp(x) / exp(x).sum() along the last axis, for any x (..., S) and for large numbers too",
-    mark=_mark,
-)
+SOFTMAX = task("softmax", _mark)

@@ -14,7 +14,7 @@ from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercises import gradients
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import Task, task
 from qkv.marking.tasks.texts import Texts
 
 # water, money, noun, adjective: features of words in lessons 2 and 9; other words are zeros
@@ -163,47 +163,18 @@ def _learned(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
     return w
 
 
-def _task(
-    name: str,
-    values: tuple[str, ...],
-    find: Callable[..., Iterator[str]],
-    *,
-    signature: str,
-    asks: str,
-    tried: str,
-) -> Task:
+def _task(name: str, tried: str, find: Callable[..., Iterator[str]]) -> Task:
+    """Return a task that marks values by the names of the mistakes in them."""
+
     def mark(answer: Any, way: str) -> CheckResult:
         mistakes = map(_TEXTS.mistake, find(*answer))
         unread = ("not-filled-in", "projections-shape")
-        return mark_values(name, ", ".join(values), tried, mistakes, unread)
+        return mark_values(name, ", ".join(marked.values), tried, mistakes, unread)
 
-    return Task(name, values[:1], signature, asks, mark, values=values)
+    marked = task(name, mark)
+    return marked
 
 
-PROJECTIONS = _task(
-    "projections",
-    ("w_q", "w_k", "w_v"),
-    _projections,
-    signature="w_q, w_k (4, 2), w_v (4, 2)",
-    asks="projections with which bank takes more than 0.4 from river or loan and less than 0.1 from"
-    " the rest, and its context leans to water or to money",
-    tried="three sentences",
-)
-CALM_QUERY = _task(
-    "calm-query",
-    ("w_q_calm", "w_k"),
-    _calm,
-    signature="w_q_calm (4, 2), beside w_k (4, 2)",
-    asks="queries with which river takes more than 0.95 from itself, and bank and friend still take"
-    " more than 0.85 from their words",
-    tried="two sentences",
-)
-ADJECTIVES = _task(
-    "adjectives",
-    ("more",),
-    _adjectives,
-    signature="more, a dict of sentences with 0 or 1",
-    asks="sentences after which the model of lesson 9 knows two that it has not read, and still all"
-    " eight",
-    tried="ten sentences after the training",
-)
+PROJECTIONS = _task("projections", "three sentences", _projections)
+CALM_QUERY = _task("calm-query", "two sentences", _calm)
+ADJECTIVES = _task("adjectives", "ten sentences after the training", _adjectives)

@@ -23,7 +23,7 @@ from qkv.marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
 from qkv.marking.tasks.kv_cache import Kept, advance, attend
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.stepping import Run, StepMarking
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 from qkv.marking.tasks.wiring import NO_RESIDUAL, pre_norm
 
@@ -246,13 +246,4 @@ def _with_other_projections(case: Run) -> Run:
     return replace(case, later={name: w[name] for name in NAMES} | changed)
 
 
-WRITING_STEP = Task(
-    name="writing-step",
-    looks_for=("decoder_step", "writing_step"),
-    signature="decoder_step(x, context, cache, parameters) -> (out, cache)",
-    asks="x = x + causal self-attention(x), then out = x + cross-attention(x, context), of the n"
-    " new words x (n, D), given what earlier calls kept (None at first); parameters has self_q,"
-    " self_k, self_v, cross_q, cross_k, cross_v, each (D, D); those of self-attention project the"
-    " new words alone, cross_k and cross_v the context (S, D) once",
-    mark=_mark,
-)
+WRITING_STEP = task("writing-step", _mark)

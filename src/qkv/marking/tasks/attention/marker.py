@@ -15,13 +15,13 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
-from qkv.marking.tasks.attention.inputs import CORE, NAMES, SIZES, cases, large_ones, long_ones
+from qkv.marking.tasks.attention.inputs import CORE, SIZES, cases, large_ones, long_ones
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
 from qkv.marking.tasks.attention.steps import FLOATS, RIGHT, compute
 from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.build import pick
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 MOST = 131  # queries, or keys: more than one block, if a function works in blocks
@@ -79,14 +79,7 @@ def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any],
     )
 
 
-ATTENTION = Task(
-    name="attention",
-    looks_for=("attention", "scaled_dot_product_attention"),
-    signature="attention(query, key, value, mask=None, is_causal=False) -> out, or (out, weights)",
-    asks="softmax(query @ key.T / sqrt(d)) @ value; also as attention(x, w_q, w_k, w_v)",
-    mark=_marks("attention"),
-    ways=tuple(NAMES),
-)
+ATTENTION = task("attention", _marks("attention"))
 _PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 asks to mend
 
 
@@ -95,31 +88,10 @@ def _mended(result: CheckResult) -> CheckResult:
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 
 
-BATCHED_ATTENTION = Task(
-    name="batched-attention",
-    looks_for=ATTENTION.looks_for,
-    signature="attention(query, key, value) -> out, also of batches (B, L, d)",
-    asks="attention as in the task attention, of one text (L, d) and of several at once (B, L, d)",
-    mark=_marks("batched-attention", batches=True),
-    ways=("qkv",),
-    by_name=True,
-)
-TILES = Task(
-    name="tiles",
-    looks_for=("tiled",),
-    signature="tiled(query, key, value, size=2) -> out",
-    asks="attention, tile by tile of so many keys, with a running maximum, sum and output",
-    mark=_marks("tiles", batches=True),
-    ways=("qkv",),
-)
-MENDED = Task(
-    name="self-attention",
-    looks_for=("self_attention",),
-    signature="self_attention(x, w_q, w_k, w_v, num_heads=1, is_causal=False) -> out",
-    asks="attention of the words x (T, D) on each other, through their projections, with heads and"
-    " a causal option",
-    mark=lambda function, way: _mended(_marks("self-attention")(function, way)),
-    ways=tuple(NAMES)[1:],
+BATCHED_ATTENTION = task("batched-attention", _marks("batched-attention", batches=True))
+TILES = task("tiles", _marks("tiles", batches=True))
+MENDED = task(
+    "self-attention", lambda function, way: _mended(_marks("self-attention")(function, way))
 )
 
 

@@ -20,7 +20,7 @@ from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS, SLIPS, WIRING
 from qkv.marking.tasks.block.steps import RIGHT, Call, compute, gelu_tanh, rms_norm
 from qkv.marking.tasks.mistakes.formula import LARGE, core
 from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 
 
 def _drawn(
@@ -168,13 +168,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-BLOCK = Task(
-    name="block",
-    looks_for=("block", "transformer_block"),
-    signature="block(x, parameters, num_heads=1) -> (T, D)",
-    asks="x = x + attention(norm1(x)), then x = x + mlp(norm2(x)), with LayerNorm or RMSNorm, GELU"
-    " and no mask; parameters has norm1_scale, norm1_shift, w_q, w_k, w_v, w_o, norm2_scale,"
-    " norm2_shift, w_in, b_in, w_out, b_out",
-    mark=_mark,
-    everyday=("block",),
-)
+BLOCK = task("block", _mark)

@@ -42,7 +42,7 @@ from qkv.marking.tasks.mistakes.formula import SCALING, SCORES, SOFTMAX
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 
 # of attention, what is no other thing where key heads are shared
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
@@ -205,13 +205,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     return m.result()
 
 
-DECODER = Task(
-    name="decoder",
-    looks_for=("decoder", "my_decoder"),
-    signature="decoder(ids, weights, config) -> logits (T, V)",
-    asks="the logits after each of the ids (T,), by the weights of a file as Llama has them, each"
-    " (out, in) under its name there, and config.json as a dict; where there is no lm_head.weight"
-    " the table of embeddings makes the logits",
-    mark=_mark,
-    everyday=("decoder",),
-)
+DECODER = task("decoder", _mark)

@@ -29,7 +29,7 @@ from qkv.marking.tasks.self_attention_class.computation import (
     compute,
 )
 from qkv.marking.tasks.self_attention_class.layers import Layers
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -370,12 +370,4 @@ def _not_refused(m: Marking, layers: Layers) -> Finding | None:
     return _of_layer("class-not-divisible", m.call(_inputs().uneven))
 
 
-SELF_ATTENTION_CLASS = Task(
-    name="self-attention-class",
-    looks_for=("SelfAttention", "MultiHeadAttention", "MultiHeadSelfAttention"),
-    signature="SelfAttention(embed_dim, num_heads, seed=0)(x (T, D)) -> (T, D), or (out, weights)",
-    asks="a class (or a module of torch) that draws w_q, w_k, w_v and w_o for all heads from the"
-    " seed, so that words of variance 1 make queries of variance 1, keeps them under these names,"
-    " and raises a ValueError for an embed_dim that num_heads does not divide",
-    mark=_mark,
-)
+SELF_ATTENTION_CLASS = task("self-attention-class", _mark)

@@ -16,7 +16,7 @@ from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import DO, exercise
 from qkv.marking.tasks.stories.grammar import begins, next_words, others, returning
 from qkv.marking.tasks.stories.trained import EMPTY, Decoder, Unmeasured, decoder_of
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -138,8 +138,6 @@ def _mark(things: Any, way: str) -> CheckResult:
             right,
             removed.cases,
             *_slips(removed, right),
-            signature=HEAD_REMOVED.signature,
-            asks=HEAD_REMOVED.asks,
             what=_TRIED,
             returns=_MEANS,
             within=_WITHIN,
@@ -155,15 +153,4 @@ def _verdict(one: Mistake) -> CheckResult:
     return mark_values(_NAME, "without", _TRIED, [one], [one.key])
 
 
-HEAD_REMOVED = Task(
-    name=_NAME,
-    looks_for=("without",),
-    signature="without(ids, heads) -> two numbers, beside story_model",
-    asks="the mean probability of last names that return, and that of words that are no names, when"
-    " story_model reads ids without some heads",
-    mark=_mark,
-    values=("story_model", "without"),
-    may_use=True,
-    by_name=True,
-    seconds=30.0,
-)
+HEAD_REMOVED = task(_NAME, _mark)

@@ -118,9 +118,6 @@ INDUCTION_SCORE = exercise(
         },
         DO,
     ),
-    signature="induction_score(weights, ids, names) -> one number",
-    asks="the mean weight, over the names that return in a text, on the places behind their earlier"
-    " ones: weights (T, T), ids (T,), and the ids that are first names",
     what="texts in which names come once, twice and three times",
     returns="return score",
 )

@@ -25,7 +25,7 @@ from qkv.marking.tasks.stories.grammar import (
     story,
 )
 from qkv.marking.tasks.stories.score import induction_score
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -194,28 +194,15 @@ def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: 
     return mark_values(task, name, tried, found, [one.key for one in (EMPTY, _NO_MODEL, _NO_WORDS)])
 
 
-STORY_MODEL = Task(
-    name="story-model",
-    looks_for=("story_model",),
-    signature="story_model, a decoder of qkv that was trained on stories",
-    asks="a decoder whose loss in stories that the marker draws is below that of counting pairs of"
-    " words, and which copies last names",
-    mark=lambda things, way: _marked(
+STORY_MODEL = task(
+    "story-model",
+    lambda things, way: _marked(
         "story-model", "story_model", "stories that it has not read", _model, things
     ),
-    values=("story_model",),
-    may_use=True,
-    seconds=30.0,
 )
-INDUCTION_HEAD = Task(
-    name="induction-head",
-    looks_for=("induction_head",),
-    signature="induction_head, a pair (layer, head) of story_model",
-    asks="the head of the decoder that looks behind the earlier place of a name that returns",
-    mark=lambda things, way: _marked(
+INDUCTION_HEAD = task(
+    "induction-head",
+    lambda things, way: _marked(
         "induction-head", "induction_head", "stories that the marker drew", _head, things
     ),
-    values=("story_model", "induction_head"),
-    may_use=True,
-    seconds=30.0,
 )

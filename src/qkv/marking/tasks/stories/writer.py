@@ -18,7 +18,7 @@ from qkv.marking.outcome import Outcome, kind_of, name_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.exercise import Arguments
 from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
-from qkv.marking.tasks.task import Task
+from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
@@ -176,12 +176,4 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 _NOTHING = ("returns-nothing", "wrong-type", "raises", "name-unknown", "story-grammar")
 
-STORY = Task(
-    name="story",
-    looks_for=("story",),
-    signature="story(seed) -> text",
-    asks="ten sentences by the grammar of lesson 12 about three people, who are drawn for each"
-    " story and return in it",
-    mark=_mark,
-    everyday=("story",),
-)
+STORY = task("story", _mark)
