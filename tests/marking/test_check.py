@@ -1203,7 +1203,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     result = check(mine)
     assert result.message == (
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so each row has only a part of that.\n"
+        "It shows: all the weights together sum to 1, so that each row sums to less than 1.\n"
         "What mends it: e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
         " weights = e / e.sum(axis=-1, keepdims=True)"
     )
