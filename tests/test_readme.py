@@ -204,9 +204,8 @@ def test_files_that_the_architecture_names_exist() -> None:
     {
         "src/qkv/arrays.py": ("float_type",),
         "src/qkv/attend/visibility.py": ("Visibility", "block", "key_range", "check_window"),
-        "src/qkv/attend/call.py": ("Call", "check_call", "needed"),
+        "src/qkv/attend/call.py": ("Call", "check_call", "needed", "OPTIONS", "PACKED"),
         "src/qkv/attend/varlen.py": ("ranged",),
-        "src/qkv/attend/options.py": ("OPTIONS", "PACKED"),
         "src/qkv/layers/layer.py": (
             *("checked", "need_shape", "first_parameters"),
             *("parameter", "vectors_of", "promoted", "project"),

@@ -80,10 +80,10 @@ def test_openai_lists_the_model(client: openai.OpenAI) -> None:
     ("body", "param", "words"),
     [
         ({"input": []}, "input", "input is an empty list"),
-        ({"input": ""}, "input", "input is empty at text 0"),
-        ({"input": [[30522]]}, "input", "30522: this model's ids run from 0 to 30521"),
-        ({"input": "a", "dimensions": 385}, "dimensions", "whole number from 1 to 384"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "float or base64"),
+        ({"input": ""}, "input", 'input is "": give a text'),
+        ({"input": [[30522]]}, "input", "30522: the ids run from 0 to 30521"),
+        ({"input": "a", "dimensions": 385}, "dimensions", "give 1 to 384"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
     ],
 )
 def test_openai_is_told_what_does_not_fit(

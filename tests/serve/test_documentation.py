@@ -20,7 +20,10 @@ from substitutions import filled
 import qkv
 from qkv.cli import main
 from qkv.serve.app import create_app, routes
-from qkv.serve.keys import KEYS
+from qkv.serve.completing import CompletionsBody
+from qkv.serve.routes.embeddings import EmbeddingsBody
+from qkv.serve.routes.rerank import RerankBody
+from qkv.serve.routes.trace import TraceBody
 from qkv.serve.settings import Settings
 from qkv.serve.streams import QUANTUM
 
@@ -133,7 +136,8 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
     ]
     assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
     expected = [
-        f"| `{path}` | {named(keys.taken)} | {named(keys.refused)} |" for path, keys in KEYS.items()
+        f"| `/v1/{body.call}` | {named(body.model_fields)} | {named(body.refusals)} |"
+        for body in (EmbeddingsBody, CompletionsBody, RerankBody, TraceBody)
     ]
     assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
 

@@ -15,13 +15,13 @@ from models.decoders import gpt2
 from models.files.test_modules import routed
 from models.support import Folder, cross_encoder
 from qkv.serve.app import create_app, routes
+from qkv.serve.bodies import IGNORED, Body
 from qkv.serve.completing import CompletionsBody
-from qkv.serve.keys import KEYS
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace import TraceBody
 
-BODIES = {
+BODIES: dict[str, type[Body]] = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/completions": CompletionsBody,
     "/v1/rerank": RerankBody,
@@ -45,7 +45,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Test
         TestClient(create_app(decoder), base_url="http://127.0.0.1") as one,
         TestClient(create_app(ranker), base_url="http://127.0.0.1") as other,
     ):
-        yield {path: other if path == "/v1/rerank" else one for path in KEYS}
+        yield {path: other if path == "/v1/rerank" else one for path in BODIES}
 
 
 def said(answer: dict[str, Any]) -> dict[str, Any]:
@@ -54,19 +54,17 @@ def said(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_route_that_takes_a_body_has_its_keys() -> None:
-    assert set(KEYS) == set(BODIES)
-    assert set(KEYS) == {route.path for route in routes() if "POST" in (route.methods or ())}
+    assert set(BODIES) == {route.path for route in routes() if "POST" in (route.methods or ())}
 
 
-@pytest.mark.parametrize("path", KEYS)
+@pytest.mark.parametrize("path", BODIES)
 def test_a_key_is_taken_or_ignored_or_refused(path: str) -> None:
-    keys = KEYS[path]
-    assert set(keys.taken) == set(BODIES[path].model_fields)
-    all_of_them = [*keys.taken, *keys.ignored, *keys.refused]
+    body = BODIES[path]
+    all_of_them = [*body.model_fields, *IGNORED, *body.refusals]
     assert len(all_of_them) == len(set(all_of_them))
 
 
-REFUSED = [(path, key) for path, keys in KEYS.items() for key in keys.refused]
+REFUSED = [(path, key) for path, body in BODIES.items() for key in body.refusals]
 
 
 @pytest.mark.parametrize(("path", "key"), REFUSED, ids=lambda value: str(value))
@@ -78,27 +76,27 @@ def test_a_key_that_would_change_the_answer_is_refused(
         assert response.status_code == 400, response.text[:300]
         error = response.json()["error"]
         assert (error["param"], error["code"]) == (key, "unsupported_parameter")
-        begin = f"{KEYS[path].call}: {key} is "
+        begin = f"{BODIES[path].call}: {key} is "
         assert error["message"].startswith(begin)
-        assert error["message"].endswith(f"does not support: {KEYS[path].refused[key].way}")
+        assert error["message"].endswith(f"does not support: {BODIES[path].refusals[key].way}")
 
 
-@pytest.mark.parametrize("path", KEYS)
+@pytest.mark.parametrize("path", BODIES)
 def test_values_that_change_nothing_are_accepted(clients: dict[str, TestClient], path: str) -> None:
     """Neutral ones of keys that are refused, null for any, and keys that are ignored or unknown."""
-    keys, client = KEYS[path], clients[path]
+    refusals, client = BODIES[path].refusals, clients[path]
     plain = client.post(path, json=GOOD[path])
     assert plain.status_code == 200, plain.text
     bodies: list[dict[str, Any]] = [
-        dict.fromkeys(keys.refused),
-        {key: "anything" for key in (*keys.ignored, "a key that nobody knows")},
+        dict.fromkeys(refusals),
+        {key: "anything" for key in (*IGNORED, "a key that nobody knows")},
     ]
-    most = max(len(refusal.neutral) for refusal in keys.refused.values())
+    most = max(len(refusal.neutral) for refusal in refusals.values())
     for number in range(most):
         bodies.append(
             {
                 key: refusal.neutral[number]
-                for key, refusal in keys.refused.items()
+                for key, refusal in refusals.items()
                 if number < len(refusal.neutral)
             }
         )
@@ -227,7 +225,10 @@ def test_names_that_are_not_known_are_told_which_are(tmp_path: Path) -> None:
             assert response.status_code == 400, response.text
             error = response.json()["error"]
             assert error["param"] == key
-            assert error["message"].startswith(f"{key} is ")
+            assert error["message"].startswith(f"embeddings: {key} is ")
+            if not isinstance(value, str):
+                assert "it should be a valid string" in error["message"]
+                continue
             for name in ("query", "document", "passage", "clustering"):
                 assert name in error["message"]
 

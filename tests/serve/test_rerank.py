@@ -58,9 +58,9 @@ def test_tokens_are_counted(served: Served) -> None:
     [
         ({"query": " \n"}, "query", "the query is empty: there is no token in it"),
         ({"documents": ["a dog ran"] * 64}, "documents", "have more than 550 tokens: send them in"),
-        ({"return_documents": "yes"}, "return_documents", "is not true or false"),
-        ({"return_documents": 1}, "return_documents", "is not true or false"),
-        ({"top_n": 0}, "top_n", "is not a whole number from 1"),
+        ({"return_documents": "yes"}, "return_documents", "it should be a valid boolean"),
+        ({"return_documents": 1}, "return_documents", "it should be a valid boolean"),
+        ({"top_n": 0}, "top_n", "is 0: it should be greater than or equal to 1"),
     ],
 )
 def test_what_does_not_fit(served: Served, changes: Any, param: str, words: str) -> None:

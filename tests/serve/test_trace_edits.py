@@ -245,7 +245,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
-    ({"at": 3}, "at", "is 3: give a list of places"),
+    ({"at": 3}, "at", "is 3: give a list of positions"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),

@@ -160,7 +160,7 @@ def test_ids_are_taken_as_they_are_and_cut_as_a_text(minilm):
         ([[[1]]], r"input 0 is int64 \(1, 1\)"),
         ([None], "input 0"),
         ([3], "input 0"),
-        (["a"] * 9, "input has 9 texts: give at most 8"),
+        (["a"] * 9, "input has 9 texts: send at most 8"),
         (["a b c d e f g"] * 3, "input has more than 20 tokens"),
         ([[1] * 21], "input has more than 20 tokens"),
     ],

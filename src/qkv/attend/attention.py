@@ -1,4 +1,4 @@
-"""The public call: check once, choose a path."""
+"""The public call of attention, and its trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, check_out
-from qkv.attend.call import Call, check_call, narrow, rounded
+from qkv.attend.call import RETURNS, Call, check_call, check_options, narrow, rounded
 from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import grouped
-from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import answer
 from qkv.attend.visibility import check_flag
 from qkv.ops.threads import one_blas_thread
@@ -50,21 +49,21 @@ def attention(
         attn_mask: bool, True = may attend; or float, added to the scores, -inf hides. Broadcasts
             to `(..., Hq, L, S)`.
         is_causal: key j is visible to query i where `j <= i + q_offset`.
-        q_offset: the place of query 0 among the keys: a whole number, one for each row, `"start"`
-            (0) or `"end"` (S - L, the KV-cache case). Needed by causal, window and ALiBi where L
-            and S differ.
-        window: `(left, right)` keys that are visible beside a query's own place, both inclusive,
-            None for no bound.
+        q_offset: the position of query 0 among the keys: a whole number, one for each row,
+            `"start"` (0) or `"end"` (S - L, the KV-cache case). Causal, window and ALiBi need it if
+            L and S differ.
+        window: `(left, right)`: how many keys before and after its own position a query sees, None
+            for no bound.
         bias: float, added before masking, broadcasts like `attn_mask`; -inf hides.
         alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` (Press et al. 2022).
         softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
         sinks: `(Hq,)` or `(Hq, n)` logits that take weight and give no value (GPT-OSS, 2025).
-        scale: what the scores are multiplied by, `1 / sqrt(d)` unless given.
+        scale: the factor of the scores, `1 / sqrt(d)` unless given.
         query_lengths: for each row how many queries are real; the rest is never read.
         key_lengths: for each row how many keys and values are real.
-        return_weights: also give the weights `(..., Hq, L, S)`.
-        return_lse: also give the natural log of each row's sum of exponentials `(..., Hq, L)`.
-        out: where the result goes: an array of its exact shape and type.
+        return_weights: also return the weights `(..., Hq, L, S)`.
+        return_lse: also return the natural log of each row's sum of exponentials `(..., Hq, L)`.
+        out: the array for the result, of its exact shape and type.
 
     Returns:
         `out (..., Hq, L, dv)` of the inputs' type, or `(out, weights)`, `(out, lse)`,
@@ -105,25 +104,25 @@ def attention(
         key_lengths=key_lengths,
     )
     if out is not None:
-        given = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
+        arrays = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
         rows = (q_offset, query_lengths, key_lengths)
-        check_out(out, call.plan.out, call.plan.dtype, (*given, *rows), call="attention")
-    found = answer(call, weights=return_weights, lse=return_lse, out=out)
-    return found if len(found) > 1 else found[0]
+        check_out(out, call.plan.out, call.plan.dtype, (*arrays, *rows), call="attention")
+    results = answer(call, weights=return_weights, lse=return_lse, out=out)
+    return results if len(results) > 1 else results[0]
 
 
 def trace_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any
 ) -> Trace:
-    """Run attention and keep every intermediate, by name and in order.
+    """Compute attention and keep every intermediate result, by name and in order.
 
-    Takes what `qkv.attention` takes, but for `return_weights`, `return_lse` and `out`.
+    The options are those of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
         A trace with `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`,
         `scores_biased`, `scores` (masked, -inf where hidden), `pattern` (the weights), each
-        `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. A step that is not asked for repeats the
-        one before it.
+        `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. A step without its option repeats the step
+        before.
 
     >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
@@ -137,9 +136,9 @@ def trace_attention(
 
 
 def softmax_of(call: Call, scores: Array) -> Array:
-    """The weights that a checked call would give by other scores, both `(*lead, Hq, L, S)`.
+    """Return the weights of a checked call for other scores, both `(*lead, Hq, L, S)`.
 
-    What is padding stays so.
+    Padding stays masked.
     """
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
@@ -147,9 +146,9 @@ def softmax_of(call: Call, scores: Array) -> Array:
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """The values of a checked call, weighed by other weights: `(*lead, Hq, L, dv)`.
+    """Return the output `(*lead, Hq, L, dv)` of a checked call for other weights.
 
-    What is padding counts as nothing.
+    Padding never affects it.
     """
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
@@ -158,13 +157,12 @@ def weighed(call: Call, pattern: Array) -> Array:
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
-    """Scores or weights of a checked call, `nothing` where the query or the key is padding."""
-    found: Array = np.where(_real(call), cells, nothing)
-    return found.astype(cells.dtype, copy=False)
+    """Replace scores or weights of padded queries and keys by `nothing`."""
+    return np.asarray(np.where(_real(call), cells, nothing), cells.dtype)
 
 
 def _real(call: Call) -> Array:
-    """Which cells belong to a real query and a real key, `(*lead or 1, 1, L or 1, S or 1)`."""
+    """Return which cells have a real query and key, `(*lead or 1, 1, L or 1, S or 1)`."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
@@ -176,27 +174,22 @@ def _real(call: Call) -> Array:
 
 
 def trace_call(call: Call) -> Trace:
-    """The trace of a checked call."""
-    plan, steps = call.plan, _steps(call)
-    kinds = {"out": plan.dtype}
-    return Trace(
-        {
-            name: rounded(plan.ungrouped(array), kinds.get(name, plan.kind))
-            for name, array in steps._asdict().items()
-            if name != "lse"
-        }
-    )
+    """Return the trace of a checked call."""
+    plan, steps = call.plan, _steps(call)._asdict()
+    del steps["lse"]
+    kinds = dict.fromkeys(steps, plan.kind) | {"out": plan.dtype}
+    return Trace({n: rounded(plan.ungrouped(array), kinds[n]) for n, array in steps.items()})
 
 
 def scores_and_weights(call: Call) -> tuple[Array, Array]:
-    """Those of the trace of a checked call, both `(*lead, Hq, L, S)`."""
+    """Return the scores and weights of a checked call, both `(*lead, Hq, L, S)`."""
     plan, steps = call.plan, _steps(call)
     scores, weights = plan.ungrouped(steps.scores), plan.ungrouped(steps.pattern)
     return rounded(scores, plan.kind), rounded(weights, plan.kind)
 
 
 def _steps(call: Call) -> Steps:
-    """What a checked call goes through."""
+    """Compute the steps of a checked call."""
     plan, wide = call.plan, grouped(call)
     i, j = slice(0, plan.length), slice(0, plan.keys)
     bias = None if wide.bias is None else narrow(wide.bias, plan.kind)

@@ -1,4 +1,4 @@
-"""The keys and values of what came before, kept for the queries to come."""
+"""The key/value cache: keys and values of earlier tokens, kept for later queries."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from qkv.arrays import Array, as_array
 from qkv.attend.plan import check_types
 from qkv.attend.visibility import check_lengths, check_window
 
-BLOCK = 256  # keys that the memory grows by at the least
+BLOCK = 256  # the memory grows by multiples of so many keys
 
 
 class KVCache:
-    """Keys and values of one layer, appended to at each step of decoding.
+    """Keys and values of one layer, which grow at each step of decoding.
 
-    `append` returns the arguments that `qkv.attention` wants for the queries that belong to the
-    new keys; whether they are causal among themselves is for the caller to say. With a window,
-    keys that no later query can see are dropped, so that memory stays bounded. Rows may be ragged:
-    `lengths` says how many of the new keys are real in each.
+    `append` returns arguments of `qkv.attention` for the queries of the new keys; the caller adds
+    `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
+    stays bounded. Rows may be ragged: `lengths` gives the number of real new keys in each.
 
     Args:
         window: `(left, right)` as `qkv.attention` takes it, or None to keep everything.
@@ -41,36 +40,36 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # How many keys are kept of each row, and were seen: one number where all have the same.
+        # How many keys of each row are kept, and were seen: one number if it is the same for all.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 
     @property
     def lengths(self) -> Array:
-        """How many tokens each row has seen, dropped ones included, `(*lead,)`."""
+        """The number of tokens that each row has seen, dropped ones included, `(*lead,)`."""
         return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
     def append(self, key: Any, value: Any, lengths: Any = None) -> dict[str, Any]:
-        """Add keys and values behind those there are.
+        """Append keys and values.
 
         Args:
             key: `(..., Hkv, n, d)`, or `(n, d)`.
             value: `(..., Hkv, n, dv)`.
-            lengths: how many of the n are real, for each row; all of them unless given.
+            lengths: how many of the n are real in each row; all of them unless given.
 
         Returns:
-            `key`, `value`, `q_offset`, and where they are needed `key_lengths`, `query_lengths`
-            and `window`: arguments of `qkv.attention` for the n queries of the same tokens. The
-            arrays are views that hold until the next `append`.
+            `key`, `value`, `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`:
+            arguments of `qkv.attention` for the n queries of the same tokens. The arrays are views
+            that are valid until the next `append`.
         """
-        new = [as_array(key, call="KVCache.append", name="key")]
-        new.append(as_array(value, call="KVCache.append", name="value"))
-        check_types("KVCache.append", {"key": new[0].dtype, "value": new[1].dtype})
-        self._check_shapes(*new)
+        call = "KVCache.append"
+        key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")
+        check_types(call, {"key": key.dtype, "value": value.dtype})
+        self._check_shapes(key, value)
         if lengths is not None:
-            *lead, _, count, _ = new[0].shape
-            lengths = check_lengths("KVCache.append", "lengths", lengths, count, tuple(lead))
-        return self._put(new[0], new[1], lengths)
+            *lead, _, count, _ = key.shape
+            lengths = check_lengths(call, "lengths", lengths, count, tuple(lead))
+        return self._put(key, value, lengths)
 
     def _put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
         if not self._arrays:
@@ -108,7 +107,7 @@ class KVCache:
         return arguments
 
     def _make_room(self, count: int) -> None:
-        """Make space for `count` keys: drop what no query will see, grow if that is not enough."""
+        """Make room for `count` keys: drop keys that no query will see, then grow if necessary."""
         keep = self._kept if self._left is None else _evened(np.minimum(self._kept, self._left))
         needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
@@ -144,7 +143,7 @@ class KVCache:
 
 
 def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
-    """`cache.append` of arrays that are known to fit: nothing is checked."""
+    """Append arrays that are known to fit, without checks."""
     return cache._put(key, value, lengths)
 
 
@@ -153,7 +152,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """One number for all rows, where they have the same."""
+    """Return one number if all rows have the same, else the array."""
     if isinstance(counts, int):
         return counts
     if not counts.size:
@@ -163,7 +162,7 @@ def _evened(counts: Any) -> Any:
 
 
 def _store(buffer: Array, fresh: Array, starts: Array, sizes: Array) -> None:
-    """Put the first `sizes` keys of each row of `fresh` behind the first `starts` of `buffer`."""
+    """Copy the first `sizes` keys of each row of `fresh` to `starts` of `buffer`."""
     if fresh.shape[-2] == 1:
         rows: tuple[Any, ...] = np.nonzero(sizes)
         buffer[(*rows, slice(None), starts[rows])] = fresh[(*rows, slice(None), 0)]

@@ -1,10 +1,12 @@
-"""One call of attention: a plan for its shapes, and its arguments, checked."""
+"""One call of attention: its checked arguments with a plan for their shapes, and its options."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
 import warnings
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +15,19 @@ from qkv.arrays import Array, as_array, real_number
 from qkv.attend.plan import Plan, check_cells, check_per_head, plan_of
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 
+# The names of the options: those that select results, those for packed rows, and all of them.
+RETURNS = ("return_weights", "return_lse", "out")
+PACKED = (
+    *("is_causal", "q_offset", "window", "softcap"),
+    *("alibi_slopes", "sinks", "scale", "return_lse"),
+)
+OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights", "out", *PACKED)
+
 
 class Call(NamedTuple):
-    """Everything that `qkv.attention` was asked, checked.
+    """The checked arguments of `qkv.attention`.
 
-    Query, key, value, mask and bias stand where, as and in the type they were given.
+    Query, key, value, mask and bias are the given arrays, in their own types.
     """
 
     plan: Plan
@@ -26,9 +36,9 @@ class Call(NamedTuple):
     value: Array
     mask: Array | None  # bool or float
     bias: Array | None
-    slopes: Array | None  # (Hq,), contiguous, in the type that the work is done in
+    slopes: Array | None  # (Hq,), contiguous, in the type of the computation
     sinks: Array | None  # (Hq, n), likewise
-    offset: int | Array  # the place of query 0 among the keys: one, or (*lead,)
+    offset: int | Array  # the position of query 0 among the keys: one, or (*lead,)
     query_lengths: Array | None  # (*lead,)
     key_lengths: Array | None  # (*lead,)
     left: int | None  # of the window
@@ -37,14 +47,14 @@ class Call(NamedTuple):
     scale: float
 
     def of(self, query: Array, key: Array, value: Array) -> Call:
-        """The same rules for other arrays, which are known to fit."""
+        """Return a call with the same rules for other arrays, which are known to fit."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
 
 
 class Packed(NamedTuple):
-    """Everything that a call about packed rows was asked, checked.
+    """The checked arguments of a call about packed rows.
 
     Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows likewise.
     """
@@ -56,7 +66,7 @@ class Packed(NamedTuple):
 
     @property
     def rows(self) -> tuple[Array, Array, Array]:
-        """Query, key and value as they came, `(total, heads, size)`."""
+        """Query, key and value as given, `(total, heads, size)`."""
         call = self.call
         return call.query.swapaxes(0, 1), call.key.swapaxes(0, 1), call.value.swapaxes(0, 1)
 
@@ -79,10 +89,10 @@ def check_call(
     key_lengths: Any = None,
     call: str = "attention",
 ) -> Call:
-    """Check the arguments of `qkv.attention`; `call` is the name that errors give."""
+    """Check the arguments of `qkv.attention`; `call` is the name in errors."""
     if not (type(query) is type(key) is type(value) is np.ndarray):
-        given = {"query": query, "key": key, "value": value}
-        query, key, value = (as_array(x, call=call, name=name) for name, x in given.items())
+        arrays = {"query": query, "key": key, "value": value}
+        query, key, value = (as_array(x, call=call, name=name) for name, x in arrays.items())
     plan = plan_of(call, query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype)
     left, right = check_window(call, window, is_causal)
     needed = left is not None or right is not None or alibi_slopes is not None
@@ -90,27 +100,35 @@ def check_call(
         query_lengths = check_lengths(call, "query_lengths", query_lengths, plan.length, plan.lead)
     if key_lengths is not None:
         key_lengths = check_lengths(call, "key_lengths", key_lengths, plan.keys, plan.lead)
+    mask = None if attn_mask is None else _cells(call, "attn_mask", attn_mask, plan)
+    if bias is not None:
+        bias = _cells(call, "bias", bias, plan)
+    slopes = None if alibi_slopes is None else _per_head(call, "alibi_slopes", alibi_slopes, plan)
+    if sinks is not None:
+        sinks = _per_head(call, "sinks", sinks, plan)
+    offset = check_offset(call, q_offset, plan.length, plan.keys, plan.lead, needed=needed)
+    softcap, scale = check_softcap(call, softcap), check_scale(call, scale, plan.size)
     return Call(
-        plan,
-        query,
-        key,
-        value,
-        None if attn_mask is None else _cells(call, "attn_mask", attn_mask, plan),
-        None if bias is None else _cells(call, "bias", bias, plan),
-        None if alibi_slopes is None else _per_head(call, "alibi_slopes", alibi_slopes, plan),
-        None if sinks is None else _per_head(call, "sinks", sinks, plan),
-        check_offset(call, q_offset, plan.length, plan.keys, plan.lead, needed=needed),
-        query_lengths,
-        key_lengths,
-        left,
-        right,
-        check_softcap(call, softcap),
-        check_scale(call, scale, plan.size),
-    )
+        plan, query, key, value, mask, bias, slopes, sinks,
+        offset, query_lengths, key_lengths, left, right, softcap, scale,
+    )  # fmt: skip
+
+
+def check_options(
+    options: Mapping[str, Any], *, call: str, without: Collection[str] = (), why: str = ""
+) -> None:
+    """Raise an error about an option that does not exist, or is in `without`."""
+    for name in options:
+        if name in without:
+            raise TypeError(f"{call}: there is no {name} here{why}")
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.61)
+            meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(OPTIONS)}"
+            raise TypeError(f"{call}: there is no option {name}: {meant}")
 
 
 def check_softcap(call: str, softcap: Any) -> float | None:
-    """`softcap` as a number."""
+    """Return `softcap` as a number."""
     if softcap is None:
         return None
     number = real_number(softcap, call=call, name="softcap")
@@ -122,7 +140,7 @@ def check_softcap(call: str, softcap: Any) -> float | None:
 
 
 def check_scale(call: str, scale: Any, size: int) -> float:
-    """`scale` as a number, `1 / sqrt(size)` where it is None."""
+    """Return `scale` as a number, `1 / sqrt(size)` if it is None."""
     if scale is None:
         return 1 / math.sqrt(size)
     number = real_number(scale, call=call, name="scale")
@@ -134,7 +152,7 @@ def check_scale(call: str, scale: Any, size: int) -> float:
 
 
 def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert; what `dtype` cannot hold becomes infinite, without a word."""
+    """Convert without a warning; numbers too large for `dtype` become infinite."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore"):
@@ -142,7 +160,7 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert, keeping finite what is finite: -1e300 becomes the lowest float32, not -inf."""
+    """Convert so that finite numbers stay finite: -1e300 becomes the lowest float32, not -inf."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore"):
@@ -155,7 +173,7 @@ def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _cells(call: str, name: str, given: Any, plan: Plan) -> Array:
-    """A mask or a bias."""
+    """Check a mask or a bias."""
     array = as_array(given, call=call, name=name)
     check_cells(call, name, array.shape, array.dtype, (*plan.rows, plan.keys))
     if name == "attn_mask" and array.dtype != bool:
@@ -164,7 +182,7 @@ def _cells(call: str, name: str, given: Any, plan: Plan) -> Array:
 
 
 def _per_head(call: str, name: str, given: Any, plan: Plan) -> Array | None:
-    """Slopes `(Hq,)` or sinks `(Hq, n)`; None where there are none."""
+    """Check slopes `(Hq,)` or sinks `(Hq, n)`; return None if there are none."""
     array = as_array(given, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
@@ -173,12 +191,12 @@ def _per_head(call: str, name: str, given: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """A number, NumPy's float64 where float32 cannot hold it well: arithmetic then widens."""
+    """Return a number, as NumPy's float64 if float32 would lose it: arithmetic then widens."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 
 def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
-    """A mask of nothing but 0.0 and 1.0 is nearly always a bool mask gone astray."""
+    """Warn of a mask of only 0.0 and 1.0, which is nearly always meant as a bool mask."""
     if not mask.size or mask.flat[0] not in (0, 1):
         return
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
@@ -191,10 +209,10 @@ def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
 
 
 def _levels_up() -> int:
-    """How far up the code is that called qkv: a warning is for whoever wrote that."""
-    found, level, frame = 2, 1, sys._getframe(1)
+    """Return how many levels up the code is that called qkv: the warning is about that code."""
+    outside, level, frame = 2, 1, sys._getframe(1)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back
         if frame.f_globals.get("__name__", "").startswith("qkv."):
-            found = level + 1
-    return found
+            outside = level + 1
+    return outside

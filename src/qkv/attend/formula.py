@@ -1,4 +1,4 @@
-"""The whole formula in plain NumPy, for any float type: what every other path is judged by."""
+"""The whole formula in plain NumPy, for any float type: tests judge every other path by it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 
 class Steps(NamedTuple):
-    """What the formula goes through, in its order."""
+    """The steps of the formula, in their order."""
 
     scores_raw: Array
     scores_scaled: Array
@@ -23,7 +23,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # NaN and infinity are for the caller to see
+@np.errstate(all="ignore")  # the caller sees NaN and infinity
 def formula(
     query: Array,
     key: Array,
@@ -36,16 +36,16 @@ def formula(
     visible: Array | None = None,
     sinks: Array | None = None,
 ) -> Steps:
-    """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with all that came since.
+    """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1) with its extensions.
 
     Args:
         query: `(..., L, d)`; the leading axes of everything broadcast.
         key: `(..., S, d)`.
         value: `(..., S, dv)`.
-        scale: what the scores are multiplied by, as a rule `1 / sqrt(d)`.
+        scale: the factor of the scores, usually `1 / sqrt(d)`.
         softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        bias: added to the scores; with ALiBi it holds `-slope * abs(i + q_offset - j)` too, since
-            only its caller knows where the queries stand.
+        bias: added to the scores; with ALiBi it includes `-slope * abs(i + q_offset - j)`, since
+            only the caller knows the positions of the queries.
         mask: numbers added after the bias.
         visible: bool, `(..., L, S)`: which query may see which key.
         sinks: `(..., 1, n)` logits that take weight and give no value (GPT-OSS, 2025).
@@ -65,18 +65,18 @@ def formula(
     scores = np.where(seen, masked, -np.inf).astype(raw.dtype, copy=False)
 
     pattern, lse = weights_of(scores, seen, sinks)
-    # context: pattern @ value, where what is hidden counts as nothing, even NaN
+    # context: pattern @ value; masked values never count, even if they are NaN
     out = weigh(pattern, value, seen)  # (..., L, dv)
     return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
 
 
 @np.errstate(all="ignore")
 def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """Softmax: each row of scores becomes weights that sum to 1, the sinks' share included.
+    """Turn each row of scores into weights by a softmax; with the sinks' share they sum to 1.
 
     Args:
-        scores: `(..., L, S)`, -inf where hidden.
-        seen: bool, the same shape: where that is not so.
+        scores: `(..., L, S)`, -inf where masked.
+        seen: bool, the same shape: True where not masked.
         sinks: `(..., 1, n)`.
 
     Returns:
@@ -96,12 +96,12 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
 
 
 def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
-    """`weights @ value`, where a value that is hidden counts as nothing, be it NaN or infinite."""
+    """Compute `weights @ value`; masked values never count, even if they are NaN or infinite."""
     out: Array = weights @ value
     if visible is None or np.isfinite(out).all():
         return out
     used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1)
-    value = np.where(used, value, 0)  # what no query sees is padding as a rule
+    value = np.where(used, value, 0)  # values that no query sees are usually padding
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
     for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):

@@ -1,8 +1,9 @@
-"""The gradient of attention: what a change of each input does to a sum of the outputs."""
+"""The gradient of attention: how a change of each input changes a sum of the outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,27 +11,34 @@ import numpy as np
 from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
 from qkv.attend.attention import scores_and_weights
-from qkv.attend.call import Call, Packed, check_call, rounded
+from qkv.attend.call import (
+    OPTIONS,
+    PACKED,
+    RETURNS,
+    Call,
+    Packed,
+    check_call,
+    check_options,
+    rounded,
+)
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
-from qkv.attend.heads import group_queries
-from qkv.attend.native import Gradients
-from qkv.attend.options import OPTIONS, PACKED, RETURNS, check_options
+from qkv.attend.native import Gradients, Outputs
 from qkv.attend.plan import Plan, takes
 from qkv.attend.solve import solve
-from qkv.attend.tiled import QUERIES, Part, capped_of, key_blocks, masked
+from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
 from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
 _NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
-EXACT = 64.0  # log-sum-exps up to here leave weights as exact as the formula's
-EXACT_WIDE = 1e3  # in float64
+EXACT = 64.0  # up to this log-sum-exp, weights are as exact as the formula's
+EXACT_WIDE = 1e3  # likewise for a log-sum-exp in float64
 
 
 class AttentionGradient(NamedTuple):
-    """A gradient for each input, of its shape; None for what was not given."""
+    """The gradient of each input, of its shape; None for an input that was not given."""
 
     query: Array
     key: Array
@@ -50,31 +58,31 @@ def attention_grad(
     forward: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> AttentionGradient:
-    """The gradients of `sum(grad_out * attention(query, key, value, ...))`.
+    """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
     With the weights P, their scores s and the output O of a row: the weights' gradient is
-    `dP = grad_out @ value.T`, the scores' `ds = P * (dP - sum(grad_out * O))`, and from there the
-    chain goes on to each input. P is computed anew from the log-sum-exp, block by block, so that
-    memory grows with the length and not with its square.
+    `dP = grad_out @ value.T`, the scores' `ds = P * (dP - sum(grad_out * O))`, and the chain rule
+    leads from there to each input. P is computed again from the log-sum-exp, block by block, so
+    that memory grows with the length and not with its square.
 
     Args:
         query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        grad_out: `(..., Hq, L, dv)`, the gradient of what comes after, of the output's type.
+        grad_out: `(..., Hq, L, dv)`, the gradient of the output.
         attn_mask: as for `qkv.attention`; it has no gradient.
-        forward: `(out, lse)` that `qkv.attention(..., return_lse=True)` gave, which spares a
-            second forward pass.
-        options: those of `qkv.attention`, but for what it returns.
+        forward: `(out, lse)` from `qkv.attention(..., return_lse=True)`, which saves a second
+            forward pass.
+        options: those of `qkv.attention`, except its `return_` options and `out`.
 
     Returns:
         `.query`, `.key`, `.value` of the shapes and the type of the inputs, and `.bias`, `.sinks`,
-        `.alibi_slopes` of the shapes given, in the type of weights. What is hidden has gradient 0,
-        and nothing in a hidden place shows. The same to the last bit on any number of threads.
+        `.alibi_slopes` of the shapes given, in the type of weights. Masked keys have gradient 0,
+        and masked values never affect the gradients. Any number of threads gives the same bits.
 
     Raises:
         ValueError: shapes that do not fit.
-        TypeError: types that do not fit, or an option that there is not.
+        TypeError: types that do not fit, or an unknown option.
 
     Source:
         Dao et al. 2022, FlashAttention, appendix B.2.
@@ -88,24 +96,11 @@ def attention_grad(
     check_options(options, call=name, without=RETURNS, why=": a gradient is all it gives")
     call = check_call(query, key, value, attn_mask, call=name, **options)
     plan = call.plan
-    grad_out = _checked(grad_out, "grad_out", plan.out, plan.dtype, name)
-    if forward is None:
-        [(out, lse, _)] = solve([call], lse=True)
-        exact = EXACT_WIDE
-    else:
-        out, lse = _saved(forward, plan.out, plan, name)
-        exact = EXACT
-    assert lse is not None
-    found = _gradients(call, grad_out, out, lse, exact)
-    lead = len(plan.groups) - 2
-    return AttentionGradient(
-        summed_to(found.query, call.query.shape).astype(plan.dtype, copy=False),
-        summed_to(found.key, call.key.shape).astype(plan.dtype, copy=False),
-        summed_to(found.value, call.value.shape).astype(plan.dtype, copy=False),
-        None if call.bias is None else found.bias,
-        _over_rows(found.sinks, options.get("sinks"), lead),
-        _over_rows(found.slopes, options.get("alibi_slopes"), lead),
+    outputs = _outputs(
+        plan, plan.out, grad_out, forward, lambda: solve([call], lse=True)[0][:2], name
     )
+    inputs = (call.query, call.key, call.value)
+    return _result(_gradients(call, outputs), inputs, plan, options, len(plan.groups) - 2)
 
 
 def gradient_by_weights(
@@ -114,14 +109,15 @@ def gradient_by_weights(
     weights: tuple[Array, Array] | None,
     record: Callable[[str, Array], Array],
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value of a checked call, by those of weights and scores.
+    """Compute the gradients of query, key and value through those of weights and scores.
 
     Args:
-        call: the call.
+        call: the checked call.
         grad_out: `(*lead, Hq, L, dv)`.
-        weights: the softmax of the scores and what values were multiplied by, `(*lead, Hq, L, S)`,
-            where scores or weights were edited; None for those of the call.
-        record: gets the name of weights or scores and their gradient, and gives what goes on.
+        weights: the softmax of the scores, and the factors of the values, `(*lead, Hq, L, S)`, if
+            scores or weights were edited; None for those of the call.
+        record: receives the name of weights or scores and their gradient, and returns the gradient
+            that the computation continues with.
     """
     plan, wide = call.plan, grouped(call)
     scores, own = scores_and_weights(call)
@@ -152,23 +148,23 @@ def varlen_attention_grad(
     forward: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> AttentionGradient:
-    """The gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
+    """Compute the gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
 
     Args:
         query: `(total queries, Hq, d)`, as `qkv.varlen_attention` takes it.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        grad_out: `(total queries, Hq, dv)`, the gradient of what comes after.
+        grad_out: `(total queries, Hq, dv)`, the gradient of the output.
         cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
         cu_key_lengths: the same for key and value.
-        forward: `(out, lse)` that `qkv.varlen_attention(..., return_lse=True)` gave, which spares
-            a second forward pass.
+        forward: `(out, lse)` from `qkv.varlen_attention(..., return_lse=True)`, which saves a
+            second forward pass.
         options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
             of `qkv.varlen_attention`.
 
     Returns:
-        What `qkv.attention_grad` gives, of packed rows; those of sinks and slopes are summed over
-        the sequences.
+        The gradients that `qkv.attention_grad` gives, of packed rows; those of sinks and slopes
+        are summed over the sequences.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -178,8 +174,8 @@ def varlen_attention_grad(
         Dao et al. 2022, FlashAttention, appendix B.2.
 
     >>> x = np.array([[1.0], [2.0], [5.0]])[:, None, :]  # three rows, one head of size 1
-    >>> found = varlen_attention_grad(x, x, x, np.ones((3, 1, 1)), [0, 2, 3], [0, 2, 3])
-    >>> found.value.ravel().round(2)
+    >>> gradients = varlen_attention_grad(x, x, x, np.ones((3, 1, 1)), [0, 2, 3], [0, 2, 3])
+    >>> gradients.value.ravel().round(2)
     array([0.39, 1.61, 1.  ])
     """
     name = "varlen_attention_grad"
@@ -187,132 +183,151 @@ def varlen_attention_grad(
     packed = check_packed(query, key, value, cu_query_lengths, cu_key_lengths, **options, call=name)
     plan = packed.call.plan
     shape = (plan.length, plan.heads, plan.out[-1])
+    outputs = _outputs(plan, shape, grad_out, forward, lambda: attend_rows(packed, lse=True), name)
+    return _result(_packed_gradients(packed, outputs), packed.rows, plan, options, 1)
+
+
+def _outputs(
+    plan: Plan,
+    shape: tuple[int, ...],
+    grad_out: Any,
+    forward: Any,
+    attend: Callable[[], tuple[Array, Array | None]],
+    name: str,
+) -> Outputs:
+    """Check `grad_out` and `forward`, or compute the latter by `attend`."""
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
     if forward is None:
-        out, lse = attend_rows(packed, lse=True)
-        exact = EXACT_WIDE
-    else:
-        out, lse = _saved(forward, shape, plan, name)
-        exact = EXACT
-    assert lse is not None
-    found = _packed_gradients(packed, grad_out, out, lse, exact)
-    return AttentionGradient(
-        found.query.astype(plan.dtype, copy=False),
-        found.key.astype(plan.dtype, copy=False),
-        found.value.astype(plan.dtype, copy=False),
-        None,
-        _over_rows(found.sinks, options.get("sinks"), 1),
-        _over_rows(found.slopes, options.get("alibi_slopes"), 1),
+        out, lse = attend()
+        assert lse is not None
+        return Outputs(grad_out, out, lse, EXACT_WIDE)
+    if not isinstance(forward, (tuple, list)) or len(forward) != 2:
+        raise TypeError(
+            f"{name}: forward is {shown(forward)}: give (out, lse), "
+            "as attention gives them with return_lse=True"
+        )
+    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
+    lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)
+    return Outputs(grad_out, out, lse[..., None], EXACT)
+
+
+def _result(
+    gradients: Gradients,
+    inputs: tuple[Array, Array, Array],
+    plan: Plan,
+    options: Mapping[str, Any],
+    lead: int,
+) -> AttentionGradient:
+    """Give gradients the shapes and types of the inputs; sinks and slopes lose `lead` axes."""
+    query, key, value = (
+        summed_to(gradient, array.shape).astype(plan.dtype, copy=False)
+        for gradient, array in zip(gradients[:3], inputs, strict=True)
     )
+    sinks, slopes = (
+        None if array is None else gradient.sum(tuple(range(lead))).reshape(np.shape(array))
+        for gradient, array in (
+            (gradients.sinks, options.get("sinks")),
+            (gradients.slopes, options.get("alibi_slopes")),
+        )
+    )
+    bias = None if options.get("bias") is None else gradients.bias
+    return AttentionGradient(query, key, value, bias, sinks, slopes)
 
 
-def _gradients(call: Call, grad_out: Array, out: Array, lse: Array, exact: float) -> Gradients:
+def _gradients(call: Call, outputs: Outputs) -> Gradients:
     """Compute with the kernel, and with NumPy the heads that the kernel rejects.
 
-    Those have a log-sum-exp beyond `exact`, or infinite or NaN values.
+    Rejected heads have a log-sum-exp beyond `outputs.exact`, or infinite or NaN values.
     """
     plan, kind = call.plan, call.plan.kind
     kv_rows = (*plan.lead, plan.kv_heads, plan.keys)
-    found = Gradients(
+    gradients = Gradients(
         np.empty((*plan.lead, plan.heads, plan.length, plan.size), kind),
         np.empty((*kv_rows, plan.size), kind),
         np.empty((*kv_rows, plan.out[-1]), kind),
         np.zeros(() if call.bias is None else call.bias.shape, kind),
         *_zeros_per_head(call, plan.groups),
     )
-    wrong = _by_kernel(call, grad_out, out, lse, exact, found)
+    wrong = _by_kernel(call, outputs, gradients)
     if not wrong.any():
-        return found
+        return gradients
     if call.bias is not None:  # its gradient has sums over heads
         wrong[...] = True
-        found.bias[...] = 0
-    views = found._replace(
-        query=plan.grouped(found.query),
-        key=plan.grouped_keys(found.key),
-        value=plan.grouped_keys(found.value),
-        bias=found.bias.reshape(_grouped_shape(found.bias.shape, plan)),
+        gradients.bias[...] = 0
+    views = gradients._replace(
+        query=plan.grouped(gradients.query),
+        key=plan.grouped_keys(gradients.key),
+        value=plan.grouped_keys(gradients.value),
+        bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
-    given, result, sums = (plan.grouped(x) for x in (grad_out, out, lse))
-    heads = _heads(grouped(call), wrong, given, result, sums, views)
+    heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
     # several heads may add to one number of a bias
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
-    return found
+    return gradients
 
 
-def _packed_gradients(
-    packed: Packed, grad_out: Array, out: Array, lse: Array, exact: float
-) -> Gradients:
-    """The same of packed rows."""
+def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
+    """Compute the gradients of packed rows in the same way."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
-    found = Gradients(query, key, value, np.zeros(()), *_zeros_per_head(packed.call, groups))
-    wrong = _by_kernel(packed, grad_out, out, lse, exact, found)
+    gradients = Gradients(query, key, value, np.zeros(()), *_zeros_per_head(packed.call, groups))
+    wrong = _by_kernel(packed, outputs, gradients)
     heads = []
     for first, last in equal_runs(packed) if wrong.any() else ():
         if not wrong[first:last].any():
             continue
-        given, results, sums, queries = (
-            group_queries(as_batch(x, starts, first, last), plan.kv_heads)
-            for x in (grad_out, out, lse, query)
+        call = as_call(packed, first, last)
+        grad_out, out, lse, grad_query = (
+            call.plan.grouped(as_batch(x, starts, first, last)) for x in (*outputs[:3], query)
         )
         views = Gradients(
-            queries,
+            grad_query,
             as_batch(key, key_starts, first, last)[..., None, :, :],
             as_batch(value, key_starts, first, last)[..., None, :, :],
-            found.bias,
-            found.sinks[first:last],
-            found.slopes[first:last],
+            gradients.bias,
+            gradients.sinks[first:last],
+            gradients.slopes[first:last],
         )
-        call = grouped(as_call(packed, first, last))
-        heads += _heads(call, wrong[first:last], given, results, sums, views)
+        results = Outputs(grad_out, out, lse, outputs.exact)
+        heads += _heads(grouped(call), wrong[first:last], results, views)
     run_all(_head, heads)
-    return found
+    return gradients
 
 
-def _by_kernel(
-    call: Call | Packed, grad_out: Array, out: Array, lse: Array, exact: float, found: Gradients
-) -> Array:
-    """Fill in what the kernel computes; gives which key heads `(*lead, Hkv)` it does not."""
+def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
+    """Let the kernel compute `gradients`, and return the key heads `(*lead, Hkv)` it rejects."""
     plan = call.call.plan if isinstance(call, Packed) else call.plan
     chosen, takes_values = body(), takes(plan.dtype, plan.out[-1])
-    if chosen is None or not (plan.is_native and takes_values and found.query.size):
-        return np.ones(found.slopes.shape[:-1], bool)
+    if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
+        return np.ones(gradients.slopes.shape[:-1], bool)
+    grad_out, out, lse, _ = outputs
     if grad_out.dtype == np.float64:
         grad_out = grad_out.astype(plan.kind)
     out, lse = out.astype(plan.dtype, copy=False), lse.astype(np.float64, copy=False)
-    return native.differentiate(chosen, call, grad_out, out, lse, exact, found)
+    outputs = outputs._replace(grad_out=grad_out, out=out, lse=lse)
+    return native.differentiate(chosen, call, outputs, gradients)
 
 
 def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
-    """What gradients of sinks `(*groups, n)` and slopes are summed in."""
+    """Return zeros for the gradients of sinks `(*groups, n)` and of slopes."""
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
     return np.zeros((*groups, sinks), call.plan.kind), np.zeros(groups, call.plan.kind)
 
 
-def _over_rows(found: Array, given: Any, lead: int) -> Array | None:
-    """The gradient of one number for each head, of the shape given: summed over `lead` axes."""
-    return None if given is None else found.sum(tuple(range(lead))).reshape(np.shape(given))
-
-
 def _heads(
-    call: Grouped,
-    wrong: Array,
-    grad_out: Array,
-    out: Array,
-    lse: Array,
-    found: Gradients,
+    call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients
 ) -> list[tuple[Any, ...]]:
-    """The key heads `wrong (*lead, Hkv)` for `_head`, with 0 where they are to be summed."""
-    grad_out, out, lse = (rounded(x, call.kind) for x in (grad_out, out, lse))
+    """Return the arguments of `_head` for the key heads `wrong (*lead, Hkv)`; zero their sums."""
+    outputs = outputs.each(lambda array: rounded(array, call.kind))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
         rows = tuple(slice(t, t + 1) for t in text)
         index = (*rows, slice(head, head + 1))
-        for array in (found.query, found.key, found.value, found.sinks, found.slopes):
+        for array in (*gradients[:3], gradients.sinks, gradients.slopes):
             array[index] = 0
-        heads.append((call, index, rows, grad_out, out, lse, found))
+        heads.append((call, index, rows, outputs, gradients))
     return heads
 
 
@@ -320,134 +335,104 @@ def _head(
     call: Grouped,
     index: tuple[Any, ...],
     rows: tuple[Any, ...],
-    grad_out: Array,
-    out: Array,
-    lse: Array,
-    found: Gradients,
+    outputs: Outputs,
+    gradients: Gradients,
 ) -> None:
-    """All of one key head: its blocks one after the other, so that sums have one order."""
+    """Compute one key head: its tiles one after the other, so that sums have one order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):
-        part = Part(rows, index, slice(start, min(length, start + step)))
-        here = (*index, slice(None), part.queries)
+        tile = Tile(rows, index, slice(start, min(length, start + step)))
         with np.errstate(all="ignore"):
-            _block(call, part, grad_out[here], out[here], lse[here], found)
+            _tile(call, tile, outputs.each(operator.itemgetter(tile.at)), gradients)
 
 
-def _block(
-    call: Grouped,
-    part: Part,
-    grad_out: Array,
-    out: Array,
-    lse: Array,
-    found: Gradients,
-) -> None:
-    """Add what some queries of one head contribute to every gradient."""
+def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> None:
+    """Add the contribution of some queries of one head to every gradient."""
+    grad_out, out, lse, _ = outputs
     blind = np.isneginf(lse)
     base = np.where(blind, 0, lse)
-    total = _total(call, part, base)
-    # nothing that a blind row holds counts, be it NaN
-    grad_out = np.where(blind | (_unseen(call, part)), 0, grad_out)
+    total = _total(call, tile, base)
+    # values of a row that sees no key never count, even if they are NaN
+    grad_out = np.where(blind | _is_padding(call, tile), 0, grad_out)
     delta = (grad_out * out).sum(-1, keepdims=True)
-    here = (*part.index, slice(None), part.queries)
     if call.sinks is not None:
-        shares = np.exp(call.sinks[part.index[-1]] - base) / total  # (heads, G, l, n)
-        found.sinks[(*part.index, slice(None))] -= (shares * delta).sum(-2)
-    asked = call.query[here]
-    for j in key_blocks(call, part):
-        there = (*part.index, slice(None), j)
-        capped = capped_of(call, part, j)
+        shares = np.exp(call.sinks[tile.index[-1]] - base) / total  # (heads, G, l, n)
+        gradients.sinks[(*tile.index, slice(None))] -= (shares * delta).sum(-2)
+    query = call.query[tile.at]
+    for j in key_blocks(call, tile):
+        keys = (*tile.index, slice(None), j)
+        capped = capped_of(call, tile, j)
         slope = None if call.softcap is None else 1 - (capped / call.softcap) ** 2
-        scores, visible = masked(call, part, j, capped.copy())
+        scores, visible = masked(call, tile, j, capped.copy())
         weights = np.exp(scores - base) / total
         if visible is not None:
             weights = np.where(visible, weights, 0)
         transposed = None if visible is None else np.swapaxes(visible, -1, -2)
-        found.value[there] += _summed(np.swapaxes(weights, -1, -2), grad_out, transposed)
-        change = weights * (grad_out @ np.swapaxes(call.value[there], -1, -2) - delta)
+        gradients.value[keys] += _summed(np.swapaxes(weights, -1, -2), grad_out, transposed)
+        change = weights * (grad_out @ np.swapaxes(call.value[keys], -1, -2) - delta)
         if visible is not None:
             change = np.where(visible, change, 0)
         if call.bias is not None:
-            _add_to_bias(found.bias, part, j, change)
+            _add_to_bias(gradients.bias, tile, j, change)
         if call.slopes is not None:
-            distance = call.visibility.distance(part.rows, part.queries, j).astype(call.kind)
-            found.slopes[(*part.index, slice(None))] -= (change * distance).sum((-1, -2))
+            distance = call.visibility.distance(tile.rows, tile.queries, j).astype(call.kind)
+            gradients.slopes[(*tile.index, slice(None))] -= (change * distance).sum((-1, -2))
         if slope is not None:
             change = change * slope
             if visible is not None:
                 change = np.where(visible, change, 0)
         change *= change.dtype.type(call.scale)
-        found.query[here] += weigh(change, call.key[there], visible)
-        found.key[there] += _summed(np.swapaxes(change, -1, -2), asked, transposed)
+        gradients.query[tile.at] += weigh(change, call.key[keys], visible)
+        gradients.key[keys] += _summed(np.swapaxes(change, -1, -2), query, transposed)
 
 
-def _total(call: Grouped, part: Part, base: Array) -> Array | float:
-    """What the weights of each row sum to by their log-sum-exp: 1 but for its rounding.
+def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
+    """Return the sum of each row's weights by their log-sum-exp: 1 except for its rounding.
 
-    Beside scores of -3e38, say, which masks of the lowest number make, all digits of the logarithm
-    of the number of keys are lost.
+    Beside scores of -3e38, for example from masks of the lowest number, rounding loses all digits
+    of the logarithm of the number of keys.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0
-    total = np.zeros_like(base)
-    if call.sinks is not None:
-        total += np.exp(call.sinks[part.index[-1]] - base).sum(-1, keepdims=True)
-    for j in key_blocks(call, part):
-        scores, visible = masked(call, part, j, capped_of(call, part, j))
-        weights = np.exp(scores - base)
-        if visible is not None:
-            weights = np.where(visible, weights, 0)
-        total += weights.sum(-1, keepdims=True)
+    total = exp_sums(call, tile, base)
     return np.where(total == 0, 1, total)
 
 
 def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
-    """`weights (..., G, s, l) @ rows (..., G, l, n)`, summed over the heads of a group."""
+    """Compute `weights (..., G, s, l) @ rows (..., G, l, n)`, summed over the heads of a group."""
     summed: Array = weigh(weights, rows, visible).sum(-3, keepdims=True)
     return summed
 
 
-def _unseen(call: Grouped, part: Part) -> Array | bool:
-    """Which queries of a part are padding, `(..., 1, l, 1)`."""
+def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
+    """Return which queries of a tile are padding, `(..., 1, l, 1)`."""
     lengths = call.visibility.query_lengths
     if lengths is None:
         return False
-    places = np.arange(part.queries.start, part.queries.stop)
-    unseen: Array = (places >= lengths[part.rows][..., None, None, None])[..., None]
-    return unseen
+    positions = np.arange(tile.queries.start, tile.queries.stop)
+    return np.asarray(positions >= lengths[tile.rows][..., None, None, None])[..., None]
 
 
 def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """The shape of a bias as it was given, `(..., Hq, L, S)`, with heads grouped."""
+    """Return the shape `(..., Hq, L, S)` of a given bias with its heads grouped."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
     return (*lead, *(plan.groups[-2:] if heads > 1 else (1, 1)), length, keys)
 
 
-def _add_to_bias(bias: Array, part: Part, keys: slice, change: Array) -> None:
-    """Sum a block's change over the places that share a number of the bias."""
-    place = (*part.index, slice(None), part.queries, keys)
+def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
+    """Add a block's change to the bias, summed over the axes along which the bias repeats."""
+    index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
-    at = tuple(slice(None) if axis in repeated else p for axis, p in enumerate(place))
+    at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))
     bias[at] += change.sum(repeated, keepdims=True)
-
-
-def _saved(forward: Any, shape: tuple[int, ...], plan: Plan, name: str) -> tuple[Array, Array]:
-    """`forward`, the result of attention and its log-sum-exp `(..., 1)`."""
-    if not isinstance(forward, (tuple, list)) or len(forward) != 2:
-        raise TypeError(
-            f"{name}: forward is {shown(forward)}: give (out, lse), "
-            "as attention gives them with return_lse=True"
-        )
-    out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
-    return out, _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)[..., None]
 
 
 def _checked(
     given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
 ) -> Array:
-    """An array of floats of this shape, its last axis contiguous."""
+    """Read an array of floats of this shape, its last axis contiguous."""
     array = as_array(given, call=call, name=name)
     if array.shape != shape:
         raise ValueError(
@@ -460,7 +445,7 @@ def _checked(
 
 
 def summed_to(array: Array, shape: tuple[int, ...]) -> Array:
-    """The gradient of what was repeated to the shape of `array`: summed over where it was."""
+    """Sum the gradient of a broadcast array over the axes along which it was repeated."""
     own = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
     summed: Array = array.sum(axes, keepdims=True) if axes else array

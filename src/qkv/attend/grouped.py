@@ -1,4 +1,4 @@
-"""A call as NumPy computes it: heads grouped by the key head that they read."""
+"""Heads as axes of arrays: split from vectors, joined, and grouped by their key head for NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.attend.visibility import Visibility
 
 
 class Grouped(NamedTuple):
-    """A call in the type that the work is done in; there is at least one leading axis."""
+    """A call as NumPy computes it, in one type, with at least one leading axis."""
 
     query: Array  # (*lead, Hkv, G, L, d)
     key: Array  # (*lead, Hkv, 1, S, d)
@@ -42,12 +42,12 @@ class Grouped(NamedTuple):
 
     @property
     def kind(self) -> np.dtype[Any]:
-        """The type that the work is done in, and that weights and log-sum-exp have."""
+        """The type of the computation, of weights and of log-sum-exps."""
         return self.query.dtype
 
 
 def grouped(call: Call) -> Grouped:
-    """The same call, copied only where it is of another type."""
+    """Group the heads of a call; copy only arrays of another type."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 
@@ -87,3 +87,33 @@ def grouped(call: Call) -> Grouped:
         call.softcap,
         call.scale,
     )
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """View `(..., T, H * d)` as `(..., H, T, d)`: each head gets its own run of columns.
+
+    >>> split_heads(np.arange(8).reshape(2, 4), 2)
+    array([[[0, 1],
+            [4, 5]],
+    <BLANKLINE>
+           [[2, 3],
+            [6, 7]]])
+    """
+    if x.shape[-1] % num_heads:
+        raise ValueError(
+            f"split_heads: the last axis has {x.shape[-1]} columns for {num_heads} heads: "
+            "the columns must divide by the heads"
+        )
+    size = x.shape[-1] // num_heads
+    return np.swapaxes(x.reshape(*x.shape[:-1], num_heads, size), -3, -2)
+
+
+def join_heads(x: Array) -> Array:
+    """Reshape `(..., H, T, d)` to `(..., T, H * d)`: the inverse of `split_heads`.
+
+    >>> join_heads(split_heads(np.arange(8).reshape(2, 4), 2))
+    array([[0, 1, 2, 3],
+           [4, 5, 6, 7]])
+    """
+    x = np.swapaxes(x, -3, -2)  # (..., T, H, d)
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])

@@ -1,4 +1,4 @@
-"""Two partial results over different keys joined into one."""
+"""Joining of two partial results over different keys."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qkv.arrays import Array, as_array, compute_type, is_float, native
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
     """Join attention over some keys with attention over other keys, exactly.
 
-    Each part weighs its output by `exp(lse)`. `(0, -inf)`, a part that saw nothing, changes
-    nothing. Only one part may have been computed with sinks, or they count twice. Source: the
+    Each part weighs its output by `exp(lse)`. A part that saw no key, `(0, -inf)`, changes nothing.
+    Only one part may have been computed with sinks, otherwise they count twice. Source: the
     combination step of FlashAttention (Dao et al. 2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.
-        lse1: `(..., L)`, as `return_lse=True` gives it.
+        lse1: `(..., L)`, from `return_lse=True`.
         out2: like `out1`.
         lse2: like `lse1`.
 
@@ -33,8 +33,8 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
     >>> bool(np.allclose(out, attention(q, k, k)))
     True
     """
-    given = {"out1": out1, "lse1": lse1, "out2": out2, "lse2": lse2}
-    arrays = {name: as_array(x, call="merge_attention", name=name) for name, x in given.items()}
+    arguments = {"out1": out1, "lse1": lse1, "out2": out2, "lse2": lse2}
+    arrays = {name: as_array(x, call="merge_attention", name=name) for name, x in arguments.items()}
     a, lse_a, b, lse_b = arrays.values()
     for first, second in (("out1", "out2"), ("lse1", "lse2")):
         x, y = arrays[first], arrays[second]
@@ -56,9 +56,8 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
         total = parts[0] + parts[1]
         lse = base + np.log(total)
         out = np.zeros(a.shape, kind)
-        for part, one_lse, one in zip(parts, (lse_a, lse_b), (a, b), strict=True):
+        for part, part_lse, part_out in zip(parts, (lse_a, lse_b), (a, b), strict=True):
             share = (part / total).astype(kind, copy=False)[..., None]
-            saw_nothing = np.isneginf(one_lse)[..., None]
-            out += np.where(saw_nothing, 0, share * one.astype(kind, copy=False))
-    lse_kind = native(lse_a.dtype)
-    return out.astype(native(a.dtype), copy=False), lse.astype(lse_kind, copy=False)
+            saw_nothing = np.isneginf(part_lse)[..., None]
+            out += np.where(saw_nothing, 0, share * part_out.astype(kind, copy=False))
+    return out.astype(native(a.dtype), copy=False), lse.astype(native(lse_a.dtype), copy=False)

@@ -1,7 +1,8 @@
-"""From a checked call to the native kernel: arrays where they stand, heads as they come."""
+"""From a checked call to the native kernel, without copies of arrays and heads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,9 @@ from qkv.ops.layout import bits, is_bfloat16
 
 
 class Gradients(NamedTuple):
-    """What gradients are written to, in the type that the work is done in.
+    """The arrays that gradients are written to, in the type of the computation.
 
-    What blocks or heads add to holds zeros at first.
+    Sums over blocks or heads begin with zeros.
     """
 
     query: Array  # (*lead, Hq, L, d), of packed rows (total, Hq, d)
@@ -26,136 +27,118 @@ class Gradients(NamedTuple):
     slopes: Array  # (*lead, Hkv, G), (B, Hkv, G)
 
 
+class Outputs(NamedTuple):
+    """The results of a call, and the gradient of its output: the input of the backward pass."""
+
+    grad_out: Array  # (*lead, Hq, L, dv), of packed rows (total, Hq, dv)
+    out: Array  # the same shape
+    lse: Array  # (*lead, Hq, L, 1), (total, Hq, 1)
+    exact: float  # up to this log-sum-exp, weights are as exact as the formula's
+
+    def each(self, change: Callable[[Array], Array]) -> Outputs:
+        """Return the outputs with each array changed."""
+        return Outputs(change(self.grad_out), change(self.out), change(self.lse), self.exact)
+
+
 def attend(
     chosen: int, call: Call, out: Array, lse: Array | None, weights: Array | None = None
 ) -> None:
-    """Compute a call of float32 or half precision.
+    """Compute a call of float32 or half precision into the given arrays.
 
-    `out (*lead, Hq, L, dv)` has a contiguous last axis; where wanted `lse (*lead, Hq, L, 1)` is
-    float64 and `weights (*lead, Hq, L, S)` float32, and must hold zeros.
+    `out (*lead, Hq, L, dv)` has a contiguous last axis, `lse (*lead, Hq, L, 1)` is float64, and
+    `weights (*lead, Hq, L, S)` are float32 zeros.
     """
     kernel.attend(*_arguments(chosen, call, out, lse, weights))
 
 
 def attend_packed(chosen: int, packed: Packed, out: Array, lse: Array | None) -> None:
-    """The same of packed rows: `out (total, Hq, dv)`, `lse (total, Hq, 1)`."""
+    """Compute a call about packed rows: `out (total, Hq, dv)`, `lse (total, Hq, 1)`."""
     kernel.attend_packed(*_arguments_packed(chosen, packed, out, lse))
 
 
 def summarize(
     chosen: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
 ) -> None:
-    """`attend`, with the largest weights of each query and what each key received.
+    """Compute a call, with the largest weights of each query and the sum of each key's weights.
 
-    `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32, `received (*lead, Hq, 1,
-    S)` float64, and must hold zeros.
+    `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32; `received (*lead, Hq, 1,
+    S)` are float64 zeros.
     """
     kernel.summarize(*_arguments(chosen, call, out, lse, indices, weights, received))
 
 
 def differentiate(
-    chosen: int,
-    call: Call | Packed,
-    grad_out: Array,
-    out: Array,
-    lse: Array,
-    most: float,
-    found: Gradients,
+    chosen: int, call: Call | Packed, outputs: Outputs, gradients: Gradients
 ) -> Array:
-    """Compute the gradients of a call into `found`; `out` and `lse` are what it gave.
+    """Compute the gradients of a call into `gradients`.
 
     Returns:
-        `(*lead, Hkv)`, of packed rows `(B, Hkv)`: True where the numbers are wrong and have to be
-        computed in another way: log-sum-exps are above `most`, or something is infinite or NaN.
+        `(*lead, Hkv)`, of packed rows `(B, Hkv)`: True for heads with wrong numbers, which need
+        another computation: log-sum-exps are above `outputs.exact`, or values are infinite or NaN.
     """
     rules = call.call if isinstance(call, Packed) else call
-    unsound = np.zeros(found.slopes.shape[:-1], bool)
-    slopes = None if rules.slopes is None else np.zeros(found.slopes.shape)
-    sinks = None if rules.sinks is None else np.zeros(found.sinks.shape)
-    given = (most, bits(_readable(grad_out)), found.query, found.key, found.value)
-    sums = (slopes, sinks, unsound)
+    grad_out, out, lse, exact = outputs
+    wrong = np.zeros(gradients.slopes.shape[:-1], bool)
+    slopes = None if rules.slopes is None else np.zeros(gradients.slopes.shape)
+    sinks = None if rules.sinks is None else np.zeros(gradients.sinks.shape)
+    given = (exact, bits(_readable(grad_out)), *gradients[:3])
+    sums = (slopes, sinks, wrong)
     if isinstance(call, Packed):
         kernel.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *given, *sums))
     else:
-        bias = None if call.bias is None else found.bias
+        bias = None if call.bias is None else gradients.bias
         kernel.differentiate(*_arguments(chosen, call, out, lse, *given, bias, *sums))
     if slopes is not None:
-        found.slopes[...] = slopes
+        gradients.slopes[...] = slopes
     if sinks is not None:
-        found.sinks[...] = sinks
-    return unsound
+        gradients.sinks[...] = sinks
+    return wrong
 
 
 def is_contiguous(array: Array) -> bool:
-    """Whether the elements are aligned, and those of the last axis contiguous."""
+    """Return whether the elements are aligned, and those of the last axis contiguous."""
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
 def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
-    """The arguments of the kernel's functions, in their order."""
+    """Return the arguments of the kernel's functions, in their order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
     if is_bfloat16(plan.dtype):
         query, key, value, out = (bits(x) for x in (query, key, value, out))
     if plan.is_spread:
         query = np.broadcast_to(query, (*plan.lead, *query.shape[-3:]))
+    mask = None if call.mask is None else bits(_readable(call.mask, contiguous=0))
+    bias = None if call.bias is None else bits(_readable(call.bias, contiguous=0))
     return (
-        chosen,
-        query,
-        key,
-        value,
-        out,
-        lse,
-        None if call.mask is None else bits(_readable(call.mask, contiguous=0)),
-        None if call.bias is None else bits(_readable(call.bias, contiguous=0)),
-        call.slopes,
-        call.sinks,
-        call.offset,
-        call.query_lengths,
-        call.key_lengths,
-        call.left,
-        call.right,
-        call.softcap,
-        call.scale,
-        get_num_threads(),
-        *more,
-    )
+        chosen, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
+        call.offset, call.query_lengths, call.key_lengths, call.left, call.right,
+        call.softcap, call.scale, get_num_threads(), *more,
+    )  # fmt: skip
 
 
 def _arguments_packed(
     chosen: int, packed: Packed, out: Array, lse: Array | None, *more: Any
 ) -> Any:
-    """The same of packed rows."""
+    """Return the arguments of the kernel's functions for packed rows."""
     call, arrays = packed.call, [*map(_readable, packed.rows), out]
     if is_bfloat16(call.plan.dtype):
         arrays = [bits(x) for x in arrays]
     return (
-        chosen,
-        *arrays,
-        lse,
-        packed.starts,
-        packed.key_starts,
-        call.slopes,
-        call.sinks,
-        packed.offsets,
-        call.left,
-        call.right,
-        call.softcap,
-        call.scale,
-        get_num_threads(),
-        *more,
-    )
+        chosen, *arrays, lse, packed.starts, packed.key_starts, call.slopes, call.sinks,
+        packed.offsets, call.left, call.right, call.softcap, call.scale, get_num_threads(), *more,
+    )  # fmt: skip
 
 
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
-    """An array as the kernel reads it, a copy where it has to be.
+    """Return an array as the kernel reads it, as a copy only if necessary.
 
-    Elements are aligned and in this machine's byte order, and those of so many last axes contiguous
-    (of masks and biases they need not be).
+    Its elements are aligned and in this machine's byte order, and those of so many last axes are
+    contiguous (masks and biases need none).
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):
-        # what is repeated in the original is repeated in the copy
+        # the copy repeats the same axes as the original
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)

@@ -1,4 +1,4 @@
-"""What follows from the shapes and types of a call: worked out once, and kept for the next call."""
+"""The plan of a call, which follows from shapes and types alone and is cached."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Plan:
     """The sizes of a call that fit each other, and the shapes of its results."""
 
     dtype: np.dtype[Any]  # of the result
-    kind: np.dtype[Any]  # that the work is done in, and of weights and log-sum-exp
+    kind: np.dtype[Any]  # of the computation, of weights and of log-sum-exps
     lead: Shape  # the leading dimensions of the result
     heads: int  # Hq
     kv_heads: int  # Hkv
     length: int  # L
     keys: int  # S
     size: int  # d
-    rows: Shape  # (*lead, Hq, L), or (L,) where 2-D input came in
+    rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input
     out: Shape  # (*lead, Hq, L, dv), or (L, dv)
     groups: Shape  # (*lead, Hkv, G), with at least one leading axis
-    is_spread: bool  # whether the queries are repeated along leading dimensions
-    is_native: bool  # whether the kernel computes it, where there is one
+    is_spread: bool  # whether leading dimensions repeat the queries
+    is_native: bool  # whether the kernel can compute it
 
     def grouped(self, array: Array) -> Array:
-        """`(*lead, Hq, n, m)` as `(*lead, Hkv, G, n, m)`, a view of an array of its own."""
+        """View a contiguous `(*lead, Hq, n, m)` as `(*lead, Hkv, G, n, m)`."""
         return array.reshape(*self.groups, *array.shape[-2:])
 
     def grouped_keys(self, array: Array) -> Array:
-        """`(*lead, Hkv, n, m)` as `(*lead, Hkv, 1, n, m)`."""
+        """View `(*lead, Hkv, n, m)` as `(*lead, Hkv, 1, n, m)`."""
         return array.reshape(*self.groups[:-1], 1, *array.shape[-2:])
 
     def ungrouped(self, array: Array) -> Array:
-        """`(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or 2-D where that came in."""
+        """View `(*lead, Hkv, G, L, n)` as `(*lead, Hq, L, n)`, or as 2-D for 2-D input."""
         return array.reshape(*self.rows, array.shape[-1])
 
 
@@ -57,10 +57,10 @@ def plan_of(
     key_type: np.dtype[Any],
     value_type: np.dtype[Any],
 ) -> Plan:
-    """The plan for arrays of these shapes and types; `call` is the name that errors give.
+    """Return the plan for arrays of these shapes and types; `call` is the name in errors.
 
-    Of what does not fit nothing is kept. Numbers (scale, window, ...) are no part of it: to look at
-    one is quicker than to look it up, and True, 1 and 1.0 would be the same key.
+    Errors are not cached. Numbers (scale, window, ...) are not part of the plan: checking a number
+    is faster than looking it up, and True, 1 and 1.0 would be the same key of the cache.
     """
     dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
     shapes = {"query": query, "key": key, "value": value}
@@ -87,17 +87,17 @@ def plan_of(
 
 
 def takes(dtype: np.dtype[Any], size: int) -> bool:
-    """Whether the kernel, if there is one, computes with vectors of `size` of this type."""
+    """Return whether the kernel can compute with vectors of `size` of this type."""
     return size <= MAX_SIZE and compute_type(dtype) == np.float32
 
 
 def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """The one float type that all of the named arrays share."""
-    found = {native(kind) for kind in types.values()}
-    if len(found) == 1 and is_float(next(iter(found))):
-        return found.pop()
+    """Return the one float type that all of the named arrays share."""
+    kinds = {native(kind) for kind in types.values()}
+    if len(kinds) == 1 and is_float(next(iter(kinds))):
+        return kinds.pop()
     named = ", ".join(f"{name} {native(kind)}" for name, kind in types.items())
-    if not all(map(is_float, found)):
+    if not all(map(is_float, kinds)):
         raise TypeError(
             f"{call}: {named}: all must be float16, bfloat16, float32 or float64: "
             "convert them, for example with .astype(np.float32)"
@@ -106,7 +106,7 @@ def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> tuple[int, int]:
-    """How many query heads and how many key heads there are."""
+    """Return the numbers of query heads and of key heads."""
     if kv_heads != value_heads:
         raise ValueError(
             f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
@@ -120,7 +120,7 @@ def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> tupl
 
 
 def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
-    """Whether the arrays are plain 2-D ones, once their axes are known to fit."""
+    """Check that the axes of the arrays fit, and return whether the arrays are 2-D."""
     axes = [len(shape) for shape in shapes.values()]
     named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
     if min(axes) < 2:
@@ -150,7 +150,7 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
 
 
 def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
-    """The leading dimensions that these broadcast to."""
+    """Return the leading dimensions that these broadcast to."""
     if query == key == value:
         return query
     try:
@@ -164,7 +164,7 @@ def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
 
 @functools.lru_cache(maxsize=1024)
 def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells: Shape) -> None:
-    """An error unless a mask or a bias broadcasts to `cells`, `(..., Hq, L, S)`."""
+    """Raise an error unless a mask or a bias broadcasts to `cells`, `(..., Hq, L, S)`."""
     if dtype.kind == "b":
         if name != "attn_mask":
             raise TypeError(
@@ -190,7 +190,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
-    """An error unless there are numbers for the heads: one each, or for sinks any number."""
+    """Raise an error unless each head has one number, or for sinks any number of them."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: write float")
     most = 2 if name == "sinks" else 1

@@ -1,4 +1,4 @@
-"""Softmax on its own."""
+"""Softmax alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
 
 
 def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
-    """`exp(x) / exp(x).sum(axis)`, without overflow.
+    """Compute `exp(x) / exp(x).sum(axis)` without overflow.
 
-    The largest number is subtracted first, which changes nothing but the range of `exp`. -inf
-    takes no weight; where there is nothing but -inf the weights are 0. NaN shows.
+    Subtracting the largest number first changes only the range of `exp`. -inf takes no weight, and
+    the weights of nothing but -inf are 0. NaN stays NaN.
 
     Args:
-        x: numbers of any shape; whole numbers are taken as float64.
-        axis: what sums to 1: an axis, several, or None for all.
+        x: numbers of any shape; whole numbers become float64.
+        axis: the axis whose weights sum to 1, several axes, or None for all.
 
     >>> softmax([1.0, 2.0, 3.0]).round(3)
     array([0.09 , 0.245, 0.665])

@@ -1,4 +1,4 @@
-"""From checked calls to results: where a backend is chosen."""
+"""From checked calls to results: the choice of a backend."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from qkv.ops.threads import run_all
 
 
 class Result(NamedTuple):
-    """What a call comes to."""
+    """The result of a call."""
 
-    out: Array  # (*lead, Hq, L, dv), of the type that was asked for, or of that of the work
-    lse: Array | None  # (*lead, Hq, L, 1) where wanted; float64, whatever the type of the work
-    weights: Array | None  # (*lead, Hq, L, S) where wanted
+    out: Array  # (*lead, Hq, L, dv), of the call's type or the type of the computation
+    lse: Array | None  # (*lead, Hq, L, 1) if wanted, always float64
+    weights: Array | None  # (*lead, Hq, L, S) if wanted
 
 
 def answer(
     call: Call, *, weights: bool = False, lse: bool = False, out: Array | None = None
 ) -> tuple[Array, ...]:
-    """What the caller of `call` wants: out, and with it weights and log-sum-exp where asked for.
+    """Return the output of `call`, and with it weights and log-sum-exp if wanted.
 
-    The result is written to `out` where it is given, and that is the array that comes back.
+    If `out` is given, the output is written to it, and `out` is returned.
     """
-    found, sums, shown, cases = _begun(call, weights, lse, out)
+    result, sums, shown, cases = _begun(call, weights, lse, out)
     if cases:
         run_all(tiled.attend, cases)
-    found = rounded(found, call.plan.dtype)
-    if out is not None and found is not out:
-        out[...] = found
-        found = out
+    result = rounded(result, call.plan.dtype)
+    if out is not None and result is not out:
+        out[...] = result
+        result = out
     extra = () if shown is None else (shown,)
     if sums is None:
-        return found, *extra
-    return found, *extra, rounded(sums[..., 0], call.plan.kind)
+        return result, *extra
+    return result, *extra, rounded(sums[..., 0], call.plan.kind)
 
 
 def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) -> list[Result]:
-    """Compute checked calls: by the kernel one by one, by NumPy side by side."""
+    """Compute checked calls: the kernel one by one, NumPy side by side."""
     begun = [_begun(call, weights, lse, None) for call in calls]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Result(out, sums, shown) for out, sums, shown, _ in begun]
@@ -53,11 +53,11 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """The fields of a `Result`, and the cases of `tiled.attend` that it is whole after.
+    """Return the fields of a `Result`, and the cases of `tiled.attend` that complete it.
 
-    The kernel leaves none, and computes into `out` where that will do.
+    The kernel needs no cases, and computes into `out` if its layout fits.
     """
-    plan, chosen = call.plan, body()  # an error here if QKV_BACKEND asks for what is not there
+    plan, chosen = call.plan, body()  # raises if QKV_BACKEND names an unavailable backend
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
@@ -68,6 +68,6 @@ def _begun(
     out = np.empty(plan.out, plan.kind)
     if shown is None and tiled.is_one_block(call) and tiled.attend_one_block(call, out, sums):
         return out, sums, None, ()
-    cut = tiled.parts(wide := grouped(call), plan.keys if weights else tiled.KEYS)
+    cut = tiled.tiles(wide := grouped(call), plan.keys if weights else tiled.KEYS)
     views = [None if x is None else plan.grouped(x) for x in (out, sums, shown)]
-    return out, sums, shown, [(wide, part, *views) for part in cut]
+    return out, sums, shown, [(wide, tile, *views) for tile in cut]

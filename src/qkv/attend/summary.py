@@ -1,4 +1,4 @@
-"""Attention seen without its weights: the largest of each query, the sum for each key."""
+"""Attention without its weights: the largest of each query, the sum for each key."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.attend import native, tiled
-from qkv.attend.call import Call, check_call, rounded
+from qkv.attend.call import RETURNS, Call, check_call, check_options, rounded
 from qkv.attend.grouped import Grouped, grouped
-from qkv.attend.options import RETURNS, check_options
 from qkv.attend.solve import solve
 from qkv.ops.kernel import body
 from qkv.ops.threads import run_all
 
-FAR = 1e9  # from 0: in a log-sum-exp beyond, how many keys share the weight is lost to rounding
-SHARES = 8  # partial sums of what each key received: a fixed number, joined in order
+FAR = 1e9  # beyond this log-sum-exp, rounding loses how many keys share the weight
+SHARES = 8  # partial sums of each key's weights: a fixed number, joined in order
 
 
 class AttentionSummary(NamedTuple):
-    """What `summarize_attention` gives."""
+    """The result of `summarize_attention`."""
 
     out: Array
     lse: Array
@@ -33,9 +32,9 @@ class AttentionSummary(NamedTuple):
 def summarize_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, *, top_k: int = 8, **options: Any
 ) -> AttentionSummary:
-    """Attention, and what a reader wants of its weights, in O(L * top_k + S) memory.
+    """Compute attention and a summary of its weights in O(L * top_k + S) memory.
 
-    Takes what `qkv.attention` takes, but for `return_weights`, `return_lse` and `out`.
+    The options are those of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Args:
         query: `(..., Hq, L, d)`.
@@ -43,7 +42,7 @@ def summarize_attention(
         value: `(..., Hkv, S, dv)`.
         attn_mask: bool, True = may attend, or float.
         top_k: how many of each query's weights to keep.
-        **options: the rest of what `qkv.attention` takes.
+        **options: the other options of `qkv.attention`.
 
     Returns:
         `.out` and `.lse` as `qkv.attention` gives them; `.top_indices` and `.top_weights`
@@ -67,7 +66,7 @@ def summarize_attention(
 
 
 def summarize_call(call: Call, kept: int) -> AttentionSummary:
-    """The summary of a checked call."""
+    """Summarize a checked call."""
     plan, chosen = call.plan, body()
     indices = np.full((*plan.rows, kept), -1, np.int64)
     weights = np.zeros((*plan.rows, kept), plan.kind)
@@ -91,15 +90,15 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
 
 
 def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Array:
-    """Fill in the largest weights; gives what each key received `(*lead, Hkv, G, S)`."""
+    """Fill in the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
-    def share(part: tiled.Part) -> tuple[Any, int]:
-        return part.index, part.queries.start * SHARES // max(1, call.shape[-1])
+    def share(tile: tiled.Tile) -> tuple[Any, int]:
+        return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
     cases = [
-        (call, list(parts), lse, indices, weights, received[which])
-        for (_, which), parts in groupby(tiled.parts(call), share)
+        (call, list(tiles), lse, indices, weights, received[number])
+        for (_, number), tiles in groupby(tiled.tiles(call), share)
     ]
     run_all(_summarize, cases)
     return np.asarray(received.sum(axis=0))
@@ -107,62 +106,48 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
 
 def _summarize(
     call: Grouped,
-    parts: list[tiled.Part],
+    tiles: list[tiled.Tile],
     lse: Array,
     indices: Array,
     weights: Array,
     received: Array,
 ) -> None:
-    """Pass over the keys again, now that each row's sum is known."""
+    """Read the keys again, now that each row's sum is known."""
     kept = indices.shape[-1]
     with np.errstate(all="ignore"):
-        for part in parts:
-            here = (*part.index, slice(None), part.queries)
-            exact = np.where(np.isneginf(lse[here]), 0, lse[here])
+        for tile in tiles:
+            exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
             base = exact.astype(call.kind)
-            rest = np.exp(base - exact).astype(call.kind)  # what rounding took from it
+            rest = np.exp(base - exact).astype(call.kind)  # the part that rounding lost
             far = np.abs(exact) > FAR
             if far.any():
-                rest = np.where(far, 1 / _total(call, part, base), rest)
-            best, places = weights[here] - 1, indices[here]  # -1: nothing there yet
-            for j in tiled.key_blocks(call, part):
-                scores, visible = tiled.scores_of(call, part, j)
-                shown = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
+                rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
+            best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: none so far
+            for j in tiled.key_blocks(call, tile):
+                scores, visible = tiled.scores_of(call, tile, j)
+                block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
                 if visible is not None:
-                    shown = np.where(visible, shown, 0)
-                received[(*part.index, slice(None), j)] += shown.sum(axis=-2, dtype=np.float64)
+                    block = np.where(visible, block, 0)
+                received[(*tile.index, slice(None), j)] += block.sum(axis=-2, dtype=np.float64)
                 if visible is not None:
-                    shown[~visible] = -1  # hidden: below every weight, so never chosen
-                keys = np.broadcast_to(np.arange(j.start, j.stop), shown.shape)
-                best, places = _largest(
-                    np.concatenate([best, shown], axis=-1),
-                    np.concatenate([places, keys], axis=-1),
+                    block[~visible] = -1  # masked: below every weight, so never chosen
+                keys = np.broadcast_to(np.arange(j.start, j.stop), block.shape)
+                best, positions = _largest(
+                    np.concatenate([best, block], axis=-1),
+                    np.concatenate([positions, keys], axis=-1),
                     kept,
                 )
-            nothing = best < 0
-            indices[here] = np.where(nothing, -1, places)
-            weights[here] = np.where(nothing, 0, best)
+            indices[tile.at] = np.where(best < 0, -1, positions)
+            weights[tile.at] = np.where(best < 0, 0, best)
 
 
-def _total(call: Grouped, part: tiled.Part, base: Array) -> Array:
-    """The sum of each row's exponentials, seen from `base`, sinks included."""
-    total = np.zeros_like(base)
-    if call.sinks is not None:
-        sinks = call.sinks[part.index[-1]]  # (heads, G, 1, n)
-        total = total + np.exp(sinks - base).sum(axis=-1, keepdims=True)
-    for j in tiled.key_blocks(call, part):
-        scores, _ = tiled.scores_of(call, part, j)
-        total += np.exp(scores - base).sum(axis=-1, keepdims=True)
-    return total
-
-
-def _largest(weights: Array, places: Array, count: int) -> tuple[Array, Array]:
-    """The `count` largest of each row with their places: argmax takes the first among equals."""
-    chosen = np.empty((*weights.shape[:-1], count), np.int64)
-    found = np.empty((*weights.shape[:-1], count), weights.dtype)
+def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
+    """Return each row's `count` largest with their positions; argmax takes the first of equals."""
+    largest = np.empty((*weights.shape[:-1], count), weights.dtype)
+    chosen = np.empty(largest.shape, np.int64)
     for rank in range(count):
         at = weights.argmax(axis=-1)[..., None]
-        found[..., rank : rank + 1] = np.take_along_axis(weights, at, axis=-1)
-        chosen[..., rank : rank + 1] = np.take_along_axis(places, at, axis=-1)
+        largest[..., rank : rank + 1] = np.take_along_axis(weights, at, axis=-1)
+        chosen[..., rank : rank + 1] = np.take_along_axis(positions, at, axis=-1)
         np.put_along_axis(weights, at, -2, axis=-1)
-    return found, chosen
+    return largest, chosen

@@ -1,4 +1,4 @@
-"""Sequences of different lengths packed one behind the other: no padding is computed."""
+"""Attention over sequences of different lengths, packed end to end without padding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def varlen_attention(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Attention within each of several sequences, their rows packed one behind the other.
+    """Compute attention within each of several sequences, whose rows are packed end to end.
 
     Args:
         query: `(total queries, Hq, d)`.
@@ -41,15 +41,14 @@ def varlen_attention(
         cu_query_lengths: `(B + 1,)` whole numbers from 0 up to the total: sequence b owns the rows
             from `cu[b]` to `cu[b + 1]`.
         cu_key_lengths: the same for key and value.
-        q_offset: as for `qkv.attention`, one number or one for each sequence; `"end"` means the
-            sequence's own lengths.
-        is_causal: as for `qkv.attention`, and so are the next five.
+        is_causal: as for `qkv.attention`, like the next six options.
+        q_offset: one number or one for each sequence; `"end"` means the sequence's own lengths.
         window: `(left, right)`.
         softcap: above 0.
         alibi_slopes: `(Hq,)`.
         sinks: `(Hq,)` or `(Hq, n)`.
         scale: `1 / sqrt(d)` unless given.
-        return_lse: also give the log-sum-exp `(total queries, Hq)`.
+        return_lse: also return the log-sum-exp `(total queries, Hq)`.
 
     Returns:
         `out (total queries, Hq, dv)`, or `(out, lse)`.
@@ -74,8 +73,8 @@ def varlen_attention(
         scale=scale,
         call="varlen_attention",
     )
-    found = answer_packed(packed, lse=return_lse)
-    return found if return_lse else found[0]
+    results = answer_packed(packed, lse=return_lse)
+    return results if return_lse else results[0]
 
 
 def check_packed(
@@ -89,7 +88,7 @@ def check_packed(
     call: str,
     **options: Any,
 ) -> Packed:
-    """Check the arguments of `varlen_attention`; `call` is the name that errors give."""
+    """Check the arguments of `varlen_attention`; `call` is the name in errors."""
     arrays = []
     for name, given in (("query", query), ("key", key), ("value", value)):
         array = as_array(given, call=call, name=name)
@@ -112,12 +111,12 @@ def check_packed(
 
 
 def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
-    """A checked call about texts `(B, ...)`, without mask and bias, as one about packed rows.
+    """Turn a checked call about texts `(B, ...)`, without mask and bias, into one of packed rows.
 
     Args:
-        call: it.
+        call: the call.
         rows: query, key and value, `(heads, total, size)`, which are known to fit.
-        starts: int64, where each text begins and the last one ends, for all three.
+        starts: int64, the first row of each text and the end of the last, for all three.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)
@@ -125,7 +124,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
 
 
 def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
-    """The output `(total, Hq, dv)`, and where it is asked for the log-sum-exp `(total, Hq)`."""
+    """Return the output `(total, Hq, dv)`, and if wanted the log-sum-exp `(total, Hq)`."""
     plan = packed.call.plan
     out, sums = attend_rows(packed, lse=lse)
     out = rounded(out, plan.dtype)
@@ -133,16 +132,16 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
-    """The output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp.
+    """Return the output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp.
 
-    That is float64, `(total, Hq, 1)`.
+    The log-sum-exp is float64, `(total, Hq, 1)`.
     """
-    chosen, plan = body(), packed.call.plan
-    use_kernel = chosen is not None and plan.is_native
+    plan = packed.call.plan
+    chosen = body() if plan.is_native else None
     shape = (plan.length, plan.heads)
-    out = np.empty((*shape, plan.out[-1]), plan.dtype if use_kernel else plan.kind)
+    out = np.empty((*shape, plan.out[-1]), plan.kind if chosen is None else plan.dtype)
     sums = np.empty((*shape, 1), np.float64) if lse else None
-    if chosen is not None and use_kernel:
+    if chosen is not None:
         native.attend_packed(chosen, packed, out, sums)
         return out, sums
     runs = equal_runs(packed)
@@ -155,7 +154,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Neighbours of the same lengths, which can be seen as one batch without copying."""
+    """Return runs of sequences with equal lengths, which one array can view as a batch."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
@@ -163,25 +162,21 @@ def equal_runs(packed: Packed) -> list[tuple[int, int]]:
 
 
 def as_call(packed: Packed, first: int, last: int) -> Call:
-    """The sequences of one run as a call."""
-    query, key, value = packed.rows
-    arrays = (
-        as_batch(query, packed.starts, first, last),
-        as_batch(key, packed.key_starts, first, last),
-        as_batch(value, packed.key_starts, first, last),
-    )
+    """Return the sequences of one run as a call."""
+    starts = (packed.starts, packed.key_starts, packed.key_starts)
+    arrays = (as_batch(x, edges, first, last) for x, edges in zip(packed.rows, starts, strict=True))
     return packed.call.of(*arrays)._replace(offset=packed.offsets[first:last])
 
 
 def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
-    """Sequences of one length L among packed rows `(total, H, n)`, seen as `(texts, H, L, n)`."""
+    """View sequences of one length L in packed rows `(total, H, n)` as `(texts, H, L, n)`."""
     part = rows[starts[first] : starts[last]]
     texts = last - first
     return np.swapaxes(part.reshape(texts, len(part) // texts, *part.shape[1:]), 1, 2)
 
 
 def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> Array:
-    """Where each packed sequence begins and the last one ends, `(B + 1,)`, of `total` rows."""
+    """Return the first of `total` rows of each packed sequence and the end of all, `(B + 1,)`."""
     cu = as_array(given, call=call, name=name)
     if cu.ndim != 1 or cu.size == 0:
         raise ValueError(f"{call}: {name} has shape {cu.shape}: it must be (B + 1,)")
@@ -202,7 +197,7 @@ def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> A
 def _offsets(
     call: str, q_offset: Any, lengths: Array, key_lengths: Array, *, needed: bool
 ) -> Array:
-    """The place of query 0 among the keys of each sequence `(B,)`."""
+    """Return the position of query 0 among the keys of each sequence `(B,)`."""
     if isinstance(q_offset, str) and q_offset == "end":
         return key_lengths - lengths
     unlike = np.flatnonzero(lengths != key_lengths)

@@ -1,4 +1,4 @@
-"""Which query may see which key: causal, window, lengths and a given mask as one rule."""
+"""The keys that a query may see: causal, window, lengths and a given mask as one rule."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, shown
 
-FAR = 2**60  # further than any key: offsets and windows are kept within it
+FAR = 2**60  # beyond any key: the limit of offsets and windows
 
 
 class Visibility(NamedTuple):
-    """One rule, made of all that were given: a key is seen where every one of them allows it.
+    """All given rules together: a query sees a key if every rule allows it.
 
-    Query i of a row stands at key `i + offset`. It sees key j where
-    `i + offset - left <= j <= i + offset + right`, `j < key_length` and `i < query_length`, where
-    `given` is True and no number in `numbers` is -inf. Per-row values are `(*lead,)` arrays.
+    Query i of a row has the position `i + offset` among the keys. It sees key j if
+    `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`, `given` is
+    True and no number in `numbers` is -inf. Per-row values are `(*lead,)` arrays.
     """
 
     length: int
@@ -32,7 +32,7 @@ class Visibility(NamedTuple):
     numbers: tuple[Array, ...]  # float, the same shape
 
     def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
-        """The first key that any query of block `i` may see, and the one after the last."""
+        """Return the first key that any query of block `i` may see, and the end of these keys."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
             return 0, 0
@@ -48,10 +48,10 @@ class Visibility(NamedTuple):
     def block(
         self, index: tuple[Any, ...], rows: tuple[Any, ...], i: slice, j: slice
     ) -> Array | None:
-        """What is visible in the block of queries `i` and keys `j`; None where all of it is.
+        """Return which keys `j` the queries `i` see; None if they see all of them.
 
-        `rows` picks from `(*lead,)` and `index` from `(*lead, Hkv, G)`; the result broadcasts to
-        what is picked, followed by `(queries, keys)`.
+        `rows` is an index into `(*lead,)`, and `index` into `(*lead, Hkv, G)`; the result
+        broadcasts to the selected part, followed by `(queries, keys)`.
         """
         rules: list[Array] = []
         query = np.arange(i.start, i.stop)[:, None]  # (l, 1)
@@ -72,24 +72,21 @@ class Visibility(NamedTuple):
         if self.given is not None:
             rules.append(self.given[index][..., i, j])
         rules += [~np.isneginf(numbers[index][..., i, j]) for numbers in self.numbers]
-        if not rules:
-            return None
-        return functools.reduce(np.bitwise_and, rules)
+        return functools.reduce(np.bitwise_and, rules) if rules else None
 
     def distance(self, rows: tuple[Any, ...], i: slice, j: slice) -> Array:
-        """How far each key stands from each query's own place, `abs(i + offset - j)`."""
+        """Return the distance of each key from each query's position, `abs(i + offset - j)`."""
         query = np.arange(i.start, i.stop)[:, None]
-        away: Array = np.abs(query + _front(self.offset[rows]) - np.arange(j.start, j.stop))
-        return away
+        return np.asarray(abs(query + _front(self.offset[rows]) - np.arange(j.start, j.stop)))
 
 
 def _front(per_row: Array) -> Array:
-    """A per-row value, ready to broadcast against (..., Hkv, G, queries, keys)."""
+    """Return a per-row value that broadcasts to (..., Hkv, G, queries, keys)."""
     return per_row[..., None, None, None, None]
 
 
 def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
-    """The two sides of `window`, its right one closed at 0 where `is_causal` says so."""
+    """Return the two sides of `window`; `is_causal` limits the right side to 0."""
     left = right = None
     if is_causal is not True and is_causal is not False:
         check_flag(call, "is_causal", is_causal)
@@ -106,7 +103,7 @@ def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, i
 
 
 def check_flag(call: str, name: str, given: Any) -> None:
-    """An error unless `given` is True or False."""
+    """Raise an error unless `given` is True or False."""
     if not isinstance(given, bool | np.bool_):
         raise TypeError(f"{call}: {name} is {shown(given)}: write True or False")
 
@@ -132,13 +129,13 @@ def _side(call: str, side: Any) -> int | None:
 def check_offset(
     call: str, q_offset: Any, length: int, keys: int, lead: tuple[int, ...], *, needed: bool
 ) -> int | Array:
-    """The place of query 0 among the keys: one for all rows, or for each `(*lead,)`."""
+    """Return the position of query 0 among the keys: one for all rows, or `(*lead,)`."""
     if q_offset is None:
         if needed and length != keys:
             raise ValueError(
                 f"{call}: query has {length} rows and key has {keys}, so causal, window and ALiBi "
-                'need q_offset: "start" if query 0 stands at key 0, "end" if the last query stands '
-                "at the last key (a KV cache), or its place as a number"
+                'need q_offset: "start" if query 0 is at key 0, "end" if the last query is at the '
+                "last key (a KV cache), or the position of query 0 as a number"
             )
         return 0
     if isinstance(q_offset, str):
@@ -149,25 +146,25 @@ def check_offset(
         return 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
         return max(-FAR, min(FAR, q_offset))
-    found = np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
-    return found if lead else int(found)
+    offsets = np.clip(check_per_row(call, "q_offset", q_offset, lead), -FAR, FAR)
+    return offsets if lead else int(offsets)
 
 
 def check_lengths(call: str, name: str, lengths: Any, most: int, lead: tuple[int, ...]) -> Array:
-    """Lengths of the rows `(*lead,)`, each from 0 to `most`."""
-    found = check_per_row(call, name, lengths, lead)
-    wrong = (found < 0) | (found > most)
+    """Return the lengths of the rows `(*lead,)`, each from 0 to `most`."""
+    checked = check_per_row(call, name, lengths, lead)
+    wrong = (checked < 0) | (checked > most)
     if wrong.any():
-        what = "query" if name.startswith("query") else "key"
+        array = "query" if name.startswith("query") else "key"
         raise ValueError(
-            f"{call}: {name} has {found[wrong].flat[0]}, but {what} has {most} rows: "
+            f"{call}: {name} has {checked[wrong].flat[0]}, but {array} has {most} rows: "
             f"each length must lie between 0 and {most}"
         )
-    return found
+    return checked
 
 
 def check_per_row(call: str, name: str, value: Any, lead: tuple[int, ...]) -> Array:
-    """Whole numbers, one for each row `(*lead,)`."""
+    """Return whole numbers, one for each row `(*lead,)`."""
     array = as_array(value, call=call, name=name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: write whole numbers")

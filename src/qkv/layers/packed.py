@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend import options as formula
+from qkv.attend import call as formula
 from qkv.trace.recorder import padded, unpadded
 
 PADDED = ("attn_mask", "bias")  # with these options packed rows are padded

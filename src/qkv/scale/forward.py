@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import Call, rounded
+from qkv.attend.call import Call, check_options, rounded
 from qkv.attend.grouped import grouped
 from qkv.attend.merge import merge_attention
-from qkv.attend.options import check_options
 from qkv.attend.solve import solve
 from qkv.attend.tiled import log_sums
 from qkv.attend.visibility import check_flag

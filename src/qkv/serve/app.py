@@ -1,4 +1,4 @@
-"""The server's routes put together around one model."""
+"""The application: the routes of one model behind a guard."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from qkv.models import Model
-from qkv.serve.errors import ERRORS, Refused
-from qkv.serve.guard import Guard, answer, failed
-from qkv.serve.numbers import Numbers
+from qkv.serve.errors import ERRORS, Refused, failed
+from qkv.serve.guard import Guard, Numbers
 from qkv.serve.routes import about, completions, embeddings, home, rerank, trace
 from qkv.serve.settings import Settings
 from qkv.serve.work import Worker
@@ -26,25 +25,25 @@ _ROUTES = (
     about.router,
 )
 
-# What the computing thread says of itself, on /metrics.
+# Attributes of the worker that /metrics shows.
 _WATCHED = {
-    "waiting": "Requests that are not answered yet.",
+    "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",
     "batches": "Batches computed since the start.",
     "texts": "Texts computed since the start.",
     "tokens": "Tokens computed since the start.",
-    "failures": "What failed while it was computed.",
+    "failures": "Errors while computing.",
 }
 
 
 def create_app(model: Model, settings: Settings | None = None) -> Guard:
-    """An ASGI application that serves a model, behind what guards it.
+    """Return an ASGI application that serves a model, behind a guard.
 
-    Routes find what they need on `request.app.state`: `model`, `settings`, `worker`, `numbers`,
-    `routes`, and `name`, which is what the model is called in answers.
+    Routes read `request.app.state`: `model`, `settings`, `worker`, `numbers`, `routes`, and `name`,
+    the name of the model in answers.
     """
     settings = settings or Settings()
-    app = _with_routes(f"qkv serves {model.name}", asked_for_a_key=settings.key is not None)
+    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
     state = app.state
     state.model, state.settings, state.name = model, settings, model.name
     state.worker, state.numbers, state.routes = Worker(model, settings), Numbers(), routes()
@@ -54,11 +53,11 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
 
 
 def routes() -> list[APIRoute]:
-    """All routes, as they are declared."""
-    return [route for one in _ROUTES for route in one.routes if isinstance(route, APIRoute)]
+    """Return all routes, as they are declared."""
+    return [route for router in _ROUTES for route in router.routes if isinstance(route, APIRoute)]
 
 
-def _with_routes(title: str, *, asked_for_a_key: bool) -> FastAPI:
+def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.worker.start()
@@ -74,36 +73,30 @@ def _with_routes(title: str, *, asked_for_a_key: bool) -> FastAPI:
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return answer(error)
+        return error.answer()
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:80]
-        said = {
+        message = {
             404: f"there is nothing at {path!r}: GET / has the routes",
             405: f"{request.method[:20]!r} is not answered at {path!r}",
         }.get(error.status_code, str(error.detail))
-        return answer(Refused(error.status_code, said, headers=dict(error.headers or {})))
+        return Refused(error.status_code, message, headers=dict(error.headers or {})).answer()
 
     @app.exception_handler(Exception)
     async def not_expected(request: Request, error: Exception) -> Response:
-        return answer(failed())  # and the guard says why in the log
+        return failed().answer()  # the guard logs the error
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))[:80]
-        return answer(Refused(400, f"{place}: {first['msg']}", param=place))
+        return Refused(400, f"{place}: {first['msg']}", param=place).answer()
 
-    if asked_for_a_key:
-        _ask_for_a_key(app)
+    if needs_key:  # /docs asks for the key, and sends it with each request
+        schema = app.openapi()
+        schemes = {"key": {"type": "http", "scheme": "bearer"}}
+        schema.setdefault("components", {})["securitySchemes"] = schemes
+        schema["security"] = [{"key": []}]
     return app
-
-
-def _ask_for_a_key(app: FastAPI) -> None:
-    """Have /docs offer to take the key, and send it with what is tried there."""
-    schema = app.openapi()
-    schema.setdefault("components", {})["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer"}
-    }
-    schema["security"] = [{"key": []}]

@@ -13,7 +13,7 @@ from qkv.serve.settings import Settings
 from qkv.serve.waiting import Piece, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
-# Whom to tell what: a request, its answer, or what went wrong.
+# Receives a request that is done, and its error if there was one.
 Tell = Callable[[Texts, BaseException | None], None]
 
 
@@ -23,11 +23,11 @@ class Batches:
     Args:
         limit: the most tokens of a text; None for no limit.
         settings: how much is computed at once, and how much a request may have.
-        tell: called with each request that is done, and what went wrong if anything did.
+        tell: receives each request that is done, and its error if there was one.
 
     Attributes:
         waiting: the requests, in turn.
-        texts, tokens, failures: how many were computed.
+        texts, tokens, failures: the numbers of computed texts and tokens, and of errors.
     """
 
     def __init__(self, limit: int | None, settings: Settings, tell: Tell) -> None:
@@ -38,34 +38,33 @@ class Batches:
     def checked(
         self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
     ) -> deque[tuple[int, str | Array]]:
-        """Each of a request's texts with its number; ids as they are computed.
+        """Return each of a request's texts with its number, and ids ready to be computed.
 
         Raises:
-            Refused: there are too many, ids are not this model's, a prompt is to go before ids, or
-                `whole` ids are too many.
+            Refused: there are too many texts, ids are not this model's, a prompt would go before
+                ids, or `whole` ids are too many.
         """
-        most, found = self._settings.inputs, deque[tuple[int, str | Array]]()
+        most, checked, tokens = self._settings.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
-            raise Refused(400, f"input has {len(texts)} texts: give at most {most}", param="input")
-        tokens = 0
+            raise _refused(f"input has {len(texts)} texts: send at most {most} in one request")
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 try:
                     text = encoder.given(text, f"input {number}", whole=whole)
                     encoder.check(text, number)
                 except (TypeError, ValueError) as error:
-                    raise _refused(number, text, error) from error
+                    raise _error_of(number, text, error) from error
                 tokens += len(text)
-            found.append((number, text))
+            checked.append((number, text))
         self._check_tokens(tokens)
-        return found
+        return checked
 
     def take(self) -> list[Piece]:
-        """What is computed next, cut into tokens."""
+        """Return the texts of the next batch, cut into tokens."""
         taken = self.waiting.take()
         uncut = [piece for piece in taken if isinstance(piece.text, str)]
-        for together in _alike(uncut, lambda one: (id(one.request.encoder), one.request.whole)):
-            self._cut(together)
+        for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
+            self._cut(alike)
         pieces = [piece for piece in taken if not piece.request.dropped]
         room, fits = self._settings.batch_tokens, 0
         while fits < len(pieces) and (not fits or len(pieces[fits].text) <= room):
@@ -75,12 +74,12 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[Piece]) -> None:
-        """Compute texts together, so far as they are computed alike."""
-        for together in _alike(pieces, lambda piece: piece.request.encoder.kind):
-            self._compute(together)
+        """Compute texts, those of one kind of encoder together."""
+        for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
+            self._compute(alike)
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
-        """Compute texts together; if that fails, each apart, so that no other is lost."""
+        """Compute texts together; after an error each alone, so that the others succeed."""
         encoder = pieces[0].request.encoder
         try:
             vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
@@ -102,19 +101,19 @@ class Batches:
                 self._tell(request, None)
 
     def _cut(self, pieces: Sequence[Piece]) -> None:
-        """Put ids in the place of texts; one that cannot be computed ends its request."""
+        """Replace texts by their ids; a text that cannot be computed ends its request."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
-            found = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
+            rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
         except BaseException as error:
             if len(pieces) > 1:
                 for piece in pieces:
                     self._cut([piece])
             else:
                 [piece] = pieces
-                self._fail(piece.request, _refused(piece.number, piece.text, error))
+                self._fail(piece.request, _error_of(piece.number, piece.text, error))
             return
-        for piece, ids in zip(pieces, found, strict=True):
+        for piece, ids in zip(pieces, rows, strict=True):
             request, piece.text = piece.request, ids
             if request.dropped:
                 continue
@@ -123,42 +122,42 @@ class Batches:
                 encoder.check(ids, piece.number)
                 self._check_tokens(request.total)
             except (EmptyText, Refused) as error:
-                self._fail(request, _refused(piece.number, "", error))
+                self._fail(request, _error_of(piece.number, "", error))
 
     def _fail(self, request: Texts, error: BaseException) -> None:
         request.drop()
         self._tell(request, error)
 
     def _check_tokens(self, tokens: int) -> None:
-        """An error if a request has more tokens than is allowed."""
+        """Refuse a request that has more tokens than are allowed."""
         most = self._settings.tokens
         if tokens > most:
-            raise Refused(
-                400,
-                f"input has more than {most:,} tokens: send it in several requests",
-                param="input",
-            )
+            raise _refused(f"input has more than {most:,} tokens: send it in several requests")
 
 
 def _alike(pieces: Sequence[Piece], key: Callable[[Piece], Hashable]) -> Iterable[Sequence[Piece]]:
-    """Pieces that have a key in common, each in their order."""
-    found: dict[Hashable, list[Piece]] = {}
+    """Group pieces that have the same key; each group keeps their order."""
+    groups: dict[Hashable, list[Piece]] = {}
     for piece in pieces:
-        found.setdefault(key(piece), []).append(piece)
-    return found.values()
+        groups.setdefault(key(piece), []).append(piece)
+    return groups.values()
 
 
-def _refused(number: int, text: Any, error: BaseException) -> BaseException:
-    """What a request is told of a text, or of ids, of which no vector can be made."""
-    said = str(error)
+def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
+    """Return the error for the client when a text, or ids, cannot be made a vector of."""
     if isinstance(error, EmptyText):
-        said = f"input {number} is empty: {error.reason}"
-    elif isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):
+        return _refused(f"input {number} is empty: {error.reason}")
+    if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):
         return error
-    elif isinstance(text, str):
+    message = str(error)
+    if isinstance(text, str):
         try:
             check_text(text, call="encode", name=f"input {number}")
-            said = f"input {number}: {said.partition(': ')[2]}"
-        except ValueError as half:  # of a character
-            said = str(half)
-    return Refused(400, said.removeprefix("encode: "), param="input")
+            message = f"input {number}: {message.partition(': ')[2]}"
+        except ValueError as lone_surrogate:
+            message = str(lone_surrogate)
+    return _refused(message.removeprefix("encode: "))
+
+
+def _refused(message: str) -> Refused:
+    return Refused(400, message, param="input")

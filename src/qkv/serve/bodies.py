@@ -1,27 +1,70 @@
-"""Bodies of requests: read as JSON, held to what they are made of, and refused in one line."""
+"""Bodies of requests: read as JSON, checked against a schema, and refused in one line."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, ClassVar, Self
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qkv.serve.errors import Refused
 
+_TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
+IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that change no answer
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A key that a route refuses.
+
+    Attributes:
+        neutral: the values that the route accepts, since they change nothing.
+        way: what to do instead.
+    """
+
+    neutral: list[Any]
+    way: str
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value changes nothing; true is not 1, and null counts as left out.
+
+        >>> refusal = Refusal([1, True], "leave it out")
+        >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
+        [True, True, True, True, False, False, False]
+        """
+        return value is None or any(
+            neutral == value and isinstance(neutral, bool) is isinstance(value, bool)
+            for neutral in self.neutral
+        )
+
+
+def refusals_of(call: str) -> dict[str, Refusal]:
+    """Return the keys that a route refuses, by its name in errors.
+
+    >>> refusals_of("rerank")["top_k"].way
+    'give top_n'
+    """
+    route = _TABLE[call]
+    rows = [*route["refused"], *(row for shared in route["shared"] for row in _TABLE[shared])]
+    return {key: Refusal(neutral, way) for keys, neutral, way in rows for key in keys.split()}
+
 
 def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """What the page of routes says of a body that is read by hand, and a good one."""
+    """Describe a body that is read by hand, with an example, for the OpenAPI schema."""
     content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The object that a request's body is.
+    """Read the body of a request, which must be a JSON object.
 
     Raises:
-        Refused: 400, if it is none.
+        Refused: 400, if the body is anything else.
     """
     try:
         body = orjson.loads(await request.body())
@@ -33,48 +76,70 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """What a request says; null is as if a key were left out, and unknown keys are ignored.
+    """The keys of a request; null counts as left out, and unknown keys are ignored.
 
     Attributes:
-        call: what is asked for, as errors name it.
-        ways: what to give, for keys that take values of several kinds.
+        call: the name of the route in errors and in keys.toml.
+        ways: valid values, for keys that take values of several kinds.
+        refusals: the keys that would change the answer and are not supported.
     """
 
     model_config = ConfigDict(strict=True)
     call: ClassVar[str]
     ways: ClassVar[dict[str, str]] = {}
+    refusals: ClassVar[Mapping[str, Refusal]]
+
+    model: str = Field("", description="Any: one model is served.")
 
     @classmethod
-    def read(cls, given: dict[str, Any]) -> Self:
-        """The same, checked.
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        cls.refusals = refusals_of(cls.call)
+
+    @classmethod
+    def read(cls, json: dict[str, Any]) -> Self:
+        """Check the JSON object of a request.
 
         Raises:
-            Refused: 400, with the key that does not fit.
+            Refused: 400, with the key that does not fit or is not supported.
         """
+        for key in cls.refusals.keys() & json.keys():
+            if not cls.refusals[key].accepts(json[key]):
+                value, way = shown(json[key]), cls.refusals[key].way
+                raise Refused(
+                    400,
+                    f"{cls.call}: {key} is {value}, which this server does not support: {way}",
+                    param=key,
+                    code="unsupported_parameter",
+                )
         try:
-            return cls.model_validate({k: v for k, v in given.items() if v is not None})
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-        name = str(first["loc"][0])
-        if name in cls.ways:
-            way = f"give {cls.ways[name]}"
-        else:
-            name = ".".join(map(str, first["loc"]))
-            way = str(first["msg"]).replace("Input", "it", 1)
-        if first["type"] == "missing":
-            found = f"is missing: give {cls.ways.get(name, 'it')}"
-        else:
-            found = f"is {shown(given.get(name, first['input']))}: {way}"
-        raise cls.refused(name, found)
+            return cls.model_validate({key: v for key, v in json.items() if v is not None})
+        except ValidationError as invalid:
+            errors = invalid.errors(include_url=False, include_context=False)
+        name = str(errors[0]["loc"][0])
+        if errors[0]["type"] == "missing":
+            raise cls.refused(name, f"is missing: give {cls.ways.get(name, 'it')}")
+        # A key may take several kinds of lists: report the kind whose first error comes last.
+        paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]
+        error = errors[paths.index(max(paths))]
+        way = f"give {cls.ways[name]}" if name in cls.ways else error["msg"].replace("Input", "it")
+        item = name + "".join(f"[{number}]" for number in max(paths))
+        raise cls.refused(item, f"is {shown(error['input'])}: {way}")
 
     @classmethod
-    def refused(cls, name: str, said: str) -> Refused:
-        """That this key of a body does not fit."""
-        return Refused(400, f"{cls.call}: {name} {said}", param=name)
+    def refused(cls, path: str, problem: str) -> Refused:
+        """Return the error about a key, or about an item of its list, as in `input[1]`."""
+        return Refused(400, f"{cls.call}: {path} {problem}", param=path.partition("[")[0])
+
+
+class PromptUsage(BaseModel):
+    """The number of tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
 
 
 def shown(value: Any) -> str:
-    """A value of a body as an error shows it.
+    """Show a value of a body in an error.
 
     >>> shown(True), shown("a" * 50), shown({"a": []}), shown([])
     ('true', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."', 'an object', 'an empty list')

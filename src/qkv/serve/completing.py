@@ -44,7 +44,6 @@ class CompletionsBody(Body):
         description="One text or several; or the ids of one text's tokens, or of several's.",
         examples=["The river bank"],
     )
-    model: str = Field("", description="Any: one model is served.")
     max_tokens: int = Field(16, ge=0, description="The most tokens that are added to each prompt.")
     temperature: float = Field(
         1.0, ge=0, le=2, description="0 for the likeliest token each time.", allow_inf_nan=False

@@ -1,24 +1,31 @@
-"""A request that is refused, and its body in the words that OpenAI's clients read."""
+"""Requests that the server refuses, and the answers to them, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 
-# What a status is called in a body's "type"; any other is a request that does not fit.
-_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "server_error",
+_INVALID = "invalid_request_error"
+# The "type" in the answer's body, and the description in the OpenAPI schema, of each status.
+_STATUSES = {
+    400: (_INVALID, "The body, or the request, does not fit"),
+    401: ("authentication_error", "The key is missing or wrong"),
+    403: ("permission_error", "A Host or an Origin that the server does not know"),
+    404: ("not_found_error", "No such route or model"),
+    405: (_INVALID, "Not with this method"),
+    408: (_INVALID, "The request took too long to arrive"),
+    413: (_INVALID, "The body, or the answer to it, is too large"),
+    429: ("rate_limit_error", "Too many requests wait: try again after `Retry-After` seconds"),
+    431: (_INVALID, "The request's line and headers are too large"),
+    500: ("server_error", "The server failed"),
+    503: ("server_error", "The server ends, or has too many connections"),
 }
 
 
 class ErrorText(BaseModel):
-    """What went wrong."""
+    """The problem of a request."""
 
     message: str
     type: str
@@ -32,34 +39,21 @@ class ErrorBody(BaseModel):
     error: ErrorText
 
 
-_WORDS = {
-    400: "The body, or the request, does not fit",
-    401: "The key is missing or wrong",
-    403: "A Host or an Origin that the server does not know",
-    404: "No such route or model",
-    405: "Not with this method",
-    408: "The request took too long to arrive",
-    413: "The body, or what would be answered, is too large",
-    429: "Too much waits: try again after `Retry-After` seconds",
-    431: "The request's line and headers are too large",
-    500: "The server failed",
-    503: "The server ends, or has too many connections",
-}
-# What any route may answer, as OpenAPI has it.
+# The errors that every route may answer with, for the OpenAPI schema.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": words} for status, words in _WORDS.items()
+    status: {"model": ErrorBody, "description": words} for status, (_, words) in _STATUSES.items()
 }
 
 
 class Refused(Exception):
-    """A request that is not answered as it was asked.
+    """A request that the server refuses.
 
     Attributes:
         status: the HTTP status.
-        message: what does not fit, and the way out.
-        param: the part of the body that it is about.
+        message: the problem, and what to do instead.
+        param: the key of the body that has the problem.
         code: a short name for programs.
-        headers: what the answer carries beside it.
+        headers: headers of the answer.
     """
 
     def __init__(
@@ -76,20 +70,30 @@ class Refused(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """What the client reads.
+        """Return the body of the answer.
 
         >>> Refused(400, "input is empty", param="input").body()["error"]["type"]
         'invalid_request_error'
         """
-        kind = _KINDS.get(self.status, "invalid_request_error")
-        told = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        kind, _ = _STATUSES.get(self.status, _STATUSES[400])
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def answer(self) -> JSONResponse:
+        """Return the answer."""
+        return JSONResponse(self.body(), self.status, self.headers)
 
 
-def not_finite(call: str, what: str) -> Refused:
-    """That a model computed a value that is NaN or infinite, and nothing in the body is to blame.
+def failed() -> Refused:
+    """Return the error that a client gets when the server is at fault."""
+    return Refused(500, "the server failed: its log says why")
+
+
+def not_finite(call: str, value: str) -> Refused:
+    """Return the error of a model that computed NaN or infinity from a valid request.
 
     >>> not_finite("rerank", "the score of document 0 is").message
     'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'
     """
-    return Refused(500, f"{call}: {what} not finite: the weights or their type cannot compute this")
+    message = f"{call}: {value} not finite: the weights or their type cannot compute this"
+    return Refused(500, message)

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: looked at before a request reaches its route."""
+"""Checks of each request before it reaches its route, and counts of requests for `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
 
-from qkv.serve.errors import Refused
+from qkv.serve.errors import Refused, failed
 from qkv.serve.settings import Settings
 from qkv.visible import visible
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from qkv.serve.numbers import Numbers
-
-HEALTH = frozenset({"/healthz", "/readyz"})  # asked for by programs that know no name and no key
-# what a browser opens, which sends no key of its own; they tell nothing that is secret
+HEALTH = frozenset({"/healthz", "/readyz"})  # for programs that know neither name nor key
+# pages that a browser opens without a key; they contain no secret
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
 ASSETS = frozenset(
@@ -39,15 +37,52 @@ _KEYLESS = OPEN | ASSETS
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]*[a-z0-9_-])\.?)(?::[0-9]*)?", re.IGNORECASE)
 
 _log = logging.getLogger("qkv.serve")
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class Numbers:
+    """Counts of one server's requests, in a registry of their own.
+
+    >>> numbers = Numbers()
+    >>> numbers.count("/v1/embeddings", 200, 0.004)
+    >>> b'requests_total{route="/v1/embeddings",status="200"} 1.0' in numbers.text()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        labels = ("route", "status")
+        self._requests = Counter("qkv_requests", "Requests answered.", labels, registry=registry)
+        self._seconds = Histogram(
+            "qkv_request_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def watch(self, name: str, description: str, value: object, attribute: str) -> None:
+        """Show the current value of an object's attribute."""
+        gauge = Gauge(name, description, registry=self._registry)
+        gauge.set_function(lambda: float(getattr(value, attribute)))
+
+    def count(self, route: str, status: int, seconds: float) -> None:
+        """Count an answered request by its status; 499 stands for a client that hung up."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all numbers in the format of Prometheus."""
+        return generate_latest(self._registry)
 
 
 class Guard:
-    """Refuses what may not pass, counts what does, and answers for what a route could not.
+    """Refuses requests that may not pass, counts all, and answers when a route fails.
 
     Args:
         app: the application behind it.
-        settings: who may ask, and how much.
-        numbers: where requests are counted.
+        settings: hosts, key and limits.
+        numbers: counts the requests.
 
     Attributes:
         ending: whether the server has been told to end.
@@ -56,17 +91,17 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Numbers) -> None:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
-        self._held = 0  # bytes of all bodies that are here
+        self._held = 0  # bytes of all bodies in memory
         self._hosts = frozenset(map(host_name, settings.allowed_hosts))
         self._key = None if settings.key is None else _digest(settings.key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the server's beginning and end."""
+        """Handle one request, or the start and end of the server."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         begin, status = time.perf_counter(), 0
-        size = 0  # of its body, as far as it is here
+        size = 0  # bytes of its body so far
 
         async def bounded() -> Message:
             nonlocal size
@@ -76,7 +111,9 @@ class Guard:
             if size > self._settings.body:
                 raise self._too_large()
             if self._held > self._settings.bodies:
-                raise self._too_much()
+                most = self._settings.bodies
+                problem = f"all requests together hold more than {most} bytes: ask again"
+                raise Refused(503, problem, headers={"Retry-After": "1"})
             return message
 
         async def counted(message: Message) -> None:
@@ -89,7 +126,7 @@ class Guard:
             self.check(scope["path"], scope["headers"])
             await self.app(scope, bounded, counted)
         except Refused as refused:
-            await answer(refused)(scope, receive, counted)
+            await refused.answer()(scope, receive, counted)
         except ClientDisconnect:  # in the middle of its body
             status = 499
         except CancelledError:  # the client hung up, or the server ends at once
@@ -97,24 +134,24 @@ class Guard:
         except Exception as error:
             _log.error("%s: %s", scope["path"], in_one_line(error))
             if not status:
-                await answer(failed())(scope, receive, counted)
+                await failed().answer()(scope, receive, counted)
         finally:
             self._held -= size
             route = getattr(scope.get("route"), "path", "other")
             self._numbers.count(route, status, time.perf_counter() - begin)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse a request for what its head says."""
-        found: dict[bytes, bytes] = {}
+        """Refuse a request by its path and headers."""
+        values: dict[bytes, bytes] = {}
         for name, value in headers:
-            if name == b"host" and name in found:
+            if name == b"host" and name in values:
                 raise Refused(400, "the request has two Host headers: send one")
-            found[name] = value
+            values[name] = value
         if path == "/readyz" and self.ending:
             raise Refused(503, "the server ends", headers={"Retry-After": "5"})
         if path in HEALTH:
             return
-        host = found.get(b"host", b"").decode("latin-1")
+        host = values.get(b"host", b"").decode("latin-1")
         if not self.knows(host):
             raise Refused(
                 403,
@@ -122,7 +159,7 @@ class Guard:
                 "start it with --allow-host to let it",
                 code="host_not_allowed",
             )
-        origin = found.get(b"origin")
+        origin = values.get(b"origin")
         if origin is not None and not same_place(origin.decode("latin-1"), host):
             raise Refused(
                 403,
@@ -130,15 +167,15 @@ class Guard:
                 code="origin_not_allowed",
             )
         if self._key is not None and path not in _KEYLESS:
-            self._check_key(found.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # nothing else is looked for on the disk
+            self._check_key(values.get(b"authorization", b""))
+        if path.startswith(_FILES) and path not in ASSETS:  # no other file is read
             raise Refused(404, "there is nothing at this path: GET / has the routes")
-        size = found.get(b"content-length", b"0")
+        size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._settings.body:
             raise self._too_large()
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header is this machine's own, or one that was allowed."""
+        """Return whether a Host header names this machine or an allowed host."""
         try:
             name = host_name(host)
         except ValueError:
@@ -149,10 +186,10 @@ class Guard:
         kind, _, key = given.partition(b" ")
         wanted = self._key or b""
         if not hmac.compare_digest(_digest(key.strip()), wanted) or kind.lower() != b"bearer":
-            said = "is not the one" if given else "is missing"
+            problem = "is not the one" if given else "is missing"
             raise Refused(
                 401,
-                f"the key {said} that this server asks for: send 'Authorization: Bearer KEY'",
+                f"the key {problem} that this server asks for: send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -165,43 +202,26 @@ class Guard:
             code="body_too_large",
         )
 
-    def _too_much(self) -> Refused:
-        return Refused(
-            503,
-            f"all requests together hold more than {self._settings.bodies} bytes: ask again",
-            headers={"Retry-After": "1"},
-        )
 
-
-def failed() -> Refused:
-    """What a client is told of an error that is not its own."""
-    return Refused(500, "the server failed: its log says why")
-
-
-def answer(refused: Refused) -> JSONResponse:
-    """What a client is told that is refused."""
-    return JSONResponse(refused.body(), refused.status, refused.headers)
-
-
-@lru_cache(16)  # a client sends the same each time
+@lru_cache(16)  # a client sends the same host each time
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port, in small letters.
+    """Return the name in a Host header, without its port, in lower case.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the header has no host.
 
     >>> host_name("Example.org.:8080"), host_name("[::1]:80")
     ('example.org', '::1')
     """
-    found = _HOST.fullmatch(host)
-    if found is None:
+    match = _HOST.fullmatch(host)
+    if match is None:
         raise ValueError(f"{host!r} is no host")
-    return (found[1] or found[2]).lower()
+    return (match[1] or match[2]).lower()
 
 
 @lru_cache(16)
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address is that of this machine alone.
+    """Return whether a name or an address reaches only this machine.
 
     >>> [is_loopback(name) for name in ("localhost", "127.8.0.1", "::1", "10.0.0.1", "a.b")]
     [True, True, True, False, False]
@@ -215,7 +235,7 @@ def is_loopback(name: str) -> bool:
 
 
 def same_place(origin: str, host: str) -> bool:
-    """Whether a page's origin is the server that a request names as its host.
+    """Return whether a page's origin is the server that a request names as its host.
 
     >>> same_place("https://a.org", "a.org"), same_place("http://evil.org", "a.org")
     (True, False)
@@ -225,7 +245,7 @@ def same_place(origin: str, host: str) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""What went wrong and where, with nothing in it that a terminal or a log would obey.
+    r"""Describe an error and its line in one line, without control characters.
 
     >>> in_one_line(ValueError("a\nb\x1b[31m"))
     'ValueError: a\\nb\\x1b[31m'
@@ -236,5 +256,5 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length whatever the key's, so that comparing tells nothing of it."""
+    """Hash a key, so that the time of a comparison tells nothing about the key's length."""
     return hashlib.sha256(key).digest()

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
 from qkv.attend.call import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
-from qkv.attend.heads import join_heads, split_heads
+from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
 from qkv.layers.layer import Gradient, asks, for_parameters, part_back, project_back, upstream
 from qkv.layers.packed import PADDED, padded_heads, unpadded_heads

@@ -11,9 +11,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.attention import scores_and_weights, softmax_of, weighed, without_padding
 from qkv.attend.cache import KVCache
-from qkv.attend.call import Call, check_call
-from qkv.attend.heads import join_heads, split_heads
-from qkv.attend.options import RETURNS
+from qkv.attend.call import RETURNS, Call, check_call
+from qkv.attend.grouped import join_heads, split_heads
 from qkv.attend.solve import answer
 from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import answer_packed, in_rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from qkv.attend.options import OPTIONS
+from qkv.attend.call import OPTIONS
 
 _TAKEN = frozenset({*OPTIONS} - {"out"})
 # what others call them; `names` has the last word

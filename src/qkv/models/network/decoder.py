@@ -10,7 +10,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import KVCache
 from qkv.attend.call import check_call
-from qkv.attend.heads import split_heads
+from qkv.attend.grouped import split_heads
 from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights

@@ -15,11 +15,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
-from qkv.serve.bodies import described
+from qkv.serve.bodies import described, read_json
 from qkv.serve.completing import Choice, Completion, CompletionsBody, Usage, joined
-from qkv.serve.errors import Refused
-from qkv.serve.guard import failed, in_one_line
-from qkv.serve.keys import read_body
+from qkv.serve.errors import Refused, failed
+from qkv.serve.guard import in_one_line
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -71,7 +70,7 @@ class Events(StreamingResponse):
 async def completions(request: Request) -> Response:
     """Prompts, or ids of this model's tokens, to what follows them, whole or in a stream."""
     state = request.app.state
-    body = CompletionsBody.read(await read_body(request))
+    body = CompletionsBody.read(await read_json(request))
     body.check(state.model, state.settings)
     asked = await asyncio.to_thread(Completion, state.model, body, state.settings)
     head = {

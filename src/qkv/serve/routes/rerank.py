@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -13,51 +13,47 @@ from pydantic import BaseModel, Field
 
 from qkv.models.sentence.encoder import by_length
 from qkv.models.sentence.ranker import Pair, Ranker, best
-from qkv.serve.bodies import described
+from qkv.serve.bodies import Body, PromptUsage, described, read_json
 from qkv.serve.errors import Refused, not_finite
-from qkv.serve.keys import read_body
 
 router = APIRouter()
 
 
-class RerankBody(BaseModel):
-    """What a request to rank documents says."""
+class RerankBody(Body):
+    """The keys of a request to rank documents."""
+
+    call: ClassVar[str] = "rerank"
+    ways: ClassVar[dict[str, str]] = {"query": "a text", "documents": "a list of texts"}
 
     query: str = Field(description="What is looked for.", min_length=1)
-    documents: list[str] = Field(description="What may answer it.", min_length=1)
+    documents: Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
+        description="What may answer it."
+    )
     top_n: int | None = Field(None, ge=1, description="How many of the best are wanted.")
     return_documents: bool | None = Field(False, description="Whether their texts are too.")
-    model: str | None = Field(None, description="Any: one model is served.")
 
 
 class Document(BaseModel):
-    """A document that was ranked."""
+    """A ranked document."""
 
     text: str
 
 
 class RankedDocument(BaseModel):
-    """What a document's place is, and how well it answers."""
+    """The index of a document, and how well it answers."""
 
     index: int
     relevance_score: float
     document: Document | None = None
 
 
-class RerankUsage(BaseModel):
-    """How many tokens were read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class Ranking(BaseModel):
-    """What a request to rank documents is answered with, the best first."""
+    """The answer to a request to rank documents, the best first."""
 
     object: str
     model: str
     results: list[RankedDocument]
-    usage: RerankUsage
+    usage: PromptUsage
 
 
 EXAMPLE = {
@@ -74,11 +70,12 @@ EXAMPLE = {
     openapi_extra=described(RerankBody, EXAMPLE),
 )
 async def rerank(request: Request) -> dict[str, Any]:
-    """As `model.rank` does, of a cross-encoder; any other model is refused."""
+    """Rank documents as `model.rank` does, with a cross-encoder; refuse any other model."""
     state = request.app.state
-    body = await read_body(request)
-    check_body(body, state.settings.inputs)
-    query, documents = body["query"], body["documents"]
+    body = RerankBody.read(await read_json(request))
+    count, most = len(body.documents), state.settings.inputs
+    if count > most:
+        raise body.refused("documents", f"has {count} texts: send at most {most} in one request")
     try:
         ranker = state.model.ranker()
     except ValueError as error:
@@ -89,24 +86,23 @@ async def rerank(request: Request) -> dict[str, Any]:
             code="model_does_not_rank",
         ) from error
     pairs: list[Pair] = []
-    parts = pairs_of(ranker, query, documents, state.settings.tokens)
+    parts = pairs_of(ranker, body.query, body.documents, state.settings.tokens)
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
     for numbers in by_length(pairs, state.settings.batch_tokens):  # others have turns between them
         scores[numbers] = await state.worker.call(
-            partial(ranker.scores, [pairs[one] for one in numbers]), connection=request.client
+            partial(ranker.scores, [pairs[number] for number in numbers]), connection=request.client
         )
-    if not np.isfinite(scores).all():
-        which = int(np.isfinite(scores).argmin())
-        raise not_finite("rerank", f"the score of document {which} is")
+    if not (is_finite := np.isfinite(scores)).all():
+        raise not_finite("rerank", f"the score of document {is_finite.argmin()} is")
     results = [
         {
-            "index": one["corpus_id"],
-            "relevance_score": one["score"],
-            "document": {"text": one["text"]} if body.get("return_documents") else None,
+            "index": ranked["corpus_id"],
+            "relevance_score": ranked["score"],
+            "document": {"text": ranked["text"]} if body.return_documents else None,
         }
-        for one in best(scores, documents, body.get("top_n"), True)
+        for ranked in best(scores, body.documents, body.top_n, True)
     ]
     tokens = sum(map(len, pairs))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -114,14 +110,14 @@ async def rerank(request: Request) -> dict[str, Any]:
 
 
 def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Iterator[list[Pair]]:
-    """A query with each document, some at a time; so many tokens together at most.
+    """Yield pairs of the query and each document, some at a time.
 
     Raises:
-        Refused: they have more, or a text cannot be cut into tokens.
+        Refused: the pairs have more than `most` tokens, or a text cannot be cut into tokens.
     """
     try:
         [alone] = ranker.pairs(query, [""])
-        tokens = len(alone) * len(documents)  # before anything is laid beside each of them
+        tokens = len(alone) * len(documents)  # before any document is read
         for part in ranker.parts_of_pairs(query, documents if tokens <= most else []):
             tokens += sum(len(pair) - len(alone) for pair in part)
             if tokens > most:
@@ -135,31 +131,3 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
             f"documents and query have more than {most:,} tokens: send them in several requests",
             param="documents",
         )
-
-
-def check_body(body: dict[str, Any], most: int) -> None:
-    """Refuse a body in which something does not fit; so many documents at most.
-
-    >>> check_body({"query": "river", "documents": ["bank", 7]}, 8)
-    Traceback (most recent call last):
-    qkv.serve.errors.Refused: documents[1] is not a string
-    """
-    query, documents, top_n = body.get("query"), body.get("documents"), body.get("top_n")
-    if type(query) is not str or not query:
-        _refuse("query", "is missing, empty or not a string: give a text")
-    if type(documents) is not list or not documents:
-        _refuse("documents", "is missing, empty or not a list: give a list of texts")
-    if len(documents) > most:
-        _refuse("documents", f"has {len(documents)} texts: send at most {most} in one request")
-    for number, document in enumerate(documents):
-        if type(document) is not str:
-            _refuse(f"documents[{number}]", "is not a string")
-    if top_n is not None and (type(top_n) is not int or top_n < 1):
-        _refuse("top_n", "is not a whole number from 1")
-    if type(body.get("return_documents", False)) not in (bool, type(None)):
-        _refuse("return_documents", "is not true or false")
-
-
-def _refuse(param: str, message: str) -> NoReturn:
-    """Refuse a body in which something does not fit."""
-    raise Refused(400, f"{param} {message}", param=param.partition("[")[0])
