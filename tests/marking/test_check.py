@@ -1211,7 +1211,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert repr(result) == text
     assert text.startswith(
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so each row has only a part of\nthat.\n"
+        "It shows: all the weights together sum to 1, so that each row sums to less than\n1.\n"
         "\nThe smallest input that shows it:\n"
     )
     assert "query = [[1. 1.]\n           [2. 1.]]" in text

@@ -592,7 +592,11 @@ def repeated(how):
             "the key and value heads are not repeated",
         ),
         (repeated(lambda a, times: np.repeat(a, times, axis=1)), "groups-axis", "the wrong axis"),
-        (repeated(lambda a, times: np.repeat(a, 3, axis=0)), "heads-written-down", "fixed in the code"),
+        (
+            repeated(lambda a, times: np.repeat(a, 3, axis=0)),
+            "heads-written-down",
+            "fixed in the code",
+        ),
         ({"attend": split_into(4, 4)}, "groups-split", "keys and values are split"),
         ({"attend": split_into(6, 2)}, "heads-written-down", "a number of heads is fixed"),
         ({"attend": split_into(2, 2)}, "heads-written-down", "a number of heads is fixed"),
