@@ -106,7 +106,7 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
             case = finding["case"]
             counts = {way: card["counts"].get(f"{feature}: {way}", 0) for way in MARKS}
             how = f"as if {finding['as_if']}" if finding["as_if"] else case["message"]
-            how = " ".join(how.split()).rstrip(".") or "no known defect gives just this"
+            how = " ".join(how.split()).rstrip(".") or "no known defect gives this result"
             how = how if len(how) < 160 else f"{how[:160]}…"
             said = f"**{column}, {feature}** ({counts[status]} of {sum(counts.values())} cases)"
             if status == "refused":

@@ -157,7 +157,7 @@ def test_what_is_wrong_has_the_smallest_case_that_shows_it():
     report = qkv.conform(attention, features=["plain"])
     case = report.findings["plain"].case.case
     assert (case.B, case.Hq, case.L, case.S, case.d, case.dv) == (1, 1, 1, 21, 1, 1)
-    assert report.remark("plain") == "no known defect gives just this"
+    assert report.remark("plain") == "no known defect gives this result"
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_a_function_that_gives_something_else_each_time_is_found():
 
     report = qkv.conform(unsteady, features=["plain", "determinism"])
     assert report.features == {"plain": "right", "determinism": "wrong"}
-    assert "something else for the same call" in report.remark("determinism")
+    assert "different results for the same call" in report.remark("determinism")
     report = qkv.conform(noisy, features=["determinism"])
-    assert "something else for the same call" in report.remark("determinism")
+    assert "different results for the same call" in report.remark("determinism")
     report = qkv.conform(reuses, features=["determinism"])
     assert report.features["determinism"] == "wrong"
 
@@ -210,7 +210,7 @@ def test_a_shape_that_is_wrong_is_told():
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ((3,), TypeError, "something to call"),
+        ((3,), TypeError, "which cannot be called"),
         ((lambda: 1,), ValueError, "plainest call is refused"),
         ((plain, {"arrays": "cupy"}), ValueError, "arrays has 'cupy': choose from numpy, torch"),
         ((plain, {"dtypes": ["int8"]}), ValueError, "dtypes has 'int8'"),

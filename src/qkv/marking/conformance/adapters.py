@@ -1,10 +1,11 @@
-"""Attention of other libraries, called as their documentation says; what they lack is absent."""
+"""Attention of other libraries, called as documented; features that they lack are absent."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 from qkv.extras import need
 from qkv.marking.conformance.called import Callee, callee
 
-_UNSAID = frozenset({"hidden NaN"})  # none of them says what comes of NaN where a mask hides it
+_UNSAID = frozenset({"hidden NaN"})  # no documentation says what masked NaN do
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
-_FAR = 1 << 30  # a side of a window that has no end
+_FAR = 1 << 30  # a side of a window without end
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -45,10 +46,10 @@ def _flex() -> Callee:
     from torch.nn.attention import flex_attention as flex  # type: ignore[import-not-found,unused-ignore]
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """With a score_mod and a mask_mod for what is given, written as its documentation does."""
+        """Attend with a score_mod and a mask_mod for the options, as the documentation does."""
         B, H, L = query.shape[:3]
         S = key.shape[2]
-        place = options.get("q_offset", 0)
+        offset = options.get("q_offset", 0)
         left, right = options.get("window", (None, None))
         right = 0 if options.get("is_causal") and right is None else right
         right = min(right, 0) if options.get("is_causal") else right
@@ -62,13 +63,13 @@ def _flex() -> Callee:
         def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             score = score if cap is None else cap * torch.tanh(score / cap)
             score = score if bias is None else score + bias[b, h, i, j]
-            return score if slopes is None else score - slopes[h] * abs(i + place - j)
+            return score if slopes is None else score - slopes[h] * abs(i + offset - j)
 
         def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
             seen = j >= 0
             seen = seen if mask is None else seen & mask[b, h, i, j]
-            seen = seen if left is None else seen & (j >= i + place - left)
-            seen = seen if right is None else seen & (j <= i + place + right)
+            seen = seen if left is None else seen & (j >= i + offset - left)
+            seen = seen if right is None else seen & (j <= i + offset + right)
             return seen if lengths is None else seen & (j < lengths[b])
 
         hides = any(x is not None for x in (mask, left, right, lengths))
@@ -96,17 +97,17 @@ def _jax() -> Callee:
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-        if "window" in options:  # the two sides
+        if "window" in options:
             options["window"] = tuple(_FAR if x is None else x for x in options["window"])
         for name in ("key_lengths", "query_lengths"):
             if name in options:
                 options[name] = options[name].astype(np.int32)
-        given = {_JAX[name]: x for name, x in options.items()}
-        return jax.nn.dot_product_attention(query, key, value, **given).swapaxes(1, 2)
+        named = {_JAX[name]: x for name, x in options.items()}
+        return jax.nn.dot_product_attention(query, key, value, **named).swapaxes(1, 2)
 
     says = f"jax {jax.__version__}, nn.dot_product_attention"
-    absent = _NO_FLOAT_MASK
-    return Callee(attention, _same(*_JAX), absent, arrays="jax", aligned="start", says=says)
+    names = _same(*_JAX)
+    return Callee(attention, names, _NO_FLOAT_MASK, arrays="jax", aligned="start", says=says)
 
 
 _JAX = MappingProxyType(
@@ -124,38 +125,24 @@ _JAX = MappingProxyType(
 
 def _ort_attention() -> Callee:
     ort: Any = need("onnxruntime", "onnxruntime")
-    attributes = {"is_causal": "is_causal", "scale": "scale", "softcap": "softcap"}
-
-    @functools.cache
-    def session(
-        kinds: tuple[tuple[str, str, int], ...], given: tuple[Any, ...], pattern: bool
-    ) -> Any:
-        """The operator alone in a model, for inputs of these types."""
-        outputs = ["out", "", "", "weights"] if pattern else ["out"]
-        more = {"qk_matmul_output_mode": 3} if pattern else {}
-        return _operator("Attention", "", kinds, outputs, dict(given) | more)
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
-        pattern = options.pop("return_weights", False)
-        given = {attributes[name]: x for name, x in options.items()}
-        given = {name: int(x) if isinstance(x, bool) else float(x) for name, x in given.items()}
+        outputs: tuple[str, ...] = ("out",)
+        attributes: dict[str, int | float] = {}
+        if options.pop("return_weights", False):
+            outputs, attributes["qk_matmul_output_mode"] = ("out", "", "", "weights"), 3
+        for name, x in options.items():
+            attributes[name] = int(x) if isinstance(x, bool) else float(x)
         inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-        inputs = {name: x for name, x in inputs.items() if x is not None}
-        made = session(_kinds(inputs), tuple(given.items()), pattern)
-        found = made.run(None, inputs)
-        return tuple(found) if pattern else found[0]
+        return _run_operator("Attention", "", inputs, outputs, attributes)
 
-    names = _same("attn_mask", "return_weights", *attributes)
+    names = _same("attn_mask", "return_weights", "is_causal", "scale", "softcap")
     says = f"onnxruntime {ort.__version__}, Attention"
     return Callee(attention, names, _UNSAID, arrays="numpy", aligned="start", says=says)
 
 
 def _ort_multi_head() -> Callee:
     ort: Any = need("onnxruntime", "onnxruntime")
-
-    @functools.cache
-    def session(kinds: tuple[tuple[str, str, int], ...], given: tuple[Any, ...]) -> Any:
-        return _operator("MultiHeadAttention", "com.microsoft", kinds, ["out"], dict(given))
 
     def rows(x: Any) -> Any:
         B, H, T, d = x.shape
@@ -167,14 +154,13 @@ def _ort_multi_head() -> Callee:
         lengths = options.get("key_lengths")
         inputs["lengths"] = None if lengths is None else lengths.astype(np.int32)
         inputs["bias"] = bias if bias is None or bias.ndim == 4 else bias[None]
-        given: dict[str, Any] = {"num_heads": H}
+        attributes: dict[str, Any] = {"num_heads": H}
         if "scale" in options:
-            given["scale"] = float(options["scale"])
+            attributes["scale"] = float(options["scale"])
         if options.get("is_causal"):
-            given["unidirectional"] = 1
-        made = session(_kinds(inputs), tuple(given.items()))
-        found = made.run(None, {name: x for name, x in inputs.items() if x is not None})
-        return found[0].reshape(B, L, H, value.shape[-1]).swapaxes(1, 2)
+            attributes["unidirectional"] = 1
+        out = _run_operator("MultiHeadAttention", "com.microsoft", inputs, ("out",), attributes)
+        return out.reshape(B, L, H, value.shape[-1]).swapaxes(1, 2)
 
     says = f"onnxruntime {ort.__version__}, MultiHeadAttention"
     absent = _UNSAID | {"grouped heads", "strides", "causal, L != S"}
@@ -182,23 +168,38 @@ def _ort_multi_head() -> Callee:
     return Callee(attention, names, absent, arrays="numpy", aligned="end", says=says)
 
 
-def _kinds(inputs: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
-    """Of each input its name, type and number of axes; empty where it is left out."""
+_Kinds = tuple[tuple[str, str, int], ...]  # of each input its name, type and number of axes
+
+
+def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
+    """Describe inputs; an input that is left out has an empty name."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )
 
 
+def _run_operator(
+    name: str,
+    domain: str,
+    inputs: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    attributes: Mapping[str, Any],
+) -> Any:
+    """Run one operator of onnxruntime; a tuple if it has several outputs."""
+    session = _operator(name, domain, _kinds(inputs), outputs, tuple(attributes.items()))
+    return _outputs(session, {name: x for name, x in inputs.items() if x is not None})
+
+
+@functools.cache
 def _operator(
     name: str,
     domain: str,
-    kinds: tuple[tuple[str, str, int], ...],
-    outputs: list[str],
-    attributes: Mapping[str, Any],
+    kinds: _Kinds,
+    outputs: tuple[str, ...],
+    attributes: tuple[tuple[str, Any], ...],
 ) -> Any:
-    """A session of onnxruntime for one operator."""
+    """Make a session of onnxruntime whose model is one operator, for inputs of these kinds."""
     onnx: Any = need("onnx", "onnx")
-    ort: Any = need("onnxruntime", "onnxruntime")
     helper, types = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
     while kinds and not kinds[-1][0]:
         kinds = kinds[:-1]
@@ -208,21 +209,28 @@ def _operator(
         if n
     ]
     result = types(np.dtype(kinds[0][1]))
-    node = helper.make_node(name, [n for n, *_ in kinds], outputs, domain=domain, **attributes)
-    graph = helper.make_graph(
-        [node], name, inputs, [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
-    )
+    names = [n for n, *_ in kinds]
+    node = helper.make_node(name, names, outputs, domain=domain, **dict(attributes))
+    shown = [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
     imports = [helper.make_opsetid("", 23)]
     imports += [helper.make_opsetid(domain, 1)] if domain else []
+    graph = helper.make_graph([node], name, inputs, shown)
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    return _session(ort, model.SerializeToString())
+    return _session(model.SerializeToString())
 
 
-def _session(ort: Any, model: Any) -> Any:
+def _session(model: bytes | str) -> Any:
+    """Load a model of onnxruntime from its bytes or from a file."""
+    ort: Any = need("onnxruntime", "onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _outputs(session: Any, inputs: Mapping[str, Any]) -> Any:
+    outputs = session.run(None, inputs)
+    return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
 def _openvino() -> Callee:
@@ -230,34 +238,30 @@ def _openvino() -> Callee:
     opset: Any = need("openvino.opset13", "openvino")
 
     @functools.cache
-    def compiled(kinds: tuple[tuple[str, str, int], ...], causal: bool) -> Any:
-        """The operator alone in a model, computed in the type of its inputs."""
+    def compiled(kinds: _Kinds, causal: bool) -> Any:
+        """Compile a model of the operator, which computes in the type of its inputs."""
         nodes = {
             name: opset.parameter([-1] * axes, np.dtype(kind).type, name=name)
             for name, kind, axes in kinds
         }
-        node = opset.scaled_dot_product_attention(*_named(nodes), causal=causal)
+        names = ["query", "key", "value", "attention_mask", "scale"][: len(nodes)]
+        node = opset.scaled_dot_product_attention(*map(nodes.get, names), causal=causal)
         model = ov.Model([node], [*nodes.values()], "sdpa")
         hint = {"INFERENCE_PRECISION_HINT": "f32"} if kinds[0][1] == "float32" else {}
         return ov.Core().compile_model(model, "CPU", hint)
 
-    def _named(nodes: Mapping[str, Any]) -> list[Any]:
-        names = ["query", "key", "value", "attention_mask", "scale"]
-        last = max(names.index(name) for name in nodes)
-        return [nodes.get(name) for name in names[: last + 1]]
-
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
         if "attn_mask" in options and options.get("is_causal"):
-            raise NotImplementedError("causal ignores attention_mask, as is documented")
+            raise NotImplementedError("causal ignores attention_mask, as documented")
         if "attn_mask" in options:
             inputs["attention_mask"] = options["attn_mask"]
         elif "scale" in options:
             inputs["attention_mask"] = np.zeros((query.shape[2], key.shape[2]), query.dtype)
         if "scale" in options:
             inputs["scale"] = np.array([options["scale"]], query.dtype)
-        made = compiled(_kinds(inputs), bool(options.get("is_causal", False)))
-        return made({name: np.ascontiguousarray(x) for name, x in inputs.items()})[0].copy()
+        model = compiled(_kinds(inputs), bool(options.get("is_causal", False)))
+        return model({name: np.ascontiguousarray(x) for name, x in inputs.items()})[0].copy()
 
     says = f"openvino {ov.__version__.partition('-')[0]}, scaled_dot_product_attention"
     names = _same("attn_mask", "is_causal", "scale")
@@ -280,25 +284,24 @@ BUILT_IN: Mapping[str, Callable[[], Callee]] = MappingProxyType(
 
 
 def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
-    """An ONNX model whose first three inputs are query, key and value."""
+    """Load an ONNX model whose first three inputs are query, key and value."""
     ort: Any = need("onnxruntime", "onnxruntime")
-    session = _session(ort, path)
-    inputs = [one.name for one in session.get_inputs()]
+    session = _session(path)
+    inputs = [each.name for each in session.get_inputs()]
     if len(inputs) < 3:
-        there = ", ".join(inputs)
-        raise ValueError(f"{path} has inputs {there}: three are needed, query, key and value")
+        names_there = ", ".join(inputs)
+        raise ValueError(f"{path} has inputs {names_there}: query, key and value are needed")
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        given = dict(zip(inputs, (query, key, value), strict=False)) | options
-        found = session.run(None, {name: np.asarray(x) for name, x in given.items()})
-        return tuple(found) if len(found) > 1 else found[0]
+        arrays = dict(zip(inputs, (query, key, value), strict=False)) | options
+        return _outputs(session, {name: np.asarray(x) for name, x in arrays.items()})
 
-    found = callee(attention, names, [*inputs[3:]])
-    return Callee(attention, found.names, arrays="numpy", says=f"onnxruntime {ort.__version__}")
+    called = callee(attention, names, inputs[3:])
+    return replace(called, arrays="numpy", says=f"onnxruntime {ort.__version__}")
 
 
 def known(function: Any) -> Callee | None:
-    """A function of a library that was given by itself, called as its documentation says."""
+    """Return how to call a library's own function as documented; None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
         ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),

@@ -1,4 +1,4 @@
-"""How a function is called: which arguments of the formula it takes, and under which names."""
+"""How a function is called: which arguments of the formula it takes, by which names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from qkv.attend.call import OPTIONS
 
 _TAKEN = frozenset({*OPTIONS} - {"out"})
-# what others call them; `names` has the last word
+# other names of the arguments; `names` overrides them
 _ALSO = MappingProxyType(
     {
         "attention_mask": "attn_mask",
@@ -32,15 +32,15 @@ _ALSO = MappingProxyType(
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that is judged, as it is called.
+    """A function that is judged, and how to call it.
 
     Attributes:
         function: takes (query, key, value, **arguments).
-        names: ours -> theirs, of the arguments that it takes.
-        absent: features that it does not offer, whatever its arguments say.
+        names: the arguments that it takes, our names -> its names.
+        absent: features that it does not offer, although it has arguments for them.
         arrays: the library whose arrays it takes.
-        aligned: where queries stand without `q_offset`: at the "start" or the "end" of the keys.
-        says: what it is and which version.
+        aligned: where queries are without `q_offset`: at the "start" or the "end" of the keys.
+        says: its library and version.
     """
 
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class Callee:
     says: str = ""
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call it with our names."""
+        """Call the function with our names."""
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
@@ -60,39 +60,39 @@ def callee(
     names: Mapping[str, str] | None = None,
     also: Iterable[str] = (),
 ) -> Callee:
-    """How a function is called, by its signature and by what its caller says.
+    """Find how a function is called, by its signature and by `names`.
 
     Args:
-        function: something to call.
-        names: theirs -> ours or ours -> theirs, where they differ.
-        also: names of arguments; the signature then says nothing.
+        function: the function.
+        names: its names -> our names, or our names -> its names, where they differ.
+        also: names of its arguments, in place of the signature.
     """
-    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
     theirs = [*also]
-    with suppress(TypeError, ValueError):  # some of compiled code do not say
-        for one in inspect.signature(function).parameters.values() if not theirs else ():
-            if one.kind is one.VAR_KEYWORD:
-                found = dict(zip(_TAKEN, _TAKEN, strict=True))
-            elif one.kind is not one.VAR_POSITIONAL:
-                theirs.append(one.name)
-    given = [(_ALSO.get(name, name), name) for name in theirs]
-    for ours, name in sorted(given, key=lambda pair: pair[0] == pair[1]):  # our own names win
+    with suppress(TypeError, ValueError):  # some compiled functions have no signature
+        for parameter in inspect.signature(function).parameters.values() if not theirs else ():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                taken = dict(zip(_TAKEN, _TAKEN, strict=True))
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                theirs.append(parameter.name)
+    pairs = [(_ALSO.get(name, name), name) for name in theirs]
+    for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # our own names win
         if ours in _TAKEN:
-            found[ours] = name
-    return Callee(function, {**found, **_given(names or {}, {*theirs})})
+            taken[ours] = name
+    return Callee(function, {**taken, **_ours_to_theirs(names or {}, {*theirs})})
 
 
-def _given(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Ours -> theirs, from either direction."""
-    found = {}
-    for one, other in names.items():
-        if other in _TAKEN and (one in theirs or one not in _TAKEN):
-            found[other] = one
-        elif one in _TAKEN:
-            found[one] = other
+def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
+    """Turn names of either direction into our names -> its names."""
+    ours = {}
+    for name, other in names.items():
+        if other in _TAKEN and (name in theirs or name not in _TAKEN):
+            ours[other] = name
+        elif name in _TAKEN:
+            ours[name] = other
         else:
             raise ValueError(
-                f"conform: names has {one}={other}, and neither is an argument of qkv.attention:"
+                f"conform: names has {name}={other}, and neither is an argument of qkv.attention:"
                 f" write theirs=ours, with ours one of {', '.join(sorted(_TAKEN))}"
             )
-    return found
+    return ours

@@ -1,4 +1,4 @@
-"""Judge anybody's attention: every feature of the formula, against float64."""
+"""Judge an attention function: every feature of the formula, against float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _RANDOM = 60
-_HANGS = 3  # cases of a feature that may end the process: the others are left out
+_HANGS = 3  # after so many cases that end the process, a feature's other cases are left out
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
 _STEPS = 60  # calls that make a failing case smaller
 
@@ -43,36 +43,36 @@ def conform(
     seconds: float = 10.0,
     waiting: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Judge an attention function: which features of the formula are right, and what is wrong?
+    """Judge an attention function: which features of the formula are right, and which are wrong?
 
-    It is called as `function(query, key, value, **arguments)` with arrays `(B, H, L, d)` and those
-    arguments of `qkv.attention` that its signature has, and held against the formula in float64
-    with the bounds of `qkv.attention` itself. It runs in a process of its own: a crash, or a call
-    that does not come back, is a result, and the other cases still run.
+    The function is called as `function(query, key, value, **arguments)` with arrays `(B, H, L, d)`
+    and those arguments of `qkv.attention` that are in its signature. Its results are compared with
+    the formula in float64, within the error bounds of `qkv.attention`. It runs in a process of its
+    own: a crash, or a call that does not come back, is a result, and the other cases still run.
 
-    Structured cases come first (each feature, pairs of features, sizes around those of tiles),
-    then random ones. Of a feature that is wrong the report has the smallest case that shows it,
-    and which of the known defects of kernels would give just that output.
+    Structured cases come first (each feature, pairs of features, sizes near those of tiles), then
+    random cases. For a wrong feature the report has the smallest case that shows the error, and the
+    known defects of kernels that would give the same output.
 
     Args:
-        function: something to call, or `"package.module:function"`, `"file.py:function"`,
-            `"model.onnx"`, or the name of another library's attention: `"torch.sdpa"`.
-        arrays: `"numpy"`, `"torch"` or `"jax"`: what it takes.
-        names: its names for arguments, where they are others: `{"mask": "attn_mask"}`.
-        dtypes: the types that all features are judged in; half precision has a feature of its own.
-        gradient: its backward pass, called as `gradient(query, key, value, grad_out, **arguments)`
-            and giving those of query, key and value first, as `qkv.attention_grad` does. Without
-            it, torch and JAX differentiate the function themselves.
-        features: those to judge; None for all.
-        aligned: where queries stand if L and S differ and it takes no `q_offset`: `"end"` (the
-            last query at the last key) or `"start"`.
-        device: where torch or JAX arrays stand, as `"cuda"`.
+        function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
+            or the name of another library's attention: `"torch.sdpa"`.
+        arrays: the library whose arrays it takes: `"numpy"`, `"torch"` or `"jax"`.
+        names: its names of arguments, if they differ: `{"mask": "attn_mask"}`.
+        dtypes: the types in which all features are judged; half precision is a feature of its own.
+        gradient: its backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
+            It returns the gradients of query, key and value first, as `qkv.attention_grad` does.
+            Without it, torch and JAX differentiate the function themselves.
+        features: the features to judge; None for all.
+        aligned: the position of queries if L and S differ and the function takes no `q_offset`:
+            `"end"` (the last query at the last key) or `"start"`.
+        device: the device of torch or JAX arrays, such as `"cuda"`.
         seed: draws the random cases.
-        seconds: how long a call may take.
+        seconds: the time limit of a call.
         waiting: is called several times a second.
 
     Returns:
-        A `Report`: true where nothing is wrong; print it for the card.
+        A `Report`: true if nothing is wrong; print it for the card.
 
     Raises:
         ValueError: an unknown library, type or feature, or a function that cannot be loaded or
@@ -93,25 +93,29 @@ def conform(
     'as if the causal mask were aligned to the first key'
     """
     chosen = _checked(arrays, dtypes, features, aligned, seed)
-    told = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
-    start = _start(told | {"names": names}, {"seconds": seconds, "waiting": waiting})
+    task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
+    start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
     with one_blas_thread(), closing(Runs(start)) as runs:
         about = runs.load()
-        halves = [one for one in about["halves"] if one not in dtypes]
+        halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         plan = [*structured(dtypes, halves), *random(seed, _RANDOM, dtypes)]
         cases = [case for case in _fitted(plan, about, aligned) if case.feature in chosen]
         results = _settled(_all(runs, cases))
         results, findings = _findings(runs, results)
-    by_feature = {name: [one for one in results if one.feature == name] for name in chosen}
-    statuses = {name: status_of(mine) if mine else "absent" for name, mine in by_feature.items()}
+    by_feature = {name: _of(name, results) for name in chosen}
+    statuses = {name: status_of(own) if own else "absent" for name, own in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
     return Report(says, statuses, tuple(results), findings)
 
 
+def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
+    return [result for result in results if result.feature == feature]
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Thousands of small products are slower on many threads than on one."""
+    """Compute products on one thread in this context: for small products this is faster."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
@@ -121,48 +125,49 @@ def one_blas_thread() -> Iterator[None]:
 def _checked(
     arrays: str, dtypes: Sequence[str], features: Collection[str] | None, aligned: str, seed: int
 ) -> list[str]:
-    """The features to judge, in order; an error that names what is not known."""
+    """Check the arguments, and return the features to judge in order."""
     whole_number(seed, call="conform", name="seed", least=0)
     if not dtypes or isinstance(dtypes, str):
         raise ValueError(f'conform: dtypes is {dtypes!r}: write names, as ("float32",)')
-    for name, given, known in (
+    for name, values, known in (
         ("arrays", [arrays], LIBRARIES),
         ("dtypes", dtypes, DTYPES),
         ("features", features or [], FEATURES),
         ("aligned", [aligned], ("start", "end")),
     ):
-        for one in given:
-            if one not in known:
-                raise ValueError(f"conform: {name} has {one!r}: choose from {', '.join(known)}")
-    return [one for one in FEATURES if features is None or one in features]
+        for value in values:
+            if value not in known:
+                raise ValueError(f"conform: {name} has {value!r}: choose from {', '.join(known)}")
+    return [feature for feature in FEATURES if features is None or feature in features]
 
 
-def _start(told: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """What begins a process for the function: a new one, or a fork where it has no name."""
+def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
+    """Return what starts a process for the function: a new one, or a fork if it has no name."""
     limits = {**limits, "call": "conform"}
-    for one in (told["target"], told["gradient"]):
-        if not (isinstance(one, str) or callable(one) or (one is None and one is told["gradient"])):
+    target, gradient = task["target"], task["gradient"]
+    for function in (target, target if gradient is None else gradient):
+        if not (isinstance(function, str) or callable(function)):
             raise TypeError(
-                f"conform: function is a {type(one).__name__}, it must be something to call:"
+                f"conform: function is a {type(function).__name__}, which cannot be called: write"
                 " conform(my_attention), without brackets after its name"
             )
-    if isinstance(told["target"], str) and isinstance(told["gradient"], str | None):
-        sent = json.dumps(told | {"path": [os.getcwd(), *sys.path]})
+    if isinstance(target, str) and isinstance(gradient, str | None):
+        sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
         return lambda: Isolated("qkv.marking.conformance.worker", [sent], **limits)
 
-    def loaded(one: Any) -> Callee:
-        names = told["names"]
-        return load(one, names) if isinstance(one, str) else of_function(one, names)
+    def loaded(function: Any) -> Callee:
+        names = task["names"]
+        return load(function, names) if isinstance(function, str) else of_function(function, names)
 
     def fork() -> None:
-        worker = Worker(told, loaded)
+        worker = Worker(task, loaded)
         serve(lambda: worker.answer, MEGABYTES, 1e5, again=False)
 
     return lambda: Isolated(fork, [], **limits)
 
 
 def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
-    """The cases that a function has the arguments for."""
+    """Yield the cases whose arguments the function takes."""
     for case in plan:
         is_backward = case.feature == "gradient"
         offered = about["gradient"] if is_backward else about["offered"]
@@ -173,7 +178,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """What comes of each case; of a feature whose cases end the process, of the first ones."""
+    """Run each case; of a feature whose cases end the process, only the first ones."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -191,55 +196,57 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Arrays that do not fit each other, where other sizes do, are no way to refuse a call."""
-    fits = {one.feature for one in results if one.status == "right" and not one.case.optional}
+    """Turn an error about shapes from refused to wrong, if other sizes of the feature are right."""
+    needed = [result for result in results if not result.case.optional]
+    fits = {result.feature for result in needed if result.status == "right"}
     return [
-        replace(one, status="wrong")
-        if one.status == "refused"
-        and one.feature in fits
-        and not one.case.optional
-        and one.case.Hq == one.case.Hkv
-        and _SHAPES.search(one.message)
-        else one
-        for one in results
+        replace(result, status="wrong")
+        if result.status == "refused"
+        and result.feature in fits
+        and not result.case.optional
+        and result.case.Hq == result.case.Hkv
+        and _SHAPES.search(result.message)
+        else result
+        for result in results
     ]
 
 
 def _findings(
     runs: Runs, results: Sequence[CaseResult]
 ) -> tuple[list[CaseResult], dict[str, Finding]]:
-    """The cases, and of each feature that is not right the smallest one with what explains it.
+    """Explain each feature that is wrong or refused, by the smallest case that shows it.
 
-    A case that shows nothing but what was found at an earlier feature speaks against that one only.
+    A case that only shows the defect of an earlier feature counts for that feature alone.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
     done: list[CaseResult] = []
     for name in FEATURES:
-        mine = [one for one in results if one.feature == name]
-        mine = [replace(one, like=explainer.known_at(one)) for one in mine]
-        mine = [_of_another(runs, one, explainer) for one in mine]
-        done += mine
-        status = status_of(mine) if mine else "absent"
+        own = _of(name, results)
+        own = [replace(result, like=explainer.known_at(result)) for result in own]
+        own = [_of_another(runs, result, explainer) for result in own]
+        done += own
+        status = status_of(own) if own else "absent"
         if status in ("right", "absent"):
             continue
-        bad = [one for one in mine if one.status == status]
-        bad.sort(key=lambda one: (bool(one.like), one.case.optional, one.case.size()))
-        smallest = bad[0]
+        smallest = min(
+            (result for result in own if result.status == status),
+            key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
+        )
         if status == "wrong" and not smallest.ended and not smallest.like:
             smallest = _shrunk(runs, smallest)
         if smallest.like:
-            there = findings.get(smallest.like)
-            known = None if there is None else there.explanation
-            findings[name] = Finding(smallest, known, smallest.like)
+            earlier = findings.get(smallest.like)
+            cause = None if earlier is None else earlier.explanation
+            findings[name] = Finding(smallest, cause, smallest.like)
         else:
-            own = [one for one in mine if not one.like]
-            findings[name] = Finding(smallest, explainer.explain(own))
+            cause = explainer.explain([result for result in own if not result.like])
+            findings[name] = Finding(smallest, cause)
     return done, findings
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """A case that is wrong without what its feature adds, too, is one of another feature."""
+    """Assign a case to another feature, if it is also wrong without its own feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -252,22 +259,22 @@ def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseRes
 
 
 def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
-    """A smaller call that goes wrong in the same way."""
+    """Find a smaller call that is wrong in the same way."""
     candidates = iter(smaller(result.case))
     for _ in range(_STEPS):
         case = next(candidates, None)
         if case is None:
             break
-        found = runs.run(_moved(result.case, case))
-        if found.ended:
+        less = runs.run(_moved(result.case, case))
+        if less.ended:
             break
-        if found.status == "wrong" and bool(found.message) == bool(result.message):
-            result, candidates = found, iter(smaller(found.case))
+        if less.status == "wrong" and bool(less.message) == bool(result.message):
+            result, candidates = less, iter(smaller(less.case))
     return result
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """A smaller case whose queries stand where they did: at the end, or at an offset."""
+    """Keep the queries of a smaller case at the end of its keys, if they were there before."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -1,4 +1,4 @@
-"""Which known defects would give exactly what a function gives?"""
+"""Find the known defects that would give the same results as a function."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from qkv.marking.conformance.judge import Answer, answer, parts
 from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv.marking.conformance.runs import CaseResult
 
-_MOST = 120  # cases that an explanation is held against
-_LARGE = 10_000  # numbers of a case beyond which it takes too long to try all defects
-_ROUNDING = 1e-5  # of the largest number: what a defect makes large has large errors too
-_ENOUGH = 0.8  # of a feature's cases, explained by what is known: nothing else is looked for
-_CLOSER = 3.0  # times closer than the right answer is what explains a wrong one
-_ROUGH = 0.6  # of a feature's cases must be explained exactly, or a rough explanation does
-_LIKE = 3.0  # times larger may an error be that is explained roughly
+_MOST = 120  # cases that an explanation is compared with
+_LARGE = 10_000  # numbers of a case: larger cases take too long for all defects
+_ROUNDING = 1e-5  # relative to the largest number: large wrong results have large errors too
+_ENOUGH = 0.8  # share of a feature's cases: if known defects explain it, the search ends
+_CLOSER = 3.0  # an explanation must be so many times closer than the right answer
+_ROUGH = 0.6  # share of a feature's cases: an exact explanation of fewer loses to a rough one
+_LIKE = 3.0  # a rough explanation allows errors so many times larger
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What would give what a function gives.
+    """Defects that would give the results of a function.
 
     Attributes:
-        says: in words.
-        defects: the short names of what is wrong.
-        lines: pairs of a line of the formula and what stands in its place.
-        explains: how many of the feature's cases it explains, and how many were tried.
-        beside: earlier features at which other defects were found that show here too.
+        says: the defects in words.
+        defects: their short names.
+        lines: pairs of a line of the formula and the line that replaces it.
+        explains: how many of the feature's cases they explain, and how many were tried.
+        beside: earlier features with other defects that show here too.
     """
 
     says: str
@@ -45,7 +45,7 @@ class Explanation:
 
 @dataclass
 class _Seen:
-    """A case with what came of it, and what is needed to compare."""
+    """A case with its result, and the right answer to compare with."""
 
     result: CaseResult
     values: Mapping[str, Any]
@@ -63,51 +63,51 @@ class _Seen:
             error, bound = right.worst(result.given)
         return cls(result, values(result.case, drawn), right, error, bound)
 
-    def shows(self, one: Defect) -> bool:
-        """Would this defect alone be seen here?"""
-        there = _with((one,), self.values)
-        if there is None:
+    def shows(self, defect: Defect) -> bool:
+        """Would this defect alone show here?"""
+        expected = _with((defect,), self.values)
+        if expected is None:
             return False
-        would = parts(there, self.right.names)
-        return not self.right.fits(would) or self.right.worst(would)[0] > self.bound
+        predicted = parts(expected, self.right.names)
+        return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
-    def explained(self, found: tuple[Defect, ...]) -> bool:
-        """Would these defects give what came?"""
-        name = tuple((one.key, one.number) for one in found)
+    def explained(self, candidates: tuple[Defect, ...]) -> bool:
+        """Would these defects give the result?"""
+        name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
-            self.known[name] = self._explained(found)
+            self.known[name] = self._explained(candidates)
         return self.known[name]
 
-    def unlike(self, found: tuple[Defect, ...]) -> float:
-        """How much larger or smaller errors would be, as a logarithm."""
-        there = _with(found, self.values)
-        would = 0.0 if there is None else max(self.right.errors(parts(there, self.right.names)))
-        return abs(float(np.log((would + self.bound) / (self.error + self.bound))))
+    def unlike(self, candidates: tuple[Defect, ...]) -> float:
+        """Return how much larger or smaller the errors would be, as a logarithm."""
+        expected = _with(candidates, self.values)
+        error = 0.0
+        if expected is not None:
+            error = max(self.right.errors(parts(expected, self.right.names)))
+        return abs(float(np.log((error + self.bound) / (self.error + self.bound))))
 
-    def _explained(self, found: tuple[Defect, ...]) -> bool:
-        there = _with(found, self.values)
-        if there is None or (len(found) > 1 and any(one.rough for one in found)):
+    def _explained(self, candidates: tuple[Defect, ...]) -> bool:
+        expected = _with(candidates, self.values)
+        several = len(candidates) > 1
+        if expected is None or (several and any(defect.rough for defect in candidates)):
             return False
-        would = parts(there, self.right.names)
+        predicted = parts(expected, self.right.names)
         given = self.result.given
-        if [a.shape for a in would] != [a.shape for a in given]:
+        if [a.shape for a in predicted] != [a.shape for a in given]:
             return False
-        rough = found[-1].rough and self.error > self.bound
         if not self.right.fits(given):
-            judged: Any = ...
-            return all(_near(a, b, judged, 1e-5) for a, b in zip(would, given, strict=True))
-        if rough:
-            errors = self.right.errors(would)
-            return self.error < max(errors) * _LIKE < np.inf
+            return all(_near(a, b, ..., 1e-5) for a, b in zip(predicted, given, strict=True))
+        if candidates[-1].rough and self.error > self.bound:
+            return self.error < max(self.right.errors(predicted)) * _LIKE < np.inf
         closer = self.error / _CLOSER if self.result.status == "wrong" else np.inf
         return all(
             _near(a, b, self.right.judged, 2 * bound, closer)
-            for a, b, bound in zip(would, given, self.right.bounds, strict=True)
+            for a, b, bound in zip(predicted, given, self.right.bounds, strict=True)
         )
 
 
 def _differs(result: CaseResult) -> bool:
-    """Are the numbers or the shape wrong, and not what else it did?"""
+    """Are the numbers or the shapes wrong, and not only side effects?"""
     return (
         result.status == "wrong"
         and bool(result.given)
@@ -115,132 +115,130 @@ def _differs(result: CaseResult) -> bool:
     )
 
 
-def _near(one: Array, other: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
-    """Alike but for rounding, where rows count."""
-    one, other = one[judged], np.asarray(other, np.float64)[judged]
-    largest = np.abs(one[np.isfinite(one)]).max(initial=0)
+def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
+    """Are the judged rows of two arrays equal up to rounding?"""
+    a, b = a[judged], np.asarray(b, np.float64)[judged]
+    largest = np.abs(a[np.isfinite(a)]).max(initial=0)
     off = min(max(bound, _ROUNDING * largest), most)
-    return bool(np.allclose(one, other, rtol=0, atol=off, equal_nan=True))
+    return bool(np.allclose(a, b, rtol=0, atol=off, equal_nan=True))
 
 
-def _with(found: Sequence[Defect], given: Mapping[str, Any]) -> Expected | None:
-    """What the formula gives with several defects; None where they are about the same line."""
+def _with(candidates: Sequence[Defect], given: Mapping[str, Any]) -> Expected | None:
+    """Run the formula with several defects; None if two of them replace the same line."""
     lines: dict[str, str] = {}
-    for one in found:
-        if lines.keys() & one.lines.keys():
+    for defect in candidates:
+        if lines.keys() & defect.lines.keys():
             return None
-        lines |= one.filled
+        lines |= defect.filled
     try:
-        return found[-1].run(given, lines)
+        return candidates[-1].run(given, lines)
     except (ArithmeticError, IndexError, ValueError):  # a line that has no meaning for these sizes
         return None
 
 
 class Explainer:
-    """Explains features one after the other; what is found at one is known at the next ones.
+    """Explains features one after the other; the defects of a feature are known at the next ones.
 
     Args:
-        results: what came of all cases: those that are right speak against some defects.
+        results: the results of all cases: right results exclude some defects.
     """
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
         self._at: list[str] = []  # the feature of each
         right: dict[str, list[CaseResult]] = {}
-        for one in results:
-            if one.status == "right" and one.given:
-                right.setdefault(one.feature, []).append(one)
-        few = [one for mine in right.values() for one in mine[:: len(mine) // 6 + 1]]
-        self._right = [_Seen.of(one) for one in few if one.case.size()[1] < _LARGE]
+        for result in results:
+            if result.status == "right" and result.given:
+                right.setdefault(result.feature, []).append(result)
+        few = [result for group in right.values() for result in group[:: len(group) // 6 + 1]]
+        self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
-        """What would give what these cases of a feature gave; None where nothing known does."""
-        results = [one for one in results if one.case.size()[1] < _LARGE]
-        wrong = [one for one in results if _differs(one)]
-        wrong.sort(key=lambda one: one.case.size())
+        """Find defects that give the results of these cases of a feature, or None."""
+        results = [result for result in results if result.case.size()[1] < _LARGE]
+        wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:
             return None
-        others = [one for one in results if one.status == "right" and one.given]
+        others = [result for result in results if result.status == "right" and result.given]
         chosen = [*_spread(wrong, _MOST // 2), *_spread(others, _MOST // 2)]
-        seen = [_Seen.of(one) for one in chosen]
+        seen = [_Seen.of(result) for result in chosen]
         best = self._best(seen)
         if not best:
             return None
-        before = [*self.known]
-        for one in best:
-            if one not in self.known:
-                self.known.append(one)
-                self._at.append(results[0].feature)
-        new = [one for one in best if one not in before]
-        told = new or best
-        beside = [at for one, at in zip(self.known, self._at, strict=True) if new and one in best]
-        changed = {name: line for one in told for name, line in one.filled.items()}
+        feature = results[0].feature
+        new = [defect for defect in best if defect not in self.known]
+        self.known += new
+        self._at += [feature] * len(new)
+        named = new or best
+        beside = [at for each, at in zip(self.known, self._at, strict=True) if new and each in best]
+        changed = {name: line for defect in named for name, line in defect.filled.items()}
         return Explanation(
-            " and ".join(one.words(seen[0].values) for one in told),
-            tuple(one.key for one in told),
+            " and ".join(defect.words(seen[0].values) for defect in named),
+            tuple(defect.key for defect in named),
             tuple(((LINES | GRADIENT)[name], line) for name, line in changed.items()),
-            (sum(one.explained(best) for one in seen), len(seen)),
-            tuple(dict.fromkeys(at for at in beside if at != results[0].feature)),
+            (sum(case.explained(best) for case in seen), len(seen)),
+            tuple(dict.fromkeys(at for at in beside if at != feature)),
         )
 
     def known_at(self, result: CaseResult) -> str:
-        """The earlier feature at which was found what explains this; empty where there is none."""
+        """Return the earlier feature whose defects explain this result; empty if there is none."""
         if not self.known or not _differs(result):
             return ""
         seen = _Seen.of(result)
-        for found in _some(tuple(self.known)):
-            if seen.explained(found):
-                return self._at[self.known.index(found[0])]
+        for candidates in _some(tuple(self.known)):
+            if seen.explained(candidates):
+                return self._at[self.known.index(candidates[0])]
         return ""
 
     def _best(self, seen: Sequence[_Seen]) -> tuple[Defect, ...]:
-        """What explains most cases, the first one among them; the fewest defects win."""
-        known = tuple(one for one in self.known if not one.rough)
+        """Return the defects that explain most cases, the first case included; few defects win."""
+        known = tuple(defect for defect in self.known if not defect.rough)
         steps: list[list[tuple[Defect, ...]]] = [
             _some(known),
-            [(one,) for one in defects()],
-            [(*some, one) for some in _some(known) for one in defects() if one not in some],
+            [(defect,) for defect in defects()],
+            [(*some, new) for some in _some(known) for new in defects() if new not in some],
             [],
         ]
         best: tuple[Defect, ...] = ()
         score = (0.0, 0.0, 0)
-        for candidates in steps:
-            if candidates is steps[-1] and not best and not known:
-                shown = [one for one in defects() if not one.rough and seen[0].shows(one)]
-                candidates = [*itertools.combinations(shown, 2)]
-            for found in candidates:
-                if not seen[0].explained(found):
+        for step in steps:
+            if step is steps[-1] and not best and not known:
+                shown = [each for each in defects() if not each.rough and seen[0].shows(each)]
+                step = [*itertools.combinations(shown, 2)]
+            for candidates in step:
+                if not seen[0].explained(candidates):
                     continue
-                new = self._score(found, seen)
-                if new > score:
-                    best, score = found, new
-            if score[:2] == (1.0, 1.0) or (candidates is steps[0] and score[1] > _ENOUGH):
+                new_score = self._score(candidates, seen)
+                if new_score > score:
+                    best, score = candidates, new_score
+            if score[:2] == (1.0, 1.0) or (step is steps[0] and score[1] > _ENOUGH):
                 break
         return best
 
-    def _score(self, found: tuple[Defect, ...], seen: Sequence[_Seen]) -> tuple[float, float, int]:
-        """Shares of right cases that it leaves as they are, and of the feature's it explains.
+    def _score(
+        self, candidates: tuple[Defect, ...], seen: Sequence[_Seen]
+    ) -> tuple[float, float, int]:
+        """Return the shares of right cases that stay right, and of the feature's cases explained.
 
-        Of several that are alike in this, the one that changes the fewest lines comes first.
+        The third number prefers candidates that change few lines.
         """
-        mine = [one.explained(found) for one in seen]
-        share = sum(mine) / len(mine)
-        if found[-1].rough:
-            unlike = float(np.mean([one.unlike(found) for one in seen]))
+        share = sum(case.explained(candidates) for case in seen) / len(seen)
+        if candidates[-1].rough:
+            unlike = float(np.mean([case.unlike(candidates) for case in seen]))
             return 1.0, min(share, _ROUGH) - 0.1 * min(unlike, 1.0), 0
         feature = seen[0].result.feature
-        others = [one for one in self._right if one.result.feature != feature]
-        kept = [one.explained(found) for one in others] or [True]
-        lines = sum(len(one.lines) + 2 * (one.number is not None) for one in found)
+        others = [case for case in self._right if case.result.feature != feature]
+        kept = [case.explained(candidates) for case in others] or [True]
+        lines = sum(len(each.lines) + 2 * (each.number is not None) for each in candidates)
         return sum(kept) / len(kept), share, -lines
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
-    """The first ones, and some of the others."""
+    """Select the first results, and some of the others."""
     first, rest = results[: count // 2], results[count // 2 :]
     return [*first, *rest[:: max(1, 2 * len(rest) // count)]]
 
 
 def _some(known: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
-    """Those that are known, each alone and all together."""
-    return [*((one,) for one in known), *([known] if len(known) > 1 else [])]
+    """Return each known defect alone, and all together."""
+    return [*((defect,) for defect in known), *([known] if len(known) > 1 else [])]

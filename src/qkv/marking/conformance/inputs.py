@@ -1,4 +1,4 @@
-"""The arrays of a case, for the formula and for somebody's function."""
+"""The arrays of a case, for the formula and for the judged function."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Drawn = dict[str, Any]
 
 
 def float_type(name: Any) -> np.dtype[Any]:
-    """A type by its name, bfloat16 too."""
+    """Return a NumPy type by its name, also bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(name)
-    return found
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
 
 
 def draw(case: Case) -> Drawn:
-    """The arguments of a case as contiguous NumPy arrays, also those that nobody is given."""
+    """Draw the arguments of a case as contiguous NumPy arrays, also those that it leaves unsaid."""
     rng = np.random.default_rng(case.seed)
     dtype = float_type(case.dtype)
     query, key = (
@@ -41,8 +41,8 @@ def draw(case: Case) -> Drawn:
         key[...], value[...] = key[:1], value[:1]
     drawn: Drawn = {"query": query * case.spread, "key": key, "value": value}
     drawn = {name: a.astype(dtype) for name, a in drawn.items()}
-    for name, told in case.options.items():
-        drawn[name] = _option(case, name, told, rng)
+    for name, words in case.options.items():
+        drawn[name] = _option(case, name, words, rng)
     if case.feature == "gradient":
         grad_out = rng.normal(size=(case.B, case.Hq, case.L, case.dv))
         drawn["grad_out"] = grad_out.astype(dtype)
@@ -51,38 +51,31 @@ def draw(case: Case) -> Drawn:
     return drawn
 
 
-def _option(case: Case, name: str, told: Any, rng: np.random.Generator) -> Any:
-    """An option's value, drawn where it is an array."""
+def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
+    """Return the value of an option, drawn if it is an array that `words` describes."""
     if name in ("attn_mask", "bias"):
-        return _mask(case, told, rng)
+        return _mask(case, words, rng)
     if name == "alibi_slopes":
-        return (2.0 ** -np.arange(1, case.Hq + 1)).astype(_side_type(case))
+        return (2.0 ** -np.arange(1, case.Hq + 1)).astype(float_type(case.dtype))
     if name == "sinks":
-        shape = (case.Hq,) if told[1:] != "3" else (case.Hq, 3)
-        sinks = rng.normal(3 if "large" in told else 0.5, 1, shape)
-        return sinks.astype(_side_type(case))
+        shape = (case.Hq,) if words[1:] != "3" else (case.Hq, 3)
+        sinks = rng.normal(3 if "large" in words else 0.5, 1, shape)
+        return sinks.astype(float_type(case.dtype))
     if name in ("query_lengths", "key_lengths"):
         most = case.L if name == "query_lengths" else case.S
-        first = most // 3 if "short" in told else most - 1
+        first = most // 3 if "short" in words else most - 1
         lengths = np.maximum(first - 2 * np.arange(case.B), min(1, most))
-        if "blind" in told:
+        if "blind" in words:
             lengths[0] = 0
         return lengths
-    if name == "q_offset" and told == "rows":
+    if name == "q_offset" and words == "rows":
         return case.S - case.L - np.arange(case.B)
-    if name == "window":
-        return tuple(told)
-    return told
+    return tuple(words) if name == "window" else words
 
 
-def _side_type(case: Case) -> np.dtype[Any]:
-    """The type of what is added to scores."""
-    return float_type(case.dtype)
-
-
-def _mask(case: Case, told: str, rng: np.random.Generator) -> Array:
-    """A mask of the shape that is told, as in "bool B1LS"."""
-    words = told.split()
+def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
+    """Draw a mask of the described type and shape, as in "bool B1LS"."""
+    words = description.split()
     letters = next(word for word in words if not word.islower())
     sizes = {"B": case.B, "H": case.Hq, "L": case.L, "S": case.S, "1": 1}
     shape = tuple(sizes[letter] for letter in letters)
@@ -99,58 +92,47 @@ def _mask(case: Case, told: str, rng: np.random.Generator) -> Array:
     numbers = rng.normal(size=shape)
     if "float" in words and "finite" not in words:
         numbers = np.where(seen, numbers, -np.inf)
-    return numbers.astype(_side_type(case))
+    return numbers.astype(float_type(case.dtype))
 
 
 def _poison(case: Case, drawn: Drawn) -> None:
-    """NaN in keys and queries that nobody may look at; where all are seen, in the last key."""
+    """Write NaN into masked keys and queries; if no key is masked, into the last key."""
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
-    hidden = np.ones((case.B, case.Hkv, case.S), bool)
-    hidden &= ~seen.any(axis=(2, 3))
-    if not hidden.any() and not seen[..., -1].all():
-        hidden[..., -1] = True  # causal: the last query sees it, and shows it
-    drawn["key"][hidden] = np.nan
-    drawn["value"][hidden] = np.nan
+    masked = ~seen.any(axis=(2, 3))
+    if not masked.any() and not seen[..., -1].all():
+        masked[..., -1] = True  # causal: only the last query attends to it, and shows NaN
+    drawn["key"][masked] = np.nan
+    drawn["value"][masked] = np.nan
     blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)
     drawn["query"][blind] = np.nan
 
 
 def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
-    """What the lines of the formula read, in float64 or in another type."""
+    """Return the variables that the lines of the formula read, in float64 or another type."""
 
     def wide(name: str, *axes: int) -> Any:
         a = drawn.get(name)
         if a is None:
             return None
         a = np.asarray(a)
-        return (
-            a.reshape(*a.shape, *axes)
-            if a.dtype.kind in "bi"
-            else a.astype(dtype).reshape(*a.shape, *axes)
-        )
+        return (a if a.dtype.kind in "bi" else a.astype(dtype)).reshape(*a.shape, *axes)
 
     mask = wide("attn_mask")
     is_bool = mask is not None and mask.dtype == bool
     left, right = drawn.get("window", (None, None))
     offset = drawn.get("q_offset", 0)
-    offset = (
-        {"start": 0, "end": case.S - case.L}.get(offset, 0) if isinstance(offset, str) else offset
-    )
+    if isinstance(offset, str):
+        offset = case.S - case.L if offset == "end" else 0
     sinks = wide("sinks")
     shapes = {name: getattr(case, name) for name in ("B", "Hq", "Hkv", "L", "S", "d", "dv")}
     own = np.dtype(np.float32) if case.dtype in ("float16", "bfloat16") else float_type(case.dtype)
     return shapes | {
         "G": case.Hq // case.Hkv,
-        "query": wide("query"),
-        "key": wide("key"),
-        "value": wide("value"),
-        "grad_out": wide("grad_out"),
-        "scale": drawn.get("scale"),
-        "softcap": drawn.get("softcap"),
+        **{name: wide(name) for name in ("query", "key", "value", "grad_out", "bias")},
+        **{name: drawn.get(name) for name in ("scale", "softcap")},
         "is_causal": drawn.get("is_causal", False),
         "left": left,
         "right": right,
-        "bias": wide("bias"),
         "allowed": mask if is_bool else None,
         "added": None if is_bool else mask,
         "slopes": wide("alibi_slopes", 1, 1),
@@ -166,27 +148,27 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
 
 
 def expected(case: Case, drawn: Drawn | None = None) -> Expected:
-    """What the formula gives in float64."""
+    """Run the formula in float64."""
     return run(values(case, draw(case) if drawn is None else drawn))
 
 
 class Laid(NamedTuple):
-    """An array as it stands in memory, and how to look at it."""
+    """An array as it lies in memory, and the view of it that the function gets."""
 
     base: Array
     view: Callable[[Any], Any]
 
 
 def laid(case: Case, name: str, a: Array) -> Laid:
-    """An array whose memory is laid out as a case says; `view` works on tensors too."""
+    """Lay out an array in memory as a case says; `view` works on tensors too."""
     layout = case.layout
-    if layout == "transposed":  # (B, T, H, d), as projections give it
+    if layout == "transposed":  # (B, T, H, d), as a projection gives it
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
     if layout == "packed":  # (B, T, 3, H, d), from one projection
         B, H, T, d = a.shape
-        base, place = np.full((B, T, 3, H, d), 7, a.dtype), ("query", "key", "value").index(name)
-        base[:, :, place] = a.swapaxes(1, 2)
-        return Laid(base, lambda x: x[:, :, place].swapaxes(1, 2))
+        base, part = np.full((B, T, 3, H, d), 7, a.dtype), ("query", "key", "value").index(name)
+        base[:, :, part] = a.swapaxes(1, 2)
+        return Laid(base, lambda x: x[:, :, part].swapaxes(1, 2))
     if layout == "sliced":
         base = np.full((*a.shape[:2], a.shape[2] + 3, a.shape[3] + 1), 7, a.dtype)
         base[:, :, 1:-2, 1:] = a
@@ -209,6 +191,6 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
-    """What somebody reads who takes an array for contiguous."""
+    """Return what a kernel reads that takes an array for contiguous."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)

@@ -1,4 +1,4 @@
-"""Is what a function gave right, by the bounds that `qkv.attention` itself is held to?"""
+"""Judge the results of a function by the error bounds of `qkv.attention` itself."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from qkv.marking.conformance.cases import Case
 from qkv.marking.conformance.inputs import Drawn, float_type, values
 from qkv.marking.conformance.reference import Expected, run
 
-_EXACT = 1e-13  # of float64
+_EXACT = 1e-13  # for float64
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # as large as that of outputs is the bound of gradients, relative to the largest
-_JUDGED = 1e4  # scores beyond have no bound: what is judged is that weights sum to 1
+_ROUNDINGS = 5  # the bound of gradients, relative to the bound of outputs
+_JUDGED = 1e4  # beyond such scores the only rule is that weights sum to 1
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call should give: of each array that comes back its name, numbers and bound."""
+    """The right results of a call: the name, numbers and bound of each array."""
 
     names: tuple[str, ...]
     arrays: tuple[Array, ...]
     bounds: tuple[float, ...]
-    judged: Any  # bool (B, Hq, L): the rows that count; of gradients all
+    judged: Any  # bool (B, Hq, L): the rows that count; `...` for all
 
     def errors(self, given: Sequence[Array]) -> list[float]:
-        """How far each array is off; infinite where a NaN stands on one side alone."""
+        """Return the largest error of each array; infinite if only one side has a NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, given, strict=True)
         ]
 
     def worst(self, given: Sequence[Array]) -> tuple[float, float]:
-        """The error and the bound of the array that is worst."""
+        """Return the error and the bound of the worst array."""
         errors = self.errors(given)
         return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
 
@@ -46,7 +46,7 @@ class Answer:
 
 
 def answer(case: Case, drawn: Drawn) -> Answer:
-    """The right answer to a case, with its bounds."""
+    """Compute the right answer to a case, with its bounds."""
     right = run(values(case, drawn))
     names = returned(case)
     every = case.feature in ("rows that see nothing", "empty")
@@ -60,7 +60,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
 
 
 def returned(case: Case) -> tuple[str, ...]:
-    """What comes back, in order."""
+    """List the arrays that a call returns, in order."""
     if case.feature == "gradient":
         return ("d_query", "d_key", "d_value")
     names = ["out"]
@@ -69,13 +69,13 @@ def returned(case: Case) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parts(found: Expected, names: Sequence[str]) -> list[Array]:
-    """What comes back, of all that the formula gives."""
-    return [getattr(found, name) for name in names]
+def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
+    """Select the arrays that a call returns from the results of the formula."""
+    return [getattr(expected, name) for name in names]
 
 
 def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
-    """What an array may be off by."""
+    """Return the allowed error of an array."""
     relative, of_scores = _RELATIVE, _OF_SCORES
     if case.dtype == "float64":
         relative, of_scores = _EXACT, 2.0**-52
@@ -84,9 +84,9 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    if name in ("d_query", "d_key", "d_value"):  # sums of as many products as there are rows
-        there = float(np.abs(getattr(right, name)).max(initial=0))
-        return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, there)
+    if name in ("d_query", "d_key", "d_value"):  # sums over all rows
+        size = float(np.abs(getattr(right, name)).max(initial=0))
+        return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)
     scores = 0.0 if case.constant else min(right.largest, _JUDGED)
     return (relative + of_scores * scores) * (largest if name == "out" else 1.0)
 
@@ -94,7 +94,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 def _half_bounds(
     case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
 ) -> list[float]:
-    """Twice the error of the formula computed in the type itself, and the type's own rounding."""
+    """Allow twice the error of the formula in the type itself, and the rounding of the type."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
@@ -103,14 +103,13 @@ def _half_bounds(
         exact, rough = exact[judged], rough.astype(np.float64)[judged]
         finite = np.isfinite(exact) & np.isfinite(rough)
         error = np.abs(exact - rough)[finite].max(initial=0)
-        bounds.append(
-            float(2 * error + rounding * np.abs(exact[np.isfinite(exact)]).max(initial=0))
-        )
+        largest = np.abs(exact[np.isfinite(exact)]).max(initial=0)
+        bounds.append(float(2 * error + rounding * largest))
     return bounds
 
 
 def _distance(right: Array, given: Array) -> float:
-    """The largest difference; equal infinities and two NaN differ by nothing."""
+    """Return the largest difference; equal infinities and two NaN do not differ."""
     with np.errstate(invalid="ignore"):
         away = np.abs(right - given)
     away = np.where((right == given) | (np.isnan(right) & np.isnan(given)), 0, away)

@@ -1,4 +1,4 @@
-"""Arrays of NumPy, torch and JAX: how a function gets them, and how its results are read."""
+"""Arrays of NumPy, torch and JAX: how they are made, and how results are read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LIBRARIES = ("numpy", "torch", "jax")
 
 
 class Library(NamedTuple):
-    """How arrays come and go.
+    """How to convert arrays from and to a library.
 
     Attributes:
-        give: a NumPy array as one of the library's, on the device.
-        take: one of the library's as a NumPy array; half precision as float32, which holds it.
-        halves: the types of half precision that it has.
-        absent: features and layouts that have no meaning there.
-        backward: given a function, its inputs and the upstream gradient, the inputs' gradients.
+        give: converts a NumPy array to the library's, on the device.
+        take: converts an array of the library to NumPy; half precision becomes float32.
+        halves: the types of half precision that the library has.
+        absent: features and layouts that the library cannot express.
+        backward: computes gradients from a function, its inputs and the upstream gradient.
     """
 
     give: Callable[[Array], Any]
@@ -32,7 +32,7 @@ class Library(NamedTuple):
 
 
 def library(name: str, device: str) -> Library:
-    """The library of this name."""
+    """Return the library of this name."""
     return {"numpy": _numpy, "torch": _torch, "jax": _jax}[name](device)
 
 
@@ -44,7 +44,7 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    torch.set_num_threads(1)  # in a fork there are no threads to wait for
+    torch.set_num_threads(1)  # a fork has no threads to wait for
 
     def give(a: Array) -> Any:
         if a.dtype.name == "bfloat16":
@@ -82,5 +82,5 @@ def _taken(x: Any) -> Array:
     if a.dtype.name == "bfloat16":
         return a.astype(np.float32)
     if a.dtype.kind not in "biuf":
-        raise TypeError(f"it returned {type(x).__name__}, which is no array of numbers")
+        raise TypeError(f"it returned {type(x).__name__}, which is not an array of numbers")
     return a

@@ -1,4 +1,4 @@
-"""The formula as a table of lines that run in order, so that a defect is a line put otherwise."""
+"""The formula as a table of lines that run in order; a defect replaces some of the lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import weigh
 
-# Over float arrays (B, H, L, S): i and j are the places of queries and keys, G = Hq // Hkv.
+# Over float arrays (B, H, L, S): i and j are the positions of queries and keys, G = Hq // Hkv.
 LINES = MappingProxyType(
     {
         "heads": "k, v = key.repeat(G, axis=1), value.repeat(G, axis=1)",
@@ -49,14 +49,14 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# what a line makes, where it may be rounded to another type
+# the results of lines, which may be rounded to another type
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
 )
 
 
-# and its backward pass, where an upstream gradient is given
+# the lines of the backward pass, which run if there is an upstream gradient
 GRADIENT = MappingProxyType(
     {
         "d_value": "d_value = w.swapaxes(-1, -2) @ grad_out",
@@ -72,13 +72,13 @@ GRADIENT = MappingProxyType(
 
 
 class Expected(NamedTuple):
-    """What one call should give, or would give with a defect."""
+    """The right results of a call, or its results with a defect."""
 
     out: Array
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # score that is visible, of all steps
+    largest: float  # the largest visible score of all steps
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -93,12 +93,14 @@ def _code(line: str) -> CodeType:
 def run(
     values: Mapping[str, Any], changes: Mapping[str, str] | None = None, dtype: Any = None
 ) -> Expected:
-    """Run the lines on the values of a case, with some of them put otherwise.
+    """Run the lines on the values of a case.
 
-    Where a type is given, all results are rounded to it after each line.
+    Args:
+        values: the variables that the lines read.
+        changes: lines that replace others, by their names.
+        dtype: results are rounded to this type after each line.
     """
     names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
-
     lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
     for name in lines:
         exec(_code((changes or {}).get(name, lines[name])), names)
@@ -122,10 +124,10 @@ class Defect(NamedTuple):
 
     Attributes:
         key: its short name.
-        says: what the output is like, after "as if".
-        lines: those of the formula that it puts otherwise, by name.
-        number: a size of tiles and the like that the lines read; None where they read none.
-        rough: does it only say how large errors are? Rounding depends on the order of sums.
+        says: what the output looks like, after "as if".
+        lines: the lines that replace lines of the formula, by name.
+        number: a number that the lines read, such as a tile size, or None.
+        rough: does it predict only the size of errors? Rounding depends on the order of sums.
     """
 
     key: str
@@ -135,7 +137,7 @@ class Defect(NamedTuple):
     rough: bool = False
 
     def run(self, values: Mapping[str, Any], beside: Mapping[str, str] | None = None) -> Expected:
-        """What the formula gives with this defect, and with others beside it."""
+        """Run the formula with this defect, and with other lines beside it."""
         return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
 
     @property
@@ -148,7 +150,7 @@ class Defect(NamedTuple):
         }
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """What the output is like, of a case with these values."""
+        """Say what the output of a case with these values looks like."""
         if self.number is None:
             return self.says
         tile = int(self.number) if self.number >= 1 else 1
@@ -159,46 +161,44 @@ class Defect(NamedTuple):
 
 @functools.cache
 def defects() -> tuple[Defect, ...]:
-    """All that are known, the commonest first."""
+    """Return all known defects, the commonest first."""
     table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
-    found = []
     for key, row in table.items():
-        for name in row["lines"]:
-            if name not in LINES | GRADIENT:
-                raise KeyError(f"defects.toml: {key} puts a line {name!r} otherwise: there is none")
-        for number in row.get("numbers", [None]):
-            found.append(Defect(key, row["says"], row["lines"], number, row.get("rough", False)))
-    return tuple(found)
+        if unknown := row["lines"].keys() - {*LINES, *GRADIENT}:
+            raise KeyError(f"defects.toml: {key} replaces lines that do not exist: {unknown}")
+    return tuple(
+        Defect(key, row["says"], row["lines"], number, row.get("rough", False))
+        for key, row in table.items()
+        for number in row.get("numbers", [None])
+    )
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key the largest score up to the end of its tile, sinks included."""
+    """Return for each key the largest score up to the end of its tile, sinks included."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
     if sinks is not None:
         best = np.maximum(best, sinks.max(-1, keepdims=True))
-    found: Array = np.where(best == -np.inf, 0, best)
-    return found
+    return np.where(best == -np.inf, 0, best)
 
 
 def _own_top(s: Array, tile: int) -> Array:
-    """For each key the largest score of its tile."""
-    found = np.empty_like(s)
+    """Return for each key the largest score of its tile."""
+    top = np.empty_like(s)
     for j in range(0, s.shape[-1], tile):
-        found[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)
-    return np.where(found == -np.inf, 0, found)
+        top[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)
+    return np.where(top == -np.inf, 0, top)
 
 
 def _rounded(x: Array, bits: float) -> Array:
-    """To so many bits behind the first one: 10 as TF32 and float16 have, 7 as bfloat16."""
+    """Round to a number of bits after the first: 10 for TF32 and float16, 7 for bfloat16."""
     mantissa, exponent = np.frexp(x)
-    found: Array = np.ldexp(np.round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
-    return found
+    return np.ldexp(np.round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
 
 
 def _summed(x: Array, bits: float) -> Array:
-    """A sum over the last axis that is rounded after each 16 numbers."""
+    """Sum over the last axis, rounding after each 16 numbers."""
     total = np.zeros((*x.shape[:-1], 1))
     for j in range(0, x.shape[-1], 16):
         total = _rounded(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
@@ -206,7 +206,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """The mean over tiles of keys of what each one gives alone."""
+    """Return the mean over tiles of keys of the output of each tile alone."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

@@ -16,17 +16,17 @@ from qkv.files import replacing
 from qkv.marking.conformance.explain import Explanation
 from qkv.marking.conformance.runs import CaseResult
 
-_SLIGHT = 3  # kinds of refused cases that are named
+_NAMED = 3  # refused cases that are named
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to say of a feature that is not simply right.
+    """The smallest case of a feature that is wrong or refused, and its explanation.
 
     Attributes:
         case: the smallest case that shows it.
-        explanation: which known defect would give just that, if any.
-        like: the feature at which that was found, if another one's.
+        explanation: the known defects that would give this result, if any.
+        like: another feature, at which these defects were found; empty if they are its own.
     """
 
     case: CaseResult
@@ -36,15 +36,15 @@ class Finding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Report:
-    """The report card of a function. It is true where nothing is wrong.
+    """The report card of a function. It is true if nothing is wrong.
 
     Attributes:
-        name: what was judged.
+        name: the function that was judged.
         features: by name "right", "wrong", "refused" (it raises an error) or "absent" (it has no
             argument for it).
-        cases: what came of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: of each feature that is wrong or refused the smallest case that shows it, and
-            which known defect explains it.
+        cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
+        findings: for each feature that is wrong or refused, the smallest case that shows it, and
+            the known defects that explain it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Is nothing wrong?"""
         return "wrong" not in self.features.values()
 
     def __bool__(self) -> bool:
@@ -64,7 +64,7 @@ class Report:
         return str(self)
 
     def __str__(self) -> str:
-        """The card in words, as `qkv conform` prints it."""
+        """Return the card in words, as `qkv conform` prints it."""
         lines = [f"{self.name}: {self.summary()}"]
         for name, status in self.features.items():
             lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
@@ -72,13 +72,13 @@ class Report:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """How many features are right, wrong, refused and absent."""
+        """Count the features that are right, wrong, refused and absent."""
         kinds = ("right", "wrong", "refused", "absent")
         counts = {kind: [*self.features.values()].count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def remark(self, feature: str) -> str:
-        """A few words on a feature: its largest error, or what went wrong."""
+        """Describe a feature in a few words: its largest error, or its defect."""
         status = self.features[feature]
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":
@@ -89,50 +89,53 @@ class Report:
                 return f"as if {finding.explanation.says}{same}"
             if finding.like:
                 return f"as at {finding.like}"
-            return finding.case.message or "no known defect gives just this"
-        mine = [one for one in self.cases if one.feature == feature]
+            return finding.case.message or "no known defect gives this result"
+        results = self._results(feature)
         if finding is not None:
             return finding.case.message
-        if status == "absent" or not mine:
+        if status == "absent" or not results:
             return ""
-        good = [one for one in mine if one.status == "right"]
-        pairs = [(one.error, one.bound) for one in good if one.error is not None and one.bound]
+        good = [result for result in results if result.status == "right"]
+        pairs = [(each.error, each.bound) for each in good if each.error is not None and each.bound]
         error, bound = max(pairs, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
         cases = "1 case" if len(good) == 1 else f"{len(good)} cases"
-        told = f"{cases}, error {error:.1e} of {bound:.1e} allowed"
-        refused = [one.case.name for one in mine if one.status == "refused"]
-        like = [one.like for one in mine if one.like]
+        remark = f"{cases}, error {error:.1e} of {bound:.1e} allowed"
+        refused = [result.case.name for result in results if result.status == "refused"]
+        like = [result.like for result in results if result.like]
         if like:
             verb = "is" if len(like) == 1 else "are"
-            told += f"; {len(like)} more {verb} wrong as at {', '.join(dict.fromkeys(like))}"
+            remark += f"; {len(like)} more {verb} wrong as at {', '.join(dict.fromkeys(like))}"
         if refused:
-            more = f" and {len(refused) - _SLIGHT} more" if len(refused) > _SLIGHT else ""
-            told += f"; refused: {', '.join(refused[:_SLIGHT])}{more}"
-        return told
+            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            remark += f"; refused: {', '.join(refused[:_NAMED])}{more}"
+        return remark
+
+    def _results(self, feature: str) -> list[CaseResult]:
+        return [result for result in self.cases if result.feature == feature]
 
     def details(self, feature: str) -> list[str]:
-        """Lines on what went wrong: the smallest case, and how the formula would have to read."""
+        """Describe a wrong feature in lines: the smallest case, and the lines of its formula."""
         finding = self.findings.get(feature)
         if finding is None:
             return []
-        mine = [one for one in self.cases if one.feature == feature]
-        bad = sum(one.status != "right" for one in mine)
+        results = self._results(feature)
+        bad = sum(result.status != "right" for result in results)
         call = str(finding.case) if finding.case.error is not None else finding.case.case.shown()
-        lines = [f"{bad} of {len(mine)} cases; the smallest: {call}"]
+        lines = [f"{bad} of {len(results)} cases; the smallest: {call}"]
         if finding.explanation is not None and not finding.like:
             for line, instead in finding.explanation.lines:
-                lines += [f"- {one}" for one in line.splitlines()]
-                lines += [f"+ {one}" for one in instead.splitlines()]
+                lines += [f"- {part}" for part in line.splitlines()]
+                lines += [f"+ {part}" for part in instead.splitlines()]
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The card as JSON holds it."""
+        """Return the card as JSON stores it."""
         return {
             "name": self.name,
             "passed": self.passed,
             "features": dict(self.features),
-            "findings": {name: _finding(one) for name, one in self.findings.items()},
-            "cases": [_case(one) for one in self.cases],
+            "findings": {name: _finding(finding) for name, finding in self.findings.items()},
+            "cases": [*map(_case, self.cases)],
         }
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
@@ -157,7 +160,7 @@ class Report:
         )
 
     def to_junit(self, path: str | os.PathLike[str]) -> None:
-        """Write a test for each feature as JUnit XML; what is refused or absent is skipped."""
+        """Write a test for each feature as JUnit XML; refused and absent features are skipped."""
         from qkv.marking.files.exports import write_features
 
         tests = [(name, status, self._told(name)) for name, status in self.features.items()]
@@ -174,13 +177,13 @@ def _html_line(line: str) -> str:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    found = finding.explanation
+    cause = finding.explanation
     return {
         "case": _case(finding.case),
-        "as_if": None if found is None else found.says,
-        "defects": [] if found is None else [*found.defects],
-        "lines": [] if found is None else [[*pair] for pair in found.lines],
-        "explains": None if found is None else [*found.explains],
+        "as_if": None if cause is None else cause.says,
+        "defects": [] if cause is None else [*cause.defects],
+        "lines": [] if cause is None else [[*pair] for pair in cause.lines],
+        "explains": None if cause is None else [*cause.explains],
     }
 
 
@@ -198,18 +201,17 @@ def _case(result: CaseResult) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-    """JSON has no infinity."""
+    """Write infinity as a string, since JSON has none."""
     return str(value) if value is not None and abs(value) == float("inf") else value
 
 
 def status_of(results: Sequence[CaseResult]) -> str:
-    """Of a feature's cases: what is wrong in one is wrong; the optional ones may be refused.
+    """Return the status of a feature: wrong if a case is wrong; optional cases may be refused.
 
-    Those that show what is wrong with another feature count where there are no others.
+    Cases that a defect of another feature explains count only if there are no others.
     """
-    results = [one for one in results if not one.like] or results
-    kinds = {one.status for one in results}
-    if "wrong" in kinds:
+    results = [result for result in results if not result.like] or results
+    if any(result.status == "wrong" for result in results):
         return "wrong"
-    needed = [one for one in results if not one.case.optional] or [*results]
-    return "refused" if any(one.status == "refused" for one in needed) else "right"
+    needed = [result for result in results if not result.case.optional] or results
+    return "refused" if any(result.status == "refused" for result in needed) else "right"

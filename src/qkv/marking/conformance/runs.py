@@ -1,4 +1,4 @@
-"""Cases run in the process of the function; one that ends is begun anew."""
+"""Run cases in the process of the function; start a new process if one ends."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from qkv.marking.conformance.judge import Answer, answer
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
-_LOADING = 12  # times as long may loading take: it may import torch
+_LOADING = 12  # loading may take so many times as long as a call: it may import torch
 
 
 @dataclass(frozen=True, eq=False)
 class CaseResult:
-    """What came of one case.
+    """The result of one case.
 
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: how far the worst array is off; None where nothing came back that could be compared.
-        bound: what it may be off by.
-        message: what happened, where it is no number.
+        error: the error of the worst array; None if nothing comparable came back.
+        bound: the allowed error.
+        message: what happened, if an error number does not say it.
         given: the arrays that came back.
         ended: did the process end, or was it ended?
-        like: the feature at which a defect was found that explains it, if another one's.
+        like: another feature, whose defect explains the case; empty if none does.
     """
 
     case: Case
@@ -45,21 +45,21 @@ class CaseResult:
 
     @property
     def feature(self) -> str:
-        """What the case tests."""
+        """The feature that the case tests."""
         return self.case.feature
 
     def __str__(self) -> str:
-        told = self.message
-        if self.error is not None and self.bound is not None and not told:
-            told = f"error {self.error:.2g}, bound {self.bound:.2g}"
-        return f"{self.case.shown()}: {told}"
+        message = self.message
+        if self.error is not None and self.bound is not None and not message:
+            message = f"error {self.error:.2g}, bound {self.bound:.2g}"
+        return f"{self.case.shown()}: {message}"
 
 
 class Runs:
     """Runs cases, one after the other.
 
     Args:
-        start: begins a process.
+        start: starts a process.
     """
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
@@ -68,7 +68,7 @@ class Runs:
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
-        """What the process tells of the function.
+        """Load the function, and return its description.
 
         Raises:
             ValueError: it cannot be loaded.
@@ -82,7 +82,7 @@ class Runs:
             ) from None
 
     def run(self, case: Case) -> CaseResult:
-        """What comes of a case."""
+        """Run a case."""
         right = answer(case, draw(case))
         try:
             process, _ = self._begun()
@@ -90,8 +90,8 @@ class Runs:
             reply = process.ask({"do": "call", "case": case.packed()})
         except Ended as end:
             self.close()
-            said = {"endless-loop": "it does not come back: ", "exits": "it ends: "}
-            message = said.get(end.key, "it crashes: ") + end.shows
+            verbs = {"endless-loop": "it does not come back: ", "exits": "it ends: "}
+            message = verbs.get(end.key, "it crashes: ") + end.shows
             return CaseResult(case, "wrong", message=message, ended=True)
         if "error" in reply:
             status = "wrong" if reply["slip"] else "refused"
@@ -101,10 +101,10 @@ class Runs:
     def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
             self._process = self._processes.enter_context(self._start())
-            self._told = self._process.ask({"do": "load"}, _LOADING * self._process.seconds)
-            if "error" in self._told:
-                raise ValueError(f"conform: the function cannot be loaded: {self._told['error']}")
-        return self._process, self._told
+            self._about = self._process.ask({"do": "load"}, _LOADING * self._process.seconds)
+            if "error" in self._about:
+                raise ValueError(f"conform: the function cannot be loaded: {self._about['error']}")
+        return self._process, self._about
 
     def close(self) -> None:
         """End the process, if one runs."""
@@ -113,13 +113,12 @@ class Runs:
 
 
 def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
-    """Hold what came back against what should."""
-    given = tuple(unpack(one, lambda number, thing: thing) for one in reply["outs"])
-    extra = ("weights", "lse")
-    if len(given) > len(right.arrays) and not {*extra} & {*right.names}:
-        given = given[:1]  # weights that nobody asked for
+    """Compare the arrays that came back with the right answer."""
+    given = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
+    if len(given) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
+        given = given[:1]  # the case asked for no weights
     if len(given) != len(right.arrays):
-        return CaseResult(case, "wrong", message=f"it returns {len(given)} arrays: asked for were"
+        return CaseResult(case, "wrong", message=f"it returns {len(given)} arrays in place of"
                           f" {', '.join(right.names)}")  # fmt: skip
     for name, a, b in zip(right.names, right.arrays, given, strict=True):
         if a.shape != np.shape(b):
@@ -130,8 +129,8 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
     if reply["changed"]:
         message = f"it writes to {' and '.join(reply['changed'])}"
     elif not reply["same"]:
-        message = "it gives something else for the same call"
+        message = "it gives different results for the same call"
     elif reply["overwritten"]:
-        message = "a later call writes to the result of an earlier one"
+        message = "a later call writes to the result of an earlier call"
     is_right = error <= bound and not message
     return CaseResult(case, "right" if is_right else "wrong", error, bound, message, given)

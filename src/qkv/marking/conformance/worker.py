@@ -1,4 +1,4 @@
-"""The process that somebody's function runs in: makes the arrays of a case, calls it, and tells."""
+"""The process of the judged function: it makes the arrays of a case, and calls the function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qkv.marking.files.wire import Packer
 from qkv.marking.isolated import Packed, serve
 
 MEGABYTES = 8192
-# what is raised by mistake, and not to refuse
+# errors that are mistakes, and do not refuse a call
 _SLIPS = (
     *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError),
     *(SystemExit, KeyboardInterrupt, GeneratorExit),
@@ -33,18 +33,18 @@ _LAID = ("query", "key", "value")
 
 
 def main() -> None:
-    """Load the function that the first argument describes, and call it when asked."""
-    told, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
-    sys.path[:] = dict.fromkeys([*told.pop("path"), *sys.path])
-    worker = Worker(told, lambda target: load(target, told["names"]))
+    """Load the function that the first argument describes, and answer requests."""
+    task, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
+    sys.path[:] = dict.fromkeys([*task.pop("path"), *sys.path])
+    worker = Worker(task, lambda target: load(target, task["names"]))
     serve(lambda: worker.answer, MEGABYTES, seconds)
 
 
 def load(target: str, names: Mapping[str, str] | None) -> Callee:
-    """The function that somebody named.
+    """Load a function by its name.
 
     Raises:
-        ValueError: there is none, or it is nothing to call.
+        ValueError: it does not exist, or cannot be called.
     """
     if target in adapters.BUILT_IN:
         return adapters.BUILT_IN[target]()
@@ -54,7 +54,7 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
     if not colon:
         built_in = ", ".join(adapters.BUILT_IN)
         raise ValueError(
-            f"{target} is nothing known: write package.module:function, file.py:function,"
+            f"{target} is not a known function: write package.module:function, file.py:function,"
             f" model.onnx, or one of {built_in}"
         )
     if where.endswith(".py"):
@@ -75,9 +75,9 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
-    """How a function is called; functions of libraries that are known are called as documented."""
+    """Find how a function is called; known library functions are called as documented."""
     if not callable(thing):
-        raise ValueError(f"it is a {type_name(thing)}, it must be something to call")
+        raise ValueError(f"it is a {type_name(thing)}, which cannot be called")
     return adapters.known(thing) or callee(thing, names)
 
 
@@ -85,19 +85,19 @@ class Worker:
     """Calls a function on cases.
 
     Args:
-        told: what to call (`"target"`), what computes its gradient (`"gradient"`), the library
-            whose arrays they take and where these stand.
-        load: gives a function of what stands in `told`.
+        task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
+            they take (`"arrays"`) and the device of these arrays.
+        load: loads a function from its entry in `task`.
     """
 
-    def __init__(self, told: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
-        self._told, self._load = told, load
+    def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
+        self._task, self._load = task, load
         self.callee: Callee
         self.gradient: Callee | None = None
         self.library: Library
 
     def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
-        """The reply to a request; what the function raises is one."""
+        """Reply to a request; an error of the function is a reply."""
         try:
             if request["do"] == "load":
                 return self._loaded()
@@ -108,12 +108,12 @@ class Worker:
             return {"error": in_words(error)[:500], "slip": isinstance(error, _SLIPS)}
 
     def _loaded(self) -> Packed:
-        self.callee = self._load(self._told["target"])
-        arrays = self.callee.arrays or self._told["arrays"]
-        self.library = library(arrays, self._told["device"])
+        self.callee = self._load(self._task["target"])
+        arrays = self.callee.arrays or self._task["arrays"]
+        self.library = library(arrays, self._task["device"])
         offered = {} if self.library.backward is None else self.callee.names
-        if self._told["gradient"] is not None:
-            self.gradient = self._load(self._told["gradient"])
+        if self._task["gradient"] is not None:
+            self.gradient = self._load(self._task["gradient"])
             offered = self.gradient.names
         has_gradient = self.gradient is not None or self.library.backward is not None
         return {
@@ -126,7 +126,7 @@ class Worker:
         }
 
     def _call(self, case: Case) -> Packed:
-        """Call it as often as the case says; also what it has written to that is not its own."""
+        """Call the function as often as the case says, and note which of its inputs it changes."""
         drawn = draw(case)
         bases, given = {}, {}
         for name, a in drawn.items():
@@ -141,27 +141,27 @@ class Worker:
         before = {name: self.library.take(a).tobytes() for name, a in bases.items()}
         query, key, value = (given.pop(name) for name in _LAID)
         kept_outs: list[tuple[Array, Array]] = []
-        told: list[list[Array]] = []
+        results: list[list[Array]] = []
         for _ in range(case.repeats):
             returned = self._returned(case, query, key, value, given)
-            outs = [self.library.take(one) for one in _tuple(returned)]
-            told.append([one.copy() for one in outs])
-            kept_outs += zip(outs, told[-1], strict=True)
+            outs = [self.library.take(out) for out in _tuple(returned)]
+            results.append([out.copy() for out in outs])
+            kept_outs += zip(outs, results[-1], strict=True)
         changed = [
             name for name, a in bases.items() if self.library.take(a).tobytes() != before[name]
         ]
         packer = Packer(lambda _: None)
         return {
-            "outs": [packer.pack(one) for one in told[0]],
+            "outs": [packer.pack(out) for out in results[0]],
             "changed": changed,
-            "same": all(_same(told[0], one) for one in told),
+            "same": all(_same(results[0], result) for result in results),
             "overwritten": any(not _same([a], [kept]) for a, kept in kept_outs),
         }
 
     def _returned(
         self, case: Case, query: Any, key: Any, value: Any, given: Mapping[str, Any]
     ) -> Any:
-        """What the function gives; of the backward pass its gradients."""
+        """Call the function, or its backward pass, once."""
         if case.feature != "gradient":
             return self.callee(query, key, value, **given)
         options = dict(given)
@@ -176,7 +176,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """How a mask stands in memory: across, where the inputs do not stand plainly."""
+    """Return a case for the memory layout of a mask: transposed if the inputs are."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 
@@ -185,5 +185,5 @@ def _tuple(returned: Any) -> tuple[Any, ...]:
     return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
-def _same(one: list[Array], other: list[Array]) -> bool:
-    return [a.tobytes() for a in one] == [b.tobytes() for b in other]
+def _same(arrays: list[Array], others: list[Array]) -> bool:
+    return [a.tobytes() for a in arrays] == [b.tobytes() for b in others]
