@@ -23,7 +23,7 @@ class Texts:
         module: the module's `__name__`.
 
     >>> Texts("qkv.marking.tasks.exercises").mistake("rotation-one-step").shows
-    'it is right for steps = 1'
+    'the matrix is right for steps = 1 only'
     """
 
     def __init__(self, module: str) -> None:
