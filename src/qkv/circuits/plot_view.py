@@ -11,15 +11,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.draw.graph import INPUTS, Edge, Graph
-from qkv.see.draw.panels import (
-    TERMINAL,
-    Column,
-    Panel,
-    Passage,
-    Passages,
-    Table,
-    number_format,
-)
+from qkv.see.draw.panels import TERMINAL, Column, Panel, Passage, Passages, Table, number_format
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.text.tokenized import plain_tokens

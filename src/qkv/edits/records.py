@@ -13,12 +13,12 @@ from qkv.arrays import is_whole_number, shown
 
 
 class Field(NamedTuple):
-    """What a record has beside its `op`.
+    """A field of a record, other than `op`.
 
     Attributes:
         kind: the definition in the schema that describes it.
         needed: whether a record must have it.
-        choices: what it may be, where the schema lists that; else empty.
+        choices: its possible values, if the schema lists them; else empty.
     """
 
     kind: str
@@ -28,58 +28,56 @@ class Field(NamedTuple):
 
 @cache
 def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a list of edits.
+    """Return the JSON Schema (draft 2020-12) of a list of edits.
 
     >>> schema()["$defs"]["hide"]["description"]
     'No query sees this token.'
     """
-    found: dict[str, Any] = json.loads(
-        files("qkv.edits").joinpath("schema.json").read_text("utf-8")
-    )
-    return found
+    text = files("qkv.edits").joinpath("schema.json").read_text("utf-8")
+    return dict(json.loads(text))
 
 
 @cache
 def operations() -> dict[str, dict[str, Field]]:
-    """The fields of each kind of record, by its `op`.
+    """Return the fields of each kind of record, by its `op`.
 
     >>> operations()["hide"]
     {'token': Field(kind='token', needed=True, choices=())}
     """
     defined = schema()["$defs"]
-    found: dict[str, dict[str, Field]] = {}
-    for one in map(_name, schema()["items"]["oneOf"]):
-        fields, needed = defined[one]["properties"], defined[one]["required"]
-        found[one] = {
+    kinds: dict[str, dict[str, Field]] = {}
+    for op in map(_name, schema()["items"]["oneOf"]):
+        fields, needed = defined[op]["properties"], defined[op]["required"]
+        kinds[op] = {
             name: Field(_name(field), name in needed, tuple(defined[_name(field)].get("enum", ())))
             for name, field in fields.items()
             if name != "op"
         }
-    return found
+    return kinds
 
 
 def _name(reference: dict[str, str]) -> str:
-    """The name of the definition that a part of the schema refers to."""
+    """Return the name of the definition that a part of the schema refers to."""
     return reference["$ref"].rpartition("/")[2]
 
 
-# Heads, and layers whole; or what takes the place of what each gives: "zero", "mean", or (d,).
+# Heads and whole layers; or the replacement of the output of each: "zero", "mean", or (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# Words, places, and edges: (query, key), (query, key, layer), (query, key, layer, head).
+# Words, positions, and edges: (query, key), (query, key, layer), (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
-# From an activation to a function of its array, or to the array that takes its place; or records.
+# From an activation to a function of its array, or to the array that replaces it; or records.
 Edit = Mapping[Any, Any] | Sequence[Mapping[str, Any]] | None
 
 _EDGE = ("query", "key", "layer", "head")
 
 
 class Record(NamedTuple):
-    """One thing that is done differently.
+    """One edit that JSON can express.
 
     Attributes:
-        fields: as the schema describes them, "op" among them. What `hide=` and `ablate=` say may
-            also have words in the place of tokens, and numbers that count from the end.
-        source: what errors call it: "hide", "ablate", or "edit[2] (mask)".
+        fields: as the schema describes them, with "op". Records of `hide=` and `ablate=` may also
+            have words instead of tokens, and numbers that count from the end.
+        source: its name in errors: "hide", "ablate", or "edit[2] (mask)".
     """
 
     fields: Mapping[str, Any]
@@ -92,18 +90,18 @@ class Record(NamedTuple):
 
     @property
     def is_argument(self) -> bool:
-        """Whether it was written as `hide=` or `ablate=`, and not as a record."""
+        """Whether it comes from `hide=` or `ablate=`, and not from a record."""
         return self.source in ("hide", "ablate")
 
 
 @dataclass(frozen=True, eq=False)
 class Edits:
-    """What a call does differently, before it is known to fit a model and its texts.
+    """The edits of a call, before a check against a model and its texts.
 
     Attributes:
-        call: who is named in an error.
-        records: what JSON can say, in the order it was given.
-        changes: what Python alone can say: functions and arrays, by the activations they change.
+        call: named in errors.
+        records: the edits that JSON can express, in their order.
+        changes: the edits of Python alone: functions and arrays, by the activations they change.
     """
 
     call: str = ""
@@ -117,17 +115,17 @@ class Edits:
 def edits_of(
     edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, given: str = "edit"
 ) -> Edits:
-    """The three arguments as one object.
+    """Return the three arguments as one object.
 
     Args:
         edit: functions and arrays by activations, or records.
-        ablate: the heads to leave out, None for all of a layer.
-        hide: the words, places and edges that are not looked at.
-        call: who is named in an error.
-        given: what an error calls the list of records.
+        ablate: the heads to ablate, None for all heads of a layer.
+        hide: the words, positions and edges to mask.
+        call: named in errors.
+        given: the name of the list of records in errors.
 
     Raises:
-        TypeError: one of them is something else.
+        TypeError: an argument has another type.
         ValueError: a record has an op or a field that the schema does not have, or lacks one.
 
     >>> [one.fields for one in edits_of(None, [(0, 4)], ["river"], call="trace").records]
@@ -143,12 +141,12 @@ def edits_of(
     own = (
         [_record(one, f"{given}[{n}]", call) for n, one in enumerate(edit or ())] if is_list else []
     )
-    records = (*own, *_ablated(ablate, call), *_hidden(hide, call))
+    records = (*own, *_ablated(ablate, call), *_masked(hide, call))
     return Edits(call, records, dict(edit) if isinstance(edit, Mapping) else {})
 
 
 def _record(one: Any, source: str, call: str) -> Record:
-    """A record with the fields that the schema names, those left out that are None."""
+    """Return a record whose fields fit the schema, without those that are None."""
     known = operations()
     if not isinstance(one, Mapping):
         raise TypeError(
@@ -164,8 +162,8 @@ def _record(one: Any, source: str, call: str) -> Record:
     missing = [name for name, about in known[op].items() if about.needed and name not in fields]
     unknown = [name for name in fields if name not in known[op] and name != "op"]
     if missing or unknown:
-        what = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
-        raise ValueError(f"{call}: {source} {what}: {_takes(op)}")
+        fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
+        raise ValueError(f"{call}: {source} {fault}: {_takes(op)}")
     for name, value in fields.items():
         choices = known[op][name].choices if name != "op" else ()
         if choices and (not isinstance(value, str) or value not in choices):
@@ -173,18 +171,18 @@ def _record(one: Any, source: str, call: str) -> Record:
                 f"{call}: {source} has {name} {shown(value)}: it must be one of "
                 f"{', '.join(choices)}"
             )
-    for name, others in schema()["$defs"][op].get("dependentRequired", {}).items():
-        for other in others:
-            if name in fields and other not in fields:
-                raise ValueError(
-                    f"{call}: {source} has {name} {shown(fields[name])} and no {other}: give the "
-                    f"{other} too"
-                )
+    required = schema()["$defs"][op].get("dependentRequired", {})
+    for name in fields:
+        for other in set(required.get(name, ())) - set(fields):
+            raise ValueError(
+                f"{call}: {source} has {name} {shown(fields[name])} and no {other}: give the "
+                f"{other} too"
+            )
     return Record(fields, source)
 
 
 def _takes(op: str) -> str:
-    """What a record of a kind has, in words.
+    """Describe the fields of a kind of record.
 
     >>> _takes("mask")
     'it needs query, key and may have layer, head'
@@ -197,9 +195,9 @@ def _takes(op: str) -> str:
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:
-    """The heads that are left out, layer and head as they were counted."""
+    """Return records of the ablated heads, with layers and heads as they were counted."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
-    found = []
+    records = []
     for pair in ablate if many else [ablate]:
         numbers = tuple(pair) if isinstance(pair, tuple | list) else ()
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
@@ -212,30 +210,29 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
             fields["head"] = int(numbers[1])
         if isinstance(ablate, Mapping):
             fields["with"] = ablate[pair]
-        found.append(Record(fields, "ablate"))
-    return found
+        records.append(Record(fields, "ablate"))
+    return records
 
 
-def _hidden(hide: Any, call: str) -> list[Record]:
-    """The words, places and edges that are not looked at, as they were counted."""
+def _masked(hide: Any, call: str) -> list[Record]:
+    """Return records of the masked words, positions and edges, as they were counted."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise TypeError(
-            f"{call}: hide is {hide}, which may be places or one edge: write {[*hide]} for places, "
-            f"{[hide]} for the edge"
+            f"{call}: hide is {hide}, which may be positions or one edge: write {[*hide]} for "
+            f"positions, {[hide]} for the edge"
         )
-    found = []
+    records = []
     for one in hide if many else [hide]:
-        if isinstance(one, str) or is_whole_number(one):
-            token = one if isinstance(one, str) else int(one)
-            found.append(Record({"op": "hide", "token": token}, "hide"))
-            continue
         numbers = tuple(one) if isinstance(one, tuple | list) else ()
-        if not 2 <= len(numbers) <= 4 or not all(map(is_whole_number, numbers)):
+        if isinstance(one, str) or is_whole_number(one):
+            fields = {"op": "hide", "token": one if isinstance(one, str) else int(one)}
+        elif 2 <= len(numbers) <= 4 and all(map(is_whole_number, numbers)):
+            fields = {"op": "mask", **dict(zip(_EDGE, map(int, numbers), strict=False))}
+        else:
             raise TypeError(
-                f"{call}: hide has {shown(one)}: give words, places as whole numbers, and edges as "
-                "(query, key), (query, key, layer) or (query, key, layer, head)"
+                f"{call}: hide has {shown(one)}: give words, positions as whole numbers, and edges "
+                "as (query, key), (query, key, layer) or (query, key, layer, head)"
             )
-        places = dict(zip(_EDGE, map(int, numbers), strict=False))
-        found.append(Record({"op": "mask", **places}, "hide"))
-    return found
+        records.append(Record(fields, "hide"))
+    return records

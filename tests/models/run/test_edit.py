@@ -558,7 +558,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"hide": ["xyzzy"]}, ValueError, "hide has 'xyzzy', which is in no text"),
         ({"hide": "the cat dog"}, ValueError, "hide has 'the cat dog'"),
         ({"hide": [""]}, ValueError, "hide has '', which is in no text"),
-        ({"hide": [3.0]}, TypeError, r"hide has 3\.0: give words, places as whole numbers, and e"),
+        ({"hide": [3.0]}, TypeError, r"hide has 3\.0: give words, positions as whole numb"),
         ({"hide": [True]}, TypeError, "hide has True: give words"),
         ({"hide": [(1,)]}, TypeError, r"hide has \(1,\): give words"),
         ({"hide": [(1, "cat")]}, TypeError, r"hide has \(1, 'cat'\): give words"),
@@ -624,7 +624,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": (3, 1)},
             TypeError,
-            r"hide is \(3, 1\), which may be places or one edge: write \[3, 1\] for places, "
+            r"hide is \(3, 1\), which may be positions or one edge: write \[3, 1\] for positions, "
             r"\[\(3, 1\)\] for the edge",
         ),
         ({"hide": (3, 1, 0, 2)}, TypeError, r"hide is \(3, 1, 0, 2\), which may be"),
