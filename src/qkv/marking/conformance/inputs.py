@@ -98,7 +98,7 @@ def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
 def _poison(case: Case, drawn: Drawn) -> None:
     """Write NaN into masked keys and queries; if no key is masked, into the last key."""
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
-    masked = ~seen.any(axis=(2, 3))
+    masked: Array = np.logical_not(seen.any(axis=(2, 3)))
     if not masked.any() and not seen[..., -1].all():
         masked[..., -1] = True  # causal: only the last query attends to it, and shows NaN
     drawn["key"][masked] = np.nan
