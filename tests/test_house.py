@@ -94,7 +94,7 @@ STEPS = {
     ],
     "learn": [
         {"run_folder", "network", "corpus"},
-        {"objectives", "optimizer", "tokenizer_process", "curves"},
+        {"objectives", "optimizer", "tokenizer_process"},
         {"loop", "tokenizer"},
         {"on_text"},
         {""},

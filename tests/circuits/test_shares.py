@@ -162,7 +162,7 @@ def test_what_has_no_shares(small):
     two = model.trace([IDS, IDS[:2]])
     with pytest.raises(ValueError, match="of is a list of 3 and the texts are 2: give one for all"):
         attribute_logits(model, two, [(0, 4)] * 3)
-    with pytest.raises(ValueError, match="of text 1 has place 2 and the text has 2 tokens"):
+    with pytest.raises(ValueError, match="of text 1 has position 2 and the text has 2 tokens"):
         attribute_logits(model, two, (2, 4))
     with pytest.raises(TypeError, match=r"of is 4: give \(position, token\) or"):
         attribute_logits(model, trace, 4)

@@ -135,7 +135,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             {"metric": (1, 3), "normalize": True},
             r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so there is nothing to norm",
         ),
-        ({"metric": (5, 1)}, "metric of pair 1 has place 5 and the text has 4 tokens"),
+        ({"metric": (5, 1)}, "metric of pair 1 has position 5 and the text has 4 tokens"),
     ],
 )
 def test_pairs_that_do_not_fit(small, given, words):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qkv.learn import plot_curves, write_curves
-from qkv.learn.curves import smoothed
+from qkv.learn.run_folder import smoothed
 
 
 def run_in(folder: Path) -> None:

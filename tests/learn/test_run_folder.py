@@ -242,7 +242,7 @@ def test_metrics_that_are_broken(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
     path.write_text('{"step": 1}\nwhat\n{"step": 2}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 2 is no JSON"):
+    with pytest.raises(ValueError, match="line 2 is not JSON"):
         read_metrics(tmp_path)
     for other in ("[1]", '{"loss": 3}', '{"step": "2"}'):
         path.write_text(f'{{"step": 1}}\n{other}\n', encoding="utf-8")
@@ -260,7 +260,7 @@ def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
     )
     assert read_losses(tmp_path, call="replay") == [(5, 4.0), (10, 3.5), (20, 2.5)]
     path.write_text('{"step": 1, "loss": 2}\n{"step"\n{"step": 3, "loss": 2}\n')
-    with pytest.raises(ValueError, match=r"^replay: .*metrics\.jsonl, line 2 is no JSON"):
+    with pytest.raises(ValueError, match=r"^replay: .*metrics\.jsonl, line 2 is not JSON"):
         read_losses(tmp_path, call="replay")
     path.write_bytes(b"\xff\xfe\n")
     assert read_losses(tmp_path, call="replay") == []

@@ -1,13 +1,18 @@
-"""How W_Q, W_K and W_V come to mean something: objectives, AdamW, and the loop around them."""
+"""How W_Q, W_K and W_V learn: objectives, AdamW, and the training loop."""
 
 from qkv.learn.corpus import Corpus, Files, Sequences, Source, paragraphs, running
-from qkv.learn.curves import plot_curves, write_curves
 from qkv.learn.loop import Diverged, Trained, train
 from qkv.learn.network import Network
 from qkv.learn.objectives import Causal, Masked, Objective, Part, Words, words_loss
 from qkv.learn.on_text import TextRun, train_on_text
 from qkv.learn.optimizer import AdamW, Schedule
-from qkv.learn.run_folder import Checkpoint, last_checkpoint, read_metrics
+from qkv.learn.run_folder import (
+    Checkpoint,
+    last_checkpoint,
+    plot_curves,
+    read_metrics,
+    write_curves,
+)
 from qkv.learn.tokenizer import train_tokenizer
 from qkv.models.untrained import fresh_model
 from qkv.ops.adamw import adamw

@@ -1,4 +1,4 @@
-"""The loop: a batch, its loss and gradient, a step; and all that keeps a long run safe."""
+"""The training loop: a batch, its loss and gradient, a step; and the safety of a long run."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from qkv.signals import Interrupted, answering, leave
 
 MOST_SKIPPED = 10  # steps in a row
 _MEMORY = 0.95  # of the running mean of a loss
-_SOME = 20  # steps before which a mean says little
+_SOME = 20  # before so many steps a mean says little
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-_UNEASY, _TOO_MUCH = 1.0, 3.0  # what a loss may lie above its lowest, in nats
+_UNEASY, _TOO_MUCH = 1.0, 3.0  # nats above the lowest loss: no checkpoint, and the end
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        folder: where everything is.
-        steps: how many were made, skipped ones included.
-        tokens: how many were read.
-        seconds: how long it took, in all sittings.
+        folder: of the run.
+        steps: the number of steps, skipped ones included.
+        tokens: the number of tokens that were read.
+        seconds: the duration, resumed runs included.
         loss: the running mean of the last steps.
-        skipped: steps whose gradient was not finite.
+        skipped: the number of steps whose gradient was not finite.
     """
 
     folder: Path
@@ -84,44 +84,43 @@ def train(
     products: str = "float32",
     show_progress_bar: bool | None = None,
 ) -> Trained:
-    """Let a network learn, and write what it has learned to a folder.
+    """Train a network, and write the model to a folder.
 
     The folder gets the model, which `qkv.load` reads, metrics.jsonl with a line for each step,
-    checkpoints/ with the last two, and snapshots/, models of float16 from along the way. A run that
-    was killed goes on from its last checkpoint with `resume=True` and ends as it would have: bit by
-    bit where only `steps` limits it. Ctrl-C, SIGTERM, SIGHUP and SIGQUIT end the step, then
+    checkpoints/ with the last two, and snapshots/, models of earlier steps in float16. With
+    `resume=True` a killed run continues from its last checkpoint and gives the same result: bit by
+    bit if only `steps` limits it. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the step ends, and
     checkpoint and model are saved.
 
     A step whose gradient is not finite is skipped, with a warning.
 
     Args:
-        network: what learns.
-        objectives: what it learns from; several are added up, with their weights.
-        folder: where to; made if it is not there.
-        steps: how many there are to be.
-        minutes: how long it may take; at least one of the two is needed.
-        schedule: of the learning rate; a number is the highest of the usual one.
+        network: the network to train.
+        objectives: what it learns from; the losses of several are added, with their weights.
+        folder: the destination, which is made if it does not exist.
+        steps: the number of steps.
+        minutes: the longest duration; at least one of the two is needed.
+        schedule: of the learning rate; a number is the highest rate of the usual schedule.
         optimizer: of this network.
-        seed: of what is drawn in each step.
-        resume: go on from the last checkpoint in the folder.
-        checkpoint_steps: how many steps lie between two checkpoints.
-        checkpoint_seconds: how many seconds do, at most.
-        snapshots: after which steps, and at the end; about twelve, ever farther apart, by default;
-            none where this is empty.
-        settings: what else a checkpoint should hold, and must be the same when a run goes on.
-        products: "bfloat16" where the factors of products by weights, and of the gradients of what
-            goes into them, are to be rounded to bfloat16, sums stay float32; a processor with
-            instructions for that takes about four fifths of the time.
-        show_progress_bar: None for one on a terminal.
+        seed: of the random numbers of each step.
+        resume: continue from the last checkpoint in the folder.
+        checkpoint_steps: the number of steps between two checkpoints.
+        checkpoint_seconds: the most seconds between two checkpoints.
+        snapshots: the steps after which a snapshot is made, besides the end; about twelve, ever
+            farther apart, by default; empty for none.
+        settings: more entries of a checkpoint, which must be the same when a run is resumed.
+        products: "bfloat16" rounds the factors of products by weights, and of the gradients of
+            their inputs, to bfloat16; sums stay float32. A processor with instructions for this
+            takes about four fifths of the time.
+        show_progress_bar: None shows one on a terminal.
 
     Raises:
         ValueError: a number is out of range, the optimizer is of another network, or the folder
             holds another run, or nothing to resume from.
-        Diverged: the loss rises and rises, ten steps in a row were skipped, or the model gives
-            numbers that are not finite; the folder then holds the model of the last good
-            checkpoint.
-        OSError: something cannot be written; the checkpoints that are there are whole.
-        Interrupted: after one of these signals, when all is saved; it is a KeyboardInterrupt.
+        Diverged: the loss keeps rising, ten steps in a row were skipped, or the model gives numbers
+            that are not finite; the folder then holds the model of the last good checkpoint.
+        OSError: a file cannot be written; existing checkpoints stay complete.
+        Interrupted: one of these signals came, and everything is saved; a KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
@@ -136,11 +135,11 @@ def train(
         raise ValueError("train: the optimizer is of another network: make it with AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
-    given = objectives if isinstance(objectives, Iterable) else [objectives]
-    parts = [one if isinstance(one, Part) else Part(one) for one in given]
+    objectives = objectives if isinstance(objectives, Iterable) else [objectives]
+    parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
     names = [part.objective.name for part in parts]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"train: the objectives are {names}: give one or more of unlike names")
+        raise ValueError(f"train: the objectives are {names}: give one or more, of different names")
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
     run = Run(home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted))
@@ -153,8 +152,8 @@ def train(
         except Diverged as error:
             raise Diverged(run.back_to_good(error)) from None
     if asked:
-        told = f"stopped at step {run.step}: checkpoint and model are in {home}"
-        raise Interrupted(told, asked[0])
+        message = f"stopped at step {run.step}: checkpoint and model are in {home}"
+        raise Interrupted(message, asked[0])
     skipped, loss = run.watch.skipped, run.watch.loss()
     return Trained(home, run.step, run.tokens, run.seconds, loss, skipped)
 
@@ -163,7 +162,7 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
     """The steps and the seed of a run as Python's integers.
 
     Raises:
-        TypeError: one is no integer.
+        TypeError: one is not an integer.
         ValueError: one of the three is out of range.
     """
     if steps is not None:
@@ -174,7 +173,7 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """A run that has left the good path; its last good checkpoint is whole."""
+    """A run whose loss or numbers went wrong; its last good checkpoint is complete."""
 
 
 @dataclass
@@ -182,11 +181,11 @@ class Watch:
     """Follows the losses of a run.
 
     Attributes:
-        skipped: the steps that were skipped so far.
-        seen: how many losses there were, by their names, as in the next two.
+        skipped: the number of steps that were skipped.
+        seen: the number of losses by the name of the objective, as in the next two.
         mean: the running mean.
-        lowest: the lowest that it was.
-        in_a_row: the last steps, as far as they were all skipped.
+        lowest: the lowest running mean.
+        in_a_row: the number of last steps that were all skipped.
     """
 
     skipped: int
@@ -202,10 +201,10 @@ class Watch:
         return self.in_a_row == 0 and rise <= _UNEASY
 
     def skip(self) -> None:
-        """A step was skipped.
+        """Count a skipped step.
 
         Raises:
-            Diverged: it is not the first in a row by far.
+            Diverged: too many steps in a row were skipped.
         """
         self.skipped += 1
         self.in_a_row += 1
@@ -213,10 +212,10 @@ class Watch:
             raise Diverged(f"the gradient was not finite in {MOST_SKIPPED} steps in a row")
 
     def note(self, losses: Mapping[str, float]) -> None:
-        """A step was made, with these losses.
+        """Note the losses of a step.
 
         Raises:
-            Diverged: one is far above what it was.
+            Diverged: a loss is far above its lowest.
         """
         self.in_a_row = 0
         for name, loss in losses.items():
@@ -254,28 +253,28 @@ class Run:
 
     @property
     def share(self) -> float:
-        """How much of the run is over."""
+        """The share of the run that is over."""
         by_steps = 0.0 if self.steps is None else self.step / self.steps
         by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return max(by_steps, by_time)
 
     def begin(self, resume: bool, settings: dict[str, Any]) -> None:
-        """Go where the folder says that the run is: to the beginning, or the last checkpoint."""
+        """Begin a new run, or resume from the last checkpoint of the folder."""
         self.about, folder = {"settings": settings}, self.folder
-        found = last_checkpoint(folder)
+        saved = last_checkpoint(folder)
         if resume:
-            if found is None:
+            if saved is None:
                 raise ValueError(f"train: {folder} holds no checkpoint to go on from")
-            need_same(found.about["settings"], settings, found.path)
-            self.restore(found)
+            need_same(saved.about["settings"], settings, saved.path)
+            self.restore(saved)
             for step, path in snapshots_in(folder).items():
                 if step > self.step:  # it is made again
                     shutil.rmtree(path, ignore_errors=True)
             return
-        if found is not None:
+        if saved is not None:
+            at = f"which is at step {saved.about['step']}"
             raise ValueError(
-                f"train: {folder} holds a run, which is at step {found.about['step']}: go on with "
-                "resume, or name another folder"
+                f"train: {folder} holds a run, {at}: go on with resume, or name another folder"
             )
         if not self.network.is_finite():
             raise ValueError(
@@ -293,7 +292,7 @@ class Run:
         checkpoint_seconds: float,
         show_progress_bar: bool | None,
     ) -> None:
-        """Make steps until the run is over, or somebody asks it to stop."""
+        """Make steps until the run is over, or a signal asks it to stop."""
         saved_at = time.monotonic()
         with (
             closing(Metrics(self.folder, self.step)) as metrics,
@@ -316,7 +315,7 @@ class Run:
                     saved_at = time.monotonic()
 
     def finish(self) -> None:
-        """Write what a run leaves."""
+        """Write the last checkpoint, the last snapshot and the model."""
         self.need_finite()
         if self.watch.well:
             self.save()
@@ -325,11 +324,7 @@ class Run:
         self.save_model()
 
     def need_finite(self) -> None:
-        """Look at what the last step has made of the model, which no loss has seen yet.
-
-        Raises:
-            Diverged: the model gives numbers that are not finite.
-        """
+        """Raise `Diverged` if the last step made numbers that are not finite; no loss shows it."""
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
@@ -337,14 +332,14 @@ class Run:
             raise Diverged("the running means of AdamW are not finite")
 
     def advance(self) -> dict[str, Any]:
-        """Make one step, and give its line of the metrics."""
+        """Make one step, and return its line of the metrics."""
         began, tokens = time.perf_counter(), 0
         middle = self.share + (0.5 / self.steps if self.steps else 0.0)
         rate = float(self.schedule(middle))
         self.network.gradient[:] = 0
         losses: dict[str, float] = {}
         total = 0.0
-        with np.errstate(all="ignore"):  # what is not finite is looked for below
+        with np.errstate(all="ignore"):  # checked below
             for number, part in enumerate(self.parts):
                 weight = float(part.at(middle))
                 if weight == 0:
@@ -385,7 +380,7 @@ class Run:
         }
 
     def settings(self) -> dict[str, Any]:
-        """What makes this run another than one that is like it."""
+        """The settings that a resumed run must have too."""
         optimizer = self.optimizer
         return {
             "model": self.network.source.config,
@@ -415,28 +410,28 @@ class Run:
         write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
-        """What a checkpoint holds of the network and its optimizer, (n,) each."""
+        """The arrays of a checkpoint: parameters and running means, (n,) each."""
         means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
         return {"parameters": self.network.flat, **means}
 
-    def restore(self, found: Checkpoint) -> None:
-        """Go on from a checkpoint, and say which ones after it are damaged.
+    def restore(self, saved: Checkpoint) -> None:
+        """Take the state of a checkpoint, and warn of later ones that are damaged.
 
         Raises:
             ValueError: it is of another network, or of other objectives.
         """
-        about, numbers = found.about, found.arrays["parameters"]
-        for damage in found.damaged:
-            told = f"train: {damage}; going on from step {about['step']}"
-            warnings.warn(told, UserWarning, stacklevel=2)
+        about, numbers = saved.about, saved.arrays["parameters"]
+        for damage in saved.damaged:
+            message = f"train: {damage}; going on from step {about['step']}"
+            warnings.warn(message, UserWarning, stacklevel=2)
         flat = self.network.flat
         if (numbers.dtype, numbers.shape) != (flat.dtype, flat.shape):
             raise ValueError(
-                f"train: {found.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
+                f"train: {saved.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
                 f"network has {flat.size} of {flat.dtype}: give the same network"
             )
         for name, array in self.arrays().items():
-            array[:] = found.arrays[name]
+            array[:] = saved.arrays[name]
         self.optimizer.count = about["updates"]
         self.step, self.tokens, self.seconds = about["step"], about["tokens"], about["seconds"]
         try:
@@ -444,35 +439,35 @@ class Run:
             for part in self.parts:
                 part.objective.restore(about["objectives"][part.objective.name])
         except (LookupError, TypeError) as error:
-            raise ValueError(f"train: {found.path} holds no state of this run") from error
+            raise ValueError(f"train: {saved.path} holds no state of this run") from error
 
     def save_model(self) -> None:
-        """Write the model as it is now."""
+        """Write the present model."""
         with saving(f"the model of step {self.step}", self.folder):
             self.network.model().save(self.folder)
 
     def snapshot(self) -> None:
-        """Write the model to a folder of its own, in float16 if its numbers are small enough."""
+        """Write the model to a new folder, in float16 if its numbers are small enough."""
         small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
         model = self.network.model(np.float16 if small else None)
         write_snapshot(self.folder, self.step, model.save)
 
     def back_to_good(self, error: Diverged) -> str:
-        """Write the model of the last good checkpoint, and say what happened."""
-        there = self.step
-        found = last_checkpoint(self.folder)
-        if found is not None:
-            self.restore(found)
+        """Write the model of the last good checkpoint, and return the message of the error."""
+        step = self.step
+        saved = last_checkpoint(self.folder)
+        if saved is not None:
+            self.restore(saved)
             self.save_model()
         return (
-            f"train: at step {there} {error}: the run stops, and {self.folder} holds the model of "
+            f"train: at step {step} {error}: the run stops, and {self.folder} holds the model of "
             f"its last good checkpoint, step {self.step}: take a lower rate than "
             f"{self.schedule.rate:g}"
         )
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Steps ever farther apart, with the first and the last; without an end, powers of two.
+    """Steps ever farther apart, from 0 to the last; powers of two if the last is not known.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]
@@ -483,7 +478,7 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
-    """A line of the metrics for a reader."""
+    """A line of the metrics in words."""
     of = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
@@ -491,7 +486,7 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """The signals that ask for the end, which comes after the step; a second ends it at once."""
+    """Collect the signals that ask a run to stop after its step; a second one ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:

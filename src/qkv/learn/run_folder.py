@@ -1,7 +1,7 @@
-"""The run folder: what its files are called, and how they are written and read.
+"""The run folder: the names of its files, how they are written and read, and the curves of a run.
 
-A run keeps in it a line of metrics for each step, checkpoints to go on from, and snapshots, models
-from along the way.
+A run keeps in it a line of metrics for each step, checkpoints to resume from, and snapshots: models
+of earlier steps.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.arrays import Array, finite
+from qkv.extras import need
 from qkv.files import replacing
 from qkv.models.files.read import CONFIG, TOKENIZER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # the names of checkpoints and snapshots have eight digits
-_MOST_LOGGED = 10**15  # of a step or a loss that is taken for one
+_MOST_LOGGED = 10**15  # larger steps and losses are not read as such
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -35,15 +39,17 @@ _STATE: dict[str, Any] = {
     **dict.fromkeys(("step", "tokens", "updates"), int),
     **{"seconds": float, **dict.fromkeys(("settings", "watch", "objectives"), dict)},
 }
-_UNSEALED = b"0" * 64  # where the checksum will stand, and what it is made with
+_UNSEALED = b"0" * 64  # stands in place of the checksum while it is computed
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_INK, _FAINT = "#333333", "#dddddd"
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
 def need_free(folder: Path) -> None:
-    """An error unless a run may begin in a folder.
+    """Raise an error unless a run may begin in a folder.
 
     Raises:
-        ValueError: there is one, or other files.
+        ValueError: the folder holds a run, or other files.
         NotADirectoryError: it is a file.
     """
     if folder.exists() and not folder.is_dir():
@@ -57,7 +63,7 @@ def need_free(folder: Path) -> None:
 
 
 def tokenizer_path(folder: Path) -> Path:
-    """Where a run keeps the tokenizer that it began with."""
+    """The path of the tokenizer that a run began with."""
     return folder / CHECKPOINTS / TOKENIZER
 
 
@@ -65,12 +71,12 @@ def tokenizer_path(folder: Path) -> Path:
 
 
 class Metrics:
-    """Lines of JSON that are added to a file, after those of the steps before `step`.
+    """The metrics of a run, to which lines of JSON are added.
 
-    Lines of later steps, which a run that was killed has left, are removed.
+    Lines of steps after `step`, which a killed run has left, are removed.
 
     Attributes:
-        file: what is written to, without a buffer.
+        file: the open file, without a buffer.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -79,7 +85,7 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(map(_line, kept))
-        self.file = path.open("ab", buffering=0)  # what was written is there, whatever comes
+        self.file = path.open("ab", buffering=0)  # so that no line is lost
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line.
@@ -92,15 +98,15 @@ class Metrics:
             line = line[self.file.write(line) :]
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self.file.close()
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a run; a last one that is not whole is left out.
+    """Read the metrics of a run; an incomplete last line is left out.
 
     Raises:
-        ValueError: a line is not JSON, or of no step.
+        ValueError: a line is not JSON, or has no step.
     """
     path, rows = Path(folder) / METRICS, []
     for number, row in _logged(path, "read_metrics"):
@@ -111,32 +117,32 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
-    """The loss of each logged step, in order; a step that was logged twice counts as the later.
+    """Read the loss of each logged step, in order; of a step that was logged twice, the later.
 
-    Lines without a loss, which others write, and losses that are not finite are passed over.
+    Lines without a loss, which other programs write, and losses that are not finite are skipped.
 
     Raises:
         ValueError: a line is not JSON.
     """
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     for _, row in _logged(folder / METRICS, call):
         step, loss = (row.get(k) if isinstance(row, dict) else None for k in ("step", "loss"))
         if not isinstance(step, int) or not isinstance(loss, int | float):
             continue
         if 0 <= step < _MOST_LOGGED and -_MOST_LOGGED < loss < _MOST_LOGGED:  # and no NaN
-            found[step] = float(loss)
-    return sorted(found.items())
+            losses[step] = float(loss)
+    return sorted(losses.items())
 
 
 def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
-    """What each line holds, by its number; blank ones and a last one that is cut are left out."""
+    """The number and content of each line; blank lines and a cut last line are left out."""
     if not path.is_file():
         return
     broken = 0
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if broken:
-                raise ValueError(f"{call}: {path}, line {broken} is no JSON: mend or remove it")
+                raise ValueError(f"{call}: {path}, line {broken} is not JSON: mend or remove it")
             if not line.strip():
                 continue
             try:
@@ -151,36 +157,107 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(finite(row), allow_nan=False).encode() + b"\n"
 
 
+# Curves
+
+
+def plot_curves(folder: str | os.PathLike[str]) -> Figure:
+    """Draw each loss of a run over its steps, as logged and smoothed, and the learning rate.
+
+    Args:
+        folder: the run's.
+
+    Raises:
+        ValueError: the folder has no metrics.
+        ImportError: matplotlib is not installed.
+    """
+    rows = read_metrics(folder)
+    if not rows:
+        raise ValueError(f"plot_curves: {Path(folder) / METRICS} holds no step")
+    need("matplotlib", "plot")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    names = list(dict.fromkeys(name for row in rows for name in row["losses"]))
+    for name, color in zip(names, _COLORS * len(names), strict=False):
+        logged = ((row["step"], row["losses"].get(name)) for row in rows)
+        points = [(step, loss) for step, loss in logged if loss is not None]
+        steps, losses = np.array(points, np.float64).reshape(-1, 2).T
+        smooth = smoothed(losses)
+        above.plot(steps, losses, color=color, alpha=0.25, linewidth=0.8)
+        end = f"{name}, {smooth[-1]:.3f} at the end" if smooth.size else name
+        above.plot(steps, smooth, color=color, linewidth=1.8, label=end)
+    skipped = [row["step"] for row in rows if row.get("skipped")]
+    if skipped:
+        top = above.get_ylim()[1]
+        above.plot(skipped, [top] * len(skipped), "x", color=_INK, label=f"skipped: {len(skipped)}")
+    below.plot([row["step"] for row in rows], [row["rate"] for row in rows], color=_INK)
+    above.set_ylabel("loss (nats)", color=_INK)
+    below.set_ylabel("rate", color=_INK)
+    below.set_xlabel("step", color=_INK)
+    below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    below.set_ylim(bottom=0)
+    above.legend(frameon=False, labelcolor=_INK)
+    for axes in (above, below):
+        axes.grid(color=_FAINT, linewidth=0.6)
+        axes.tick_params(colors=_INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(_FAINT)
+    return figure
+
+
+def write_curves(folder: str | os.PathLike[str]) -> Path:
+    """Draw the curves of a run into its folder."""
+    figure: Any = plot_curves(folder)
+    path = Path(folder) / CURVES
+    with replacing(path) as file:
+        figure.savefig(file, format="png")
+    return path
+
+
+def smoothed(values: Array) -> Array:
+    """The mean of each value and of earlier ones, about a thirtieth of all values together.
+
+    >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
+    array([ 0. ,  0.5,  1. , 49. ])
+    """
+    width = max(1, len(values) // 30)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(0, ends - width)
+    return np.asarray((sums[ends] - sums[begins]) / (ends - begins))
+
+
 # Snapshots
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """The snapshots that are whole, by their steps, in order."""
+    """The complete snapshots by step, in order."""
     home = folder / SNAPSHOTS
-    found = {}
+    paths = {}
     for path in home.iterdir() if home.is_dir() else ():
         match = _STEP.fullmatch(path.name)
         if match and (path / CONFIG).is_file():
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+            paths[int(match[1])] = path
+    return dict(sorted(paths.items()))
 
 
 def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> None:
-    """Let `save` write a model to a new folder, which takes its place when it is whole."""
-    place = folder / SNAPSHOTS / _step_name(step)
-    part = place.with_name(f".{place.name}.part")
+    """Let `save` write a model to a new folder, which appears when it is complete."""
+    path = folder / SNAPSHOTS / _step_name(step)
+    part = path.with_name(f".{path.name}.part")
     with saving(f"the snapshot of step {step}", folder):
         try:
-            place.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             save(part)
-            shutil.rmtree(place, ignore_errors=True)  # of a run that was killed after this step
-            part.replace(place)
+            shutil.rmtree(path, ignore_errors=True)  # of a run that was killed after this step
+            part.replace(path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
 def _step_name(step: int) -> str:
-    """What a checkpoint or snapshot is called."""
+    """The name of a checkpoint or snapshot."""
     return f"step-{step:08d}"
 
 
@@ -189,13 +266,13 @@ def _step_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run was when it was written.
+    """The state of a run at a step.
 
     Attributes:
-        path: where it is.
-        arrays: of the parameters and of what the optimiser keeps, (n,) each.
+        path: of the file.
+        arrays: the parameters and the arrays of the optimizer, (n,) each.
         about: the step, the settings and all other state, as JSON holds it.
-        damaged: what is wrong with those after it.
+        damaged: what is wrong with each later checkpoint.
     """
 
     path: Path
@@ -207,10 +284,10 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> None:
-    """Write one, and remove those before it but for the last.
+    """Write a checkpoint, and remove all earlier ones except the last.
 
     Raises:
-        OSError: it cannot be written; those that are there stay.
+        OSError: it cannot be written; earlier ones stay.
     """
     path = folder / CHECKPOINTS / f"{_step_name(step)}.safetensors"
     with saving(f"the checkpoint of step {step}", folder):
@@ -218,13 +295,13 @@ def write_checkpoint(
         with replacing(path) as file:
             file.write(sealed(arrays, about))
             file.flush()
-            os.fsync(file.fileno())  # so that after a power cut it is whole, too
-        for old in [one for one in _checkpoints(folder) if one.name <= path.name][:-_KEPT]:
+            os.fsync(file.fileno())  # so that it is complete after a power cut too
+        for old in [other for other in _checkpoints(folder) if other.name <= path.name][:-_KEPT]:
             old.unlink()
 
 
 def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
-    """A checkpoint as a safetensors file that holds the SHA-256 of all its other bytes."""
+    """The bytes of a checkpoint: a safetensors file with the SHA-256 of all its other bytes."""
     from safetensors.numpy import save
 
     texts = {"qkv": json.dumps(about, default=_plain), "sha256": _UNSEALED.decode()}
@@ -234,10 +311,10 @@ def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last one that is whole, or None where there is none.
+    """Read the last complete checkpoint; None if the folder has no checkpoint.
 
     Raises:
-        ValueError: there are some, and none is whole.
+        ValueError: no checkpoint is complete.
     """
     damaged: list[str] = []
     for path in reversed(_checkpoints(folder)):
@@ -252,14 +329,14 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def need_same(found: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:
-    """An error that names the first setting in which a checkpoint is another than what is asked.
+def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
+    """Raise an error unless a run has the settings that its checkpoint at `path` has stored.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a setting differs; the message names the first.
     """
-    same = json.loads(json.dumps(asked, default=_plain))  # as it would be read again
-    theirs, ours = dict(_flat(found)), dict(_flat(same))
+    same = json.loads(json.dumps(settings, default=_plain))  # as it would be read again
+    theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise ValueError(
@@ -270,7 +347,7 @@ def need_same(found: Mapping[str, Any], asked: Mapping[str, Any], path: Path) ->
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """What cannot be written is an error that says what there still is."""
+    """If something cannot be written, raise an error that names the last good checkpoint."""
     try:
         yield
     except OSError as error:
@@ -281,8 +358,8 @@ def saving(what: str, folder: Path) -> Iterator[None]:
         good = (
             f"{CHECKPOINTS}/{kept.path.name} is whole" if kept else "there is no checkpoint before"
         )
-        told = f"{what} cannot be written ({error.strerror or error}): {good}"
-        raise OSError(error.errno, told, str(folder)) from error
+        message = f"{what} cannot be written ({error.strerror or error}): {good}"
+        raise OSError(error.errno, message, str(folder)) from error
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -291,11 +368,11 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays of a checkpoint and what it says about them.
+    """Read the arrays of a checkpoint and its other state.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not what was written, or nothing that a run can go on from.
+        ValueError: it is damaged, or no run can resume from it.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -322,7 +399,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _check_state(about: Any, step: int) -> None:
-    """Raise unless a run can be at this step in this state."""
+    """Raise an error unless a run can be at this step in this state."""
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -337,18 +414,16 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, Array]) -> None:
-    """Raise unless these can be the parameters and the running means of a run."""
+    """Raise an error unless these can be the parameters and the running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
     like = arrays["parameters"]
     for name, array in arrays.items():
+        has = f"{name} is {array.dtype} of shape {array.shape}"
         if array.dtype not in (np.float32, np.float64) or array.ndim != 1:
-            raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
+            raise ValueError(has)
         if (array.dtype, array.shape) != (like.dtype, like.shape):
-            raise ValueError(
-                f"{name} is {array.dtype} of shape {array.shape}, and the parameters are "
-                f"{like.dtype} of shape {like.shape}"
-            )
+            raise ValueError(f"{has}, and the parameters are {like.dtype} of shape {like.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     if (arrays["square"] < 0).any():
@@ -356,7 +431,7 @@ def _check_arrays(arrays: Mapping[str, Array]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy's, or an array, as JSON can hold it."""
+    """A NumPy number or array as JSON can hold it."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(
@@ -375,5 +450,5 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    """A setting as errors show it."""
+    """A setting as an error shows it."""
     return f"{values[name]!r:.60}" if name in values else "left out"

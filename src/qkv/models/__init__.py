@@ -8,7 +8,7 @@ from qkv.models.model import CrossEncoderModel, Model
 from qkv.models.pool import Pool
 from qkv.models.run.edit import At
 from qkv.models.tasks.call import ModelOutput
-from qkv.models.tasks.heads import Factored, HeadWeights
+from qkv.models.tasks.head_weights import Factored, HeadWeights
 from qkv.models.untrained import random_model
 
 __all__ = [

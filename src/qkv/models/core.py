@@ -28,8 +28,8 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
 from qkv.models.run.edit import EditedRun
-from qkv.models.run.fit_edits import fit, plain, swapped
-from qkv.models.run.inputs import check_tokenizer
+from qkv.models.run.fit_edits import fit, plain
+from qkv.models.run.inputs import check_tokenizer, end_ids
 from qkv.models.run.layout import Layout
 from qkv.models.run.reader import TextReader
 from qkv.models.run.streams import parts
@@ -93,7 +93,7 @@ class Core:
             rows=len(self.network.embedding.table),
             fills_gaps=not self.generates,
         )
-        self._eos_ids = _end_ids(config, self._generation, name)
+        self._eos_ids = end_ids(config, self._generation, name)
         if tokenizer is not None:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
@@ -451,27 +451,16 @@ class Core:
         rows, cu_lengths = self.reader.run(self.network, batch, top_k=top_k, stop=stop, **options)
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
-    def _swapped(self, edits: Edits, batch: Sequence[Tokenized], first: int = 0) -> list[Tokenized]:
-        """Return the texts with the tokens that records exchange."""
-        return swapped(edits, batch, self.tokenizer, first)
-
-    def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> EditedRun:
-        """Check edits against this model and a batch; the others are arguments of `fit`."""
-        reader = self.reader
-        return fit(
-            edits,
-            batch=map(reader.with_names, batch),
-            body=self.network,
-            pieces=reader.known_subwords,
-            read=reader.known_ids,
-            **others,
-        )
+    def _fit(
+        self, edits: Edits, batch: Iterable[Tokenized], **others: Any
+    ) -> tuple[list[Tokenized], EditedRun]:
+        """Check edits against this model and a batch, see `fit`; others are its arguments."""
+        return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
         """Return the edits of one text as JSON can hold them, after checking them."""
-        [swapped_text] = self._swapped(edits, [text])
-        self._fit(edits, [swapped_text])
-        return plain(edits, swapped_text, self.network, self.reader.known_subwords)
+        [text], _ = self._fit(edits, [text])
+        return plain(edits, text, self.network, self.reader)
 
     def _with_means(
         self,
@@ -498,11 +487,7 @@ class Core:
         return edited.below(stop).averaged(sum(map(len, batch)), run)
 
     def _need_words(self, call: str) -> int:
-        """Return V, the number of words that the head gives logits for.
-
-        Raises:
-            ValueError: it gives none.
-        """
+        """Return V, the number of words that the head gives logits for; a ValueError if none."""
         head = self.head
         if head is None or not head.predicts:
             of = "vectors" if head is not None and head.steps.embeds else "classes"
@@ -513,18 +498,3 @@ class Core:
                 "...ForCausalLM)"
             )
         return head.steps.outputs
-
-
-def _end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
-    """Return the ids that end a text: those of generation_config.json, else of config.json."""
-    found = generation.get("eos_token_id")
-    if found is None:
-        found = config.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    for token in ids:
-        if not is_whole(token):
-            raise ModelError(
-                f"generate: eos_token_id of {name} is {found!r:.40}: it must be a whole number, "
-                "or a list of whole numbers"
-            )
-    return frozenset(ids)

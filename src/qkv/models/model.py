@@ -12,14 +12,14 @@ from qkv.models.sentence.encode import (
     encode_document,
     encode_query,
     encode_stream,
+    routes,
     text_encoder,
 )
 from qkv.models.sentence.rank import predict_pairs, rank, ranker, similarity, similarity_pairwise
-from qkv.models.sentence.routes import routes
 from qkv.models.tasks.call import call
 from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
-from qkv.models.tasks.heads import head_weights
+from qkv.models.tasks.head_weights import head_weights
 from qkv.models.tasks.pairs import call_pair, trace_pair
 from qkv.models.tasks.predict import blanks, guesses, losses, predict, unembed
 from qkv.models.tasks.run_layers import run_layers

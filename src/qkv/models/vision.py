@@ -233,8 +233,8 @@ def encode_images(
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
     _, batch = model.reader.read(images, "encode")
     edits = edits_of(edit, ablate, hide, call="encode")
-    batch = model._swapped(edits, batch)
-    edited = model._with_means(model._fit(edits, batch), batch, batch_size)
+    batch, edited = model._fit(edits, batch)
+    edited = model._with_means(edited, batch, batch_size)
     vectors = []
     with progress("encode", len(batch), show_progress_bar) as advance:
         for part in parts(batch, batch_size):
@@ -281,9 +281,8 @@ def call_images(
         raise ValueError(f"model: pixel_values have shape {images.shape}: give {reader.wants}")
     reader.check(images, "model")
     edits = edits_of(edit, ablate, hide, call="model")
-    batch = model._swapped(edits, reader.patches(images))
-    edited = model._with_means(model._fit(edits, batch), batch)
-    options = edited.packed(range(len(images)), batch)
+    batch, edited = model._fit(edits, reader.patches(images))
+    options = model._with_means(edited, batch).packed(range(len(images)), batch)
     rows, _ = reader.run_images(model.network, images, **options)
     seen = np.ones((len(images), reader.length_of(images)), bool)
     return output_of(model.network, rows, seen)

@@ -62,9 +62,5 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     {0: {1: 0}}
     """
     edits = edits_of(records, call="trace", given="edits")
-    [changed] = model._swapped(edits, [text])
-    return Changes(
-        changed,
-        [one.fields for one in edits.records if one.op != "swap"],
-        model._fit(edits, [changed]),
-    )
+    [changed], run = model._fit(edits, [text])
+    return Changes(changed, [record.fields for record in edits.records if record.op != "swap"], run)

@@ -202,7 +202,7 @@ def test_an_encoder_at_its_mask():
         ({"at": None}, TypeError, "at is None: give names"),
         ({"of": 3}, TypeError, r"of is 3: give \(place, token\)"),
         ({"of": "cat"}, TypeError, "of is 'cat'"),
-        ({"of": (9, 1)}, ValueError, "place 9 and the text has 4 tokens: give -4 to 3"),
+        ({"of": (9, 1)}, ValueError, "position 9 and the text has 4 tokens: give -4 to 3"),
         ({"of": (-1, 10**6)}, ValueError, "no token 1000000: the ids run from 0 to"),
         ({"of": (-1, -1)}, ValueError, "no token -1"),
         ({"of": (-1, 1.5)}, TypeError, r"the token 1\.5: give an id, or a string"),

@@ -17,7 +17,8 @@ from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import At, EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
-from qkv.models.run.masking import from_start, masked_positions, masked_words
+from qkv.models.run.masking import from_start, masked_keys
+from qkv.models.run.reader import TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, meant, parse
@@ -28,25 +29,22 @@ _HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists un
 
 def fit(
     edits: Edits,
-    *,
     batch: Iterable[Tokenized],
     body: Transformer,
-    pieces: Callable[[str], list[list[str]]] | None,
-    read: Callable[[str, str], Array] | None = None,
+    reader: TextReader,
+    *,
     more: Sequence[int] = (),
     written: int | None = None,
     first: int = 0,
     absent: set[Any] | None = None,
-) -> EditedRun:
-    """Check edits, and return what the run does differently.
+) -> tuple[list[Tokenized], EditedRun]:
+    """Check edits: return the texts with exchanged tokens, and what their run does differently.
 
     Args:
         edits: what the user asked for.
-        batch: the texts, which are read only if there is something to edit.
+        batch: the texts.
         body: the network.
-        pieces: returns the ways to split a word, none if the vocabulary does not have it; None if
-            the model knows no words.
-        read: returns the ids of a text, (T,), for a call; None if the model reads no texts.
+        reader: what the model reads texts with.
         more: the number of tokens that may follow each text, if any may.
         written: the number of positions that a decoder begins with, if one runs with the encoder.
         first: the number of the first text for the caller.
@@ -55,16 +53,18 @@ def fit(
 
     Raises:
         TypeError: a replacement of an activation is no array of numbers.
-        ValueError: a layer, head, word or position does not exist, a shape does not fit, or a text
-            has no visible word left.
+        ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
+            does not fit, or a text has no visible word left.
         KeyError: an activation does not exist; the message has the nearest names.
     """
+    batch = swapped(edits, batch, reader.tokenizer, first)
     if not edits:
-        return EditedRun()
+        return batch, EditedRun()
     call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
-    named = _named(edits.changes, body, written is not None, call)
+    is_pair = written is not None
+    named = _named(edits.changes, body, is_pair, call)
     records = [_in_model(record, body, call) for record in edits.records]
-    texts = list(batch)
+    texts = list(map(reader.with_names, batch))
     lengths = [len(text) for text in texts]
     counts = {"": (len(texts), max(lengths, default=0))}
     counts["encoder"], counts["decoder"] = counts[""], (len(texts), written or 0)
@@ -74,37 +74,29 @@ def fit(
         else _array(name, change, body, counts, call, named.get(name.rpartition(".")[0]))
         for name, change in named.items()
     }
-    plan = Plan(call, body, lengths, "encoder." * (written is not None), first, read)
+    plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
     scales = [record for record in records if record.op == "scale"]  # only the last one counts
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if record.source != "hide" and record.op in OPS:
             _check_tokens(record, texts, first, call)
             OPS[record.op](plan, record)
     hides = [hide_value(record) for record in records if record.source == "hide"]
-    words = [value for value in hides if isinstance(value, str)]
-    masked = masked_words(words, texts, pieces, call, first, absent) if words else []
-    limits = [
-        length + extra for length, extra in zip(lengths, more or [0] * len(texts), strict=True)
-    ]
-    for value in hides:
-        if not isinstance(value, str):
-            masked += masked_positions(value, lengths, limits, call, absent)
-    pairs = sorted((layer, head) for layer, values in plan.ablated.items() for head in values)
+    limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
+    masked = masked_keys(hides, texts, limits, reader.known_subwords, call, first, absent)
     others = (record for record in records if record.source != "hide" and record.op in _HIDES)
-    hides += map(hide_value, others)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
-        "ablate": pairs,
-        "hide": list(dict.fromkeys(hides)),
+        "ablate": sorted((layer, head) for layer, own in plan.ablated.items() for head in own),
+        "hide": list(dict.fromkeys([*hides, *map(hide_value, others)])),
     }
-    return EditedRun(
+    return batch, EditedRun(
         call,
         changes,
         plan.changes,
         plan.ablated,
         list(dict.fromkeys([*masked, *plan.masked])),
         heads,
-        written is not None,
+        is_pair,
         {name: value for name, value in asked.items() if value},
         first,
     )
@@ -275,10 +267,7 @@ def _array(
 
 
 def plain(
-    edits: Edits,
-    text: Tokenized,
-    body: Transformer,
-    pieces: Callable[[str], list[list[str]]] | None,
+    edits: Edits, text: Tokenized, body: Transformer, reader: TextReader
 ) -> list[dict[str, Any]]:
     """Return the records of one text as JSON can hold them: no words, no negative positions.
 
@@ -288,7 +277,7 @@ def plain(
         edits: what the user asked for, which fits the model and the text.
         text: the text, with swapped tokens.
         body: the network.
-        pieces: as in `fit`.
+        reader: what the model reads texts with.
 
     Raises:
         ValueError: an edit is a function, or an array for an activation that no record names; or a
@@ -309,15 +298,13 @@ def plain(
             )
         records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
     for record in (_in_model(record, body, call) for record in edits.records):
-        value = hide_value(record) if record.source == "hide" else None
-        if isinstance(value, str):
-            masked = masked_words([value], [text], pieces, call)
-        elif value is not None:
-            masked = masked_positions(value, [len(text)], [len(text)], call)
-        else:
+        if record.source != "hide":
             records.append({name: _as_json(value) for name, value in record.fields.items()})
             continue
-        for _, query, key, layer, head in masked:
+        hides = [hide_value(record)]
+        for _, query, key, layer, head in masked_keys(
+            hides, [text], [len(text)], reader.known_subwords, call
+        ):
             edge = {"query": query, "key": key, "layer": layer, "head": head}
             edge = {name: number for name, number in edge.items() if number is not None}
             plain = {"op": "hide", "token": key} if query is None else {"op": "mask", **edge}
@@ -331,10 +318,10 @@ def _as_json(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def check(edits: Edits, body: Transformer, read: Callable[[str, str], Array] | None = None) -> None:
+def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
     """Raise those errors of `fit` that need no texts, for a model without a decoder beside it."""
     _named(edits.changes, body, False, edits.call)
-    plan = Plan(edits.call, body, [], read=read)
+    plan = Plan(edits.call, body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.call) for record in edits.records):
         if record.op in OPS:
             OPS[record.op](plan, record)

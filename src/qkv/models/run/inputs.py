@@ -1,15 +1,15 @@
-"""What a caller gives, checked: token ids with their mask or in the place of texts, a tokenizer."""
+"""Checks of inputs (token ids, masks, positions) and of what files say about tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array
-from qkv.models.files.read import ModelError
+from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
@@ -207,6 +207,21 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
             f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "
             "no room is left for words"
         )
+
+
+def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
+    """Return the ids that end a text: those of generation_config.json, else of config.json."""
+    entry = generation.get("eos_token_id")
+    if entry is None:
+        entry = config.get("eos_token_id")
+    ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
+    for token in ids:
+        if not is_whole(token):
+            raise ModelError(
+                f"generate: eos_token_id of {name} is {entry!r:.40}: it must be a whole number, "
+                "or a list of whole numbers"
+            )
+    return frozenset(ids)
 
 
 def check_device(device: Any, call: str) -> None:

@@ -11,13 +11,31 @@ from qkv.text import Tokenized
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 
 
-def masked_words(
-    words: Sequence[str],
+def masked_keys(
+    hides: Sequence[Any],
     batch: Sequence[Tokenized],
+    limits: Sequence[int],
     subwords: Callable[[str], list[list[str]]] | None,
     call: str,
     first: int = 0,
     absent: set[Any] | None = None,
+) -> list[Masked]:
+    """Return the keys to mask for words, and for positions and edges; `limits` as for these."""
+    words = [value for value in hides if isinstance(value, str)]
+    masked = _of_words(words, batch, subwords, call, first, absent) if words else []
+    for value in hides:
+        if not isinstance(value, str):
+            masked += _of_positions(value, [len(text) for text in batch], limits, call, absent)
+    return masked
+
+
+def _of_words(
+    words: Sequence[str],
+    batch: Sequence[Tokenized],
+    subwords: Callable[[str], list[list[str]]] | None,
+    call: str,
+    first: int,
+    absent: set[Any] | None,
 ) -> list[Masked]:
     """Return the keys to mask for these words, wherever they stand.
 
@@ -59,16 +77,16 @@ def masked_words(
     ]
 
 
-def masked_positions(
+def _of_positions(
     asked: int | tuple[int, ...],
     lengths: Sequence[int],
     limits: Sequence[int],
     call: str,
-    absent: set[Any] | None = None,
+    absent: set[Any] | None,
 ) -> list[Masked]:
     """Return a position, or an edge between two, in each text that has them; -1 is the last.
 
-    `lengths` are the texts' own, `limits` include new tokens; `absent` is as in `masked_words`.
+    `lengths` are the texts' own, `limits` include new tokens; `absent` is as in `_of_words`.
     """
     fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*fields, None, None][:4]

@@ -1,8 +1,9 @@
-"""Make vectors of texts: `Model.encode` and the calls beside it, as in sentence-transformers."""
+"""Make vectors of texts: `Model.encode` and the calls beside it, and the routes that texts take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,10 @@ import numpy as np
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.extras import need
 from qkv.models.core import Core
-from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device
 from qkv.models.sentence.encoder import OPTIONS, Encoder, checked_texts
-from qkv.models.sentence.routes import model_for
 from qkv.models.sentence.vectors import as_tensors, check_precision, quantized
-from qkv.text import Tokenized
 
 
 def encode(
@@ -123,15 +121,9 @@ def encode(
         truncate_dim=truncate_dim,
         task=task,
     )
-    own = model_for(model, task, "encode")
     texts = [inputs] if isinstance(inputs, str) else inputs
     edits = edits_of(edit, ablate, hide, call="encode")
-    check(edits, own.network, own.reader.known_ids)
-
-    def fit(batch: Sequence[Tokenized]) -> tuple[list[Tokenized], EditedRun]:
-        swapped = own._swapped(edits, batch)
-        return swapped, own._fit(edits, swapped)
-
+    check(edits, encoder.model.network, encoder.model.reader)
     if pool is not None:
         if pool.model is not model:
             raise ValueError(
@@ -142,10 +134,8 @@ def encode(
                 "encode: pool cannot be combined with ablate, hide or edit: leave one of them out"
             )
         vectors = _by_pool(pool, encoder, texts, chunk_size, show_progress_bar)
-    elif not edits:
-        vectors = encoder.all(texts, show_progress_bar)
     else:
-        vectors = encoder.edited(texts, fit, show_progress_bar)
+        vectors = encoder.all(texts, show_progress_bar, edits)
     if precision != "float32":
         vectors = quantized(vectors, precision, call="encode")
     if torch is not None:
@@ -272,18 +262,39 @@ def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Enc
         task: as in `encode`.
         options: those of `encode`.
     """
-    call = options.get("call", "encode")
-    own = model_for(model, task, call)
-    return Encoder(
-        name=own.name,
-        tokenizer=own.reader.need_tokenizer(call),
-        sentence=own.sentence,
-        limit=own.max_seq_length,
-        rows=own.reader.rows,
-        dim=own.dim,
-        dtype=own.network.dtype,
-        run=own.network.packed,
-        head=own._embedder,
-        task=task,
-        **options,
-    )
+    own = model_for(model, task, options.get("call", "encode"))
+    return Encoder(own, task=task, **options)
+
+
+def routes(model: Core) -> Mapping[str, Core]:
+    """Return the models of all routes by name; empty for a model without routes."""
+    if not model._routing.is_choice:
+        return MappingProxyType({})
+    own = {model._route: model}
+    return MappingProxyType({name: (own | model._others)[name] for name in model._routing.ways})
+
+
+def model_for(model: Core, task: str | None, call: str) -> Core:
+    """Return the model of the route that a text with this task takes.
+
+    Raises:
+        TypeError: the task is not a string.
+        ValueError: no route is for this task.
+    """
+    if task is not None and not isinstance(task, str):
+        raise TypeError(f"{call}: task is {type(task).__name__}: give a string, or None")
+    routing = model._routing
+    if not routing.is_choice:
+        return model
+    route = routing.way(task)
+    if route is None:
+        tasks = {name for name, _ in routing.chosen if name is not None}
+        known = ", ".join(dict.fromkeys([*routing.ways, *sorted(tasks)]))
+        problem = f"no task is given, and {model.name} has no default route"
+        if task is not None:
+            problem = f"there is no route for the task {task!r:.80} in {model.name}"
+        raise ValueError(
+            f"{call}: {problem}: give task as one of {known}, or call encode_query or "
+            "encode_document"
+        )
+    return routes(model)[route]

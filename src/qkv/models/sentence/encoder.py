@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array, whole_number
+from qkv.edits import Edits
+from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
-from qkv.models.network.head import BuiltHead
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.inputs import check_ids
 from qkv.models.run.layout import Layout
 from qkv.models.run.truncation import MOST, Truncator, callers
 from qkv.progress import progress
-from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of
 from qkv.trace import Recorder
 
@@ -52,29 +52,18 @@ class Encoder:
     """The computation of `Model.encode`, with checked options.
 
     Attributes:
-        name: the model's name, for errors.
+        model: the model of the route that the texts take.
+        batch_size: an option of `Model.encode`, like the next six.
+        call: the public call that errors name.
         tokenizer: the model's.
-        sentence: what its files say about texts and their vectors.
+        sentence: what the model's files say about texts and their vectors.
         limit: the most tokens of a text.
-        rows: the number of ids that the model knows.
-        dim: D, the size of a token's vector.
         dtype: the type of the vectors.
         run: from the ids of texts to the vectors of their tokens, end to end, and where each text
             begins; `Transformer.packed`.
-        head: makes a text's vector of these; None for pooling.
-        batch_size: an option of `Model.encode`, like the next six.
-        call: the public call that errors name.
     """
 
-    name: str
-    tokenizer: Tokenizer
-    sentence: Sentence
-    limit: int | None
-    rows: int
-    dim: int
-    dtype: np.dtype[Any]
-    run: Callable[..., tuple[Array, Array]]
-    head: BuiltHead | None = None
+    model: Core
     batch_size: int = 32
     normalize_embeddings: bool | None = None
     output_value: str | None = "sentence_embedding"
@@ -85,6 +74,10 @@ class Encoder:
     call: str = "encode"
 
     def __post_init__(self) -> None:
+        model = self.model
+        self.tokenizer = model.reader.need_tokenizer(self.call)
+        self.sentence, self.limit = model.sentence, model.max_seq_length
+        self.run, self.dtype = model.network.packed, model.network.dtype
         size = whole_number(self.batch_size, call=self.call, name="batch_size", least=1)
         self.batch_size = size
         if self.truncate_dim is not None:
@@ -103,7 +96,7 @@ class Encoder:
                 f"{self.output_value}: leave it out"
             )
         self._before = chosen_prompt(
-            self.sentence, self.prompt, self.prompt_name, name=self.name, call=self.call
+            self.sentence, self.prompt, self.prompt_name, name=model.name, call=self.call
         )
         self._unread = 0  # the tokens of the prompt that pooling leaves out
         if self._before and not self.sentence.include_prompt:
@@ -111,8 +104,10 @@ class Encoder:
             ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
             self._unread = len(alone) - ending
 
-    def all(self, sentences: Any, show: bool | None = None) -> Any:
+    def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
         """Return all vectors at once, (n, D), or the other outputs of each text."""
+        if edits:
+            return self._edited(sentences, show, edits)
         parts = self.windows(sentences, show)
         if not self._one_each:
             return [rows for part in parts for rows in part]
@@ -139,40 +134,31 @@ class Encoder:
                 yield self._vectors(batch, advance)
         truncator.cut.warn()
 
-    def edited(
-        self,
-        sentences: Any,
-        fit: Callable[[Sequence[Tokenized]], tuple[list[Tokenized], EditedRun]],
-        show: bool | None = None,
-    ) -> Any:
-        """Return what `all` returns for a run with edits, which need all texts at once.
-
-        `fit` returns the texts, with swapped tokens, and the checked edits.
-        """
-        truncator = Truncator(self.tokenizer, self.limit)
+    def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
+        """Return the outputs of a run with edits, which need all texts at once."""
+        truncator, model = Truncator(self.tokenizer, self.limit), self.model
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
-        batch = [text.ids for text in texts]
-        for number, ids in enumerate(batch):
-            self.check(ids, number)
-        if not batch:
+        for number, text in enumerate(texts):
+            self.check(text.ids, number)
+        if not texts:
             return self.all([])
-        texts, edits = fit(texts)
+        texts, edited = model._fit(edits, texts)
         batch = [text.ids for text in texts]
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
             for numbers in self._parts(batch):
                 self.run([batch[i] for i in numbers], record=recorder(Layout(numbers)))
 
-        edits = edits.averaged(sum(map(len, batch)), run)
+        edited = edited.averaged(sum(map(len, batch)), run)
         with progress("encode", len(batch), show) as advance:
-            found = self._vectors(batch, advance, edits)
+            vectors = self._vectors(batch, advance, edited)
         truncator.cut.warn()
-        return found
+        return vectors
 
     @property
     def width(self) -> int:
         """The size of a text's vector, before it is cut."""
-        return self.sentence.width(self.dim if self.head is None else self.head.steps.outputs)
+        return self.sentence.width(self.model._vector_size)
 
     @property
     def kind(self) -> Hashable:
@@ -194,7 +180,7 @@ class Encoder:
 
     def _too_long(self) -> str:
         limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
-        return f"has more than the {limit} that {self.name} reads: shorten it"
+        return f"has more than the {limit} that {self.model.name} reads: shorten it"
 
     def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Return ids (T,) that a user gives instead of a text, as they are run.
@@ -221,7 +207,7 @@ class Encoder:
             raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
         if not row.size:
             raise ValueError(f"{name} has no ids: give at least one")
-        check_ids(row, self.rows, name)
+        check_ids(row, self.model.reader.rows, name)
         row = row.astype(np.int64, copy=False)
         if self.limit is None or len(row) <= self.limit:
             return row
@@ -246,8 +232,9 @@ class Encoder:
 
     def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
         """Return a vector of each text from the vectors of its tokens, (total, D), end to end."""
-        if self.head is not None:
-            return self.head(rows, cu_lengths, np.concatenate(batch))
+        head = self.model._embedder
+        if head is not None:
+            return head(rows, cu_lengths, np.concatenate(batch))
         pool, unread = self.sentence.pool, self._unread
         return np.array([pool(rows[first:last], unread) for first, last in pairwise(cu_lengths)])
 

@@ -12,18 +12,9 @@ from qkv.arrays import whole_number
 from qkv.attend import softmax
 from qkv.extras import need
 from qkv.models.core import Core
-from qkv.models.network.head import BuiltHead
 from qkv.models.run.inputs import check_device
 from qkv.models.sentence import vectors
-from qkv.models.sentence.encoder import chosen_prompt
-from qkv.models.sentence.ranker import (
-    Activation,
-    Ranker,
-    activation_of,
-    best,
-    given_activation,
-    need_ranking,
-)
+from qkv.models.sentence.ranker import Ranker, best, need_ranking
 from qkv.progress import progress
 from qkv.text.tokenizer import check_text, check_texts
 
@@ -156,40 +147,8 @@ def ranker(
         TypeError: as in `rank`.
         ValueError: the model does not rank, or has no tokenizer; as in `rank`.
     """
-    head = need_ranking(model.head, model.name)
-    return _scorer(model, head, "rank", prompt_name, prompt, activation_fn)
-
-
-def _scorer(
-    model: Core,
-    head: BuiltHead,
-    call: str,
-    prompt_name: str | None,
-    prompt: str | None,
-    activation_fn: Any,
-) -> Ranker:
-    """Return a scorer of pairs of texts, with a head for one class or for several."""
-    types = model.embedding.token_types
-    sentence = model.sentence
-    limits = filter(None, (model.max_seq_length, sentence.pair_limit))
-    activation: Activation
-    if activation_fn is None:
-        classes = head.steps.outputs
-        activation = activation_of(sentence, model.config, model.name, classes, call)
-    else:
-        activation = given_activation(activation_fn, call)
-    return Ranker(
-        call=call,
-        name=model.name,
-        tokenizer=model.reader.need_tokenizer(call),
-        sentence=sentence,
-        before=chosen_prompt(sentence, prompt, prompt_name, name=model.name, call=call),
-        limit=min(limits, default=None),
-        run=model.network.packed,
-        head=head,
-        tells_texts_apart=types is not None and len(types) > 1 and sentence.tells_texts_apart,
-        activation=activation,
-    )
+    need_ranking(model.head, model.name)
+    return Ranker(model, "rank", prompt_name, prompt, activation_fn)
 
 
 def predict_pairs(
@@ -235,8 +194,7 @@ def predict_pairs(
     torch = need("torch", "torch") if tensors else None
     batch_size = whole_number(batch_size, call="predict", name="batch_size", least=1)
     single, pairs = _checked_pairs(inputs)
-    assert model.head is not None  # `qkv.load` makes a cross-encoder only of a model with one
-    scorer = _scorer(model, model.head, "predict", prompt_name, prompt, activation_fn)
+    scorer = Ranker(model, "predict", prompt_name, prompt, activation_fn)
     scores = np.empty((0,) if scorer.classes == 1 else (0, scorer.classes))
     if pairs:
         read = scorer.each(*zip(*pairs, strict=True))

@@ -6,16 +6,17 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.core import Core
 from qkv.models.files.sentence import ACTIVATIONS, Sentence
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.pooling import activated
 from qkv.models.run.truncation import Truncator, callers
-from qkv.models.sentence.encoder import LETTERS, TEXTS, TOKENS, by_length
+from qkv.models.sentence.encoder import LETTERS, TEXTS, TOKENS, by_length, chosen_prompt
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
@@ -109,35 +110,58 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     return Frame((before, between, after), (one, two, three, four, five))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ranker:
     """The computation of `Model.rank`, with checked options.
 
     Attributes:
+        model: a model whose head gives each text a score, or a score for each class.
         call: the public call that errors name.
-        name: the model's name, for errors.
+        prompt_name: an option of `Model.rank`, like the next two.
         tokenizer: the model's.
-        sentence: what its files say about texts.
         before: the prompt before the first text.
         limit: the most tokens of a pair.
-        run: from the ids of texts to the vectors of their tokens, end to end, and where each
-            begins; `Transformer.packed`.
-        head: from these vectors to the logits of each text.
         tells_texts_apart: whether the network gets the segment of each token.
         activation: applied to the logits: the name of one of `ACTIVATIONS`, a function of an array,
             or None for nothing.
+
+    Raises:
+        TypeError: as in `Model.rank`.
+        ValueError: as in `Model.rank`, or the model has no tokenizer.
     """
 
-    call: str
-    name: str
-    tokenizer: Tokenizer
-    sentence: Sentence
-    before: str
-    limit: int | None
-    run: Callable[..., tuple[Array, Array]]
-    head: BuiltHead
-    tells_texts_apart: bool
-    activation: Activation
+    model: Core
+    call: str = "rank"
+    prompt_name: str | None = None
+    prompt: str | None = None
+    activation_fn: Any = None
+
+    def __post_init__(self) -> None:
+        model, sentence, call = self.model, self.model.sentence, self.call
+        limits = filter(None, (model.max_seq_length, sentence.pair_limit))
+        self.limit = min(limits, default=None)
+        self.activation = (
+            activation_of(sentence, model.config, model.name, self.classes, call)
+            if self.activation_fn is None
+            else given_activation(self.activation_fn, call)
+        )
+        self.tokenizer = model.reader.need_tokenizer(call)
+        self.before = chosen_prompt(
+            sentence, self.prompt, self.prompt_name, name=model.name, call=call
+        )
+        types = model.embedding.token_types
+        self.tells_texts_apart = types is not None and len(types) > 1 and sentence.tells_texts_apart
+
+    @property
+    def head(self) -> BuiltHead:
+        """The head of the model, from the vectors of tokens to the logits of each text."""
+        assert self.model.head is not None  # the caller has checked
+        return self.model.head
+
+    @property
+    def classes(self) -> int:
+        """C, the number of scores of a pair."""
+        return self.head.steps.outputs
 
     def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
         """Pair a query with each of these documents, cut at the limit.
@@ -175,11 +199,11 @@ class Ranker:
 
     def _whole(self, text: str) -> str:
         """Return the first of two texts, after the prompt."""
-        return self.sentence.prepared((self.before + text).strip())
+        return self.model.sentence.prepared((self.before + text).strip())
 
     def _frame(self, text: str) -> Frame:
         """Return the special tokens around two texts, if the limit leaves room for both."""
-        frame = frame_of(self.tokenizer, text, self.name, self.call)
+        frame = frame_of(self.tokenizer, text, self.model.name, self.call)
         if self.limit is not None and self.limit < len(frame) + 2:
             raise ValueError(
                 f"{self.call}: max_seq_length is {self.limit}, and a query and a document have "
@@ -189,7 +213,7 @@ class Ranker:
 
     def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
         """Return the ids of texts (T,), without special tokens."""
-        tokens = truncator([self.sentence.prepared(text.strip()) for text in texts])
+        tokens = truncator([self.model.sentence.prepared(text.strip()) for text in texts])
         return [text.ids[~np.array(text.special, bool)] for text in tokens]
 
     def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
@@ -201,15 +225,10 @@ class Ranker:
         options = {}
         if self.tells_texts_apart:
             options["segments"] = [pair.segments for pair in pairs]
-        rows, cu_lengths = self.run([pair.ids for pair in pairs], **options)
+        rows, cu_lengths = self.model.network.packed([pair.ids for pair in pairs], **options)
         logits = self.head(rows, cu_lengths)
         scores = applied(self.activation, logits, self.call)
         return scores[:, 0] if self.classes == 1 else scores
-
-    @property
-    def classes(self) -> int:
-        """C, the number of scores of a pair."""
-        return self.head.steps.outputs
 
     def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
         """Return the scores (n,) or (n, C) of pairs; `advance` gets the number of pairs done."""
@@ -247,12 +266,8 @@ def best(
     ]
 
 
-def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
-    """Return the head if it gives each text one number.
-
-    Raises:
-        ValueError: it does not; the message says what it gives.
-    """
+def need_ranking(head: BuiltHead | None, name: str) -> None:
+    """Raise a ValueError unless a head gives each text one number."""
     if head is None or not head.pools:
         has = "no head" if head is None else "a head for each token"
     elif head.steps.embeds:
@@ -260,7 +275,7 @@ def need_ranking(head: BuiltHead | None, name: str) -> BuiltHead:
     elif head.steps.outputs != 1:
         has = f"a head for {head.steps.outputs} classes"
     else:
-        return head
+        return
     raise ValueError(
         f"rank: {name} has {has} and does not rank: load a cross-encoder (architectures in its "
         "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
@@ -302,8 +317,7 @@ def given_activation(function: Any, call: str) -> Activation:
             f"{call}: activation_fn is {name}: give a function of an array, or one of torch.nn's "
             f"{', '.join(dict.fromkeys(known.rpartition('.')[2] for known in ACTIVATIONS))}"
         )
-    made: Callable[[Array], Array] = function
-    return made
+    return cast(Activation, function)
 
 
 def activation_of(

@@ -114,9 +114,8 @@ def fit_ids(
     if not edits:
         return EditedRun(), ids
     texts = [named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)]
-    texts = model._swapped(edits, texts)
-    ids = np.array([text.ids for text in texts]).reshape(ids.shape)
-    return model._fit(edits, texts, **others), ids
+    texts, edited = model._fit(edits, texts, **others)
+    return edited, np.array([text.ids for text in texts]).reshape(ids.shape)
 
 
 def options_of_columns(

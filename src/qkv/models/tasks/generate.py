@@ -167,11 +167,11 @@ def generate(
             "once: generate first, then trace(prompt + result, edit=...)"
         )
     single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
-    prompts = model._swapped(edits, [row.given for row in added])
+    more = [row.max_new_tokens for row in added] if model.continues else ()
+    written = None if model.continues else 1
+    prompts, edited = model._fit(edits, [row.given for row in added], more=more, written=written)
     for row, tokens in zip(added, prompts, strict=True):
         row.given = tokens
-    more = [row.max_new_tokens for row in added] if model.continues else ()
-    edited = model._fit(edits, prompts, more=more, written=None if model.continues else 1)
     steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
     if stream:
         new_texts = (pair for step in steps_taken for pair in step)

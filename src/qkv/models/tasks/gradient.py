@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.layout import layout_of
 from qkv.models.tasks.kept import layers_to_run
-from qkv.text import Tokenized, Tokenizer
+from qkv.text import Tokenized
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 
 Name = str | tuple[Any, ...]
@@ -101,12 +102,9 @@ def gradient(
     names = names_of(at, network, spliced=spliced_names(edits, network))
     _, batch = reader.read(text, "gradient")
 
-    def token_id(word: Any) -> int:
-        return word_id(word, words, model.tokenizer, reader.sentence.prepared, model.name)
-
+    token_id = partial(word_id, model, words)
     target = target_of(of, [len(tokens) for tokens in batch], network, token_id)
-    batch = model._swapped(edits, batch)
-    edited = model._fit(edits, batch)
+    batch, edited = model._fit(edits, batch)
     check_functions(edited.changes, names, network)
     return gradients(network, batch, target, names, model._with_means(edited, batch))
 
@@ -129,23 +127,24 @@ class Target:
 def target_of(
     of: Any, lengths: Sequence[int], body: Transformer, token_id: Callable[[Any], int]
 ) -> Target:
-    """What `of` asks for, of texts of these lengths; the arguments as for `Model.gradient`.
+    """Return the target that `of` describes, see `gradient`, for texts of these lengths.
 
     Raises:
-        TypeError: `of` is none of what it may be.
-        ValueError: there is no such place, or an array has another shape than what it weighs.
-        KeyError: there is no activation of a name; the message has the nearest ones.
+        TypeError: `of` has a wrong type.
+        ValueError: a position does not exist, or an array does not have the shape of its logits or
+            activation.
+        KeyError: an activation does not exist; the message has the nearest names.
     """
     if not isinstance(of, Mapping):
         assert body.head is not None
         return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
         raise ValueError(f"{_CALL}: of is empty: name an activation, as {{('post', 3): array}}")
-    found: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
     for name, full in names_of(list(of), body, "of").items():
         every = [full] if isinstance(full, str) else full
-        one = shape_of(parse(every[0]), body, max(lengths), max(lengths))
-        shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *one)
+        inner = shape_of(parse(every[0]), body, max(lengths), max(lengths))
+        shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *inner)
         array = as_array(of[name], call=_CALL, name=f"of[{name!r}]")
         if not is_number(array):
             raise TypeError(f"{_CALL}: of has {shown(of[name])} for {name!r}: give floats {shape}")
@@ -154,9 +153,9 @@ def target_of(
                 f"{_CALL}: of has shape {array.shape} for {name!r}, which is {shape} here: they "
                 "must be the same"
             )
-        parts = array.astype(body.dtype).reshape(len(every), len(lengths), *one)
-        found |= zip(every, parts, strict=True)
-    return Target(np.zeros(0, int), np.zeros((0, 0)), found)
+        parts = array.astype(body.dtype).reshape(len(every), len(lengths), *inner)
+        weights |= zip(every, parts, strict=True)
+    return Target(np.zeros(0, int), np.zeros((0, 0)), weights)
 
 
 def gradients(
@@ -166,34 +165,36 @@ def gradients(
     names: Mapping[Name, str | list[str]],
     edited: EditedRun,
 ) -> dict[Name, Array]:
-    """The gradient of the target for each activation.
+    """Return the gradient of the target for each activation.
 
-    No layer runs above the last one that counts, and no gradient of a parameter is computed.
+    No layer runs above the last one that matters, and no gradient of a parameter is computed.
 
     Args:
-        body: the model.
+        body: the network.
         batch: the texts.
         target: what is differentiated.
-        names: what the result calls each activation, and its full name, or those of all layers.
-        edited: what the run does otherwise.
+        names: the name of each activation in the result, and its full name, or those of all layers.
+        edited: what the run does differently.
     """
-    wanted = {one for full in names.values() for one in ([full] if isinstance(full, str) else full)}
+    wanted = {
+        name for full in names.values() for name in ([full] if isinstance(full, str) else full)
+    }
     stop = None
     if not len(target.rows):
         counts = {*wanted, *target.activations}
-        known = {*body.hook_names, *wanted}  # those of spliced layers too
+        known = {*body.hook_names, *wanted}  # with those of spliced layers
         stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
     lengths = [len(text) for text in batch]
     starts, layout = starts_of(lengths), layout_of(range(len(batch)), batch)
     inputs: dict[str, Array] = {}
     ids = np.concatenate([text.ids for text in batch])
-    places = [
+    positions = [
         body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
     ]
     rows, saved = body.training_forward(
         ids,
-        np.concatenate(places),
+        np.concatenate(positions),
         starts,
         record=edited.recorder(layout, inputs=inputs),
         masks=edited.masks(layout, max(lengths)),
@@ -208,9 +209,9 @@ def gradients(
         up = target.logits.astype(rows.dtype)
         grad[at] = body.head.backward(up, kept, record=record).x
     body.backward(grad, saved, record=record)
-    found = record.arrays
+    grads = record.arrays
     return {
-        name: found[full] if isinstance(full, str) else np.stack([found[one] for one in full])
+        name: grads[full] if isinstance(full, str) else np.stack([grads[name] for name in full])
         for name, full in names.items()
     }
 
@@ -218,7 +219,7 @@ def gradients(
 def weighed(
     of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
 ) -> tuple[Array, Array]:
-    """Which of the packed rows have logits that count (n,), and what each counts, (n, V).
+    """Return the packed rows whose logits count (n,), and the weight of each logit, (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
@@ -226,71 +227,62 @@ def weighed(
     """
     starts, longest = starts_of(lengths), max(lengths)
     if isinstance(of, tuple | list) and len(of) in (2, 3) and is_whole_number(of[0]):
-        one = len(lengths) == 1
-        places = [
-            checked_place(of[0], length, which="the text" if one else f"text {number}")
+        single = len(lengths) == 1
+        positions = [
+            checked_position(of[0], length, which="the text" if single else f"text {number}")
             for number, length in enumerate(lengths)
         ]
         row = np.zeros(words)
         for token, sign in zip(of[1:], (1.0, -1.0), strict=False):
             row[token_id(token)] += sign
-        at = starts[:-1] + places
+        at = starts[:-1] + positions
         return at, np.tile(row, (len(at), 1))
     shape = (len(lengths), longest, words)
     array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
     if not is_float(array.dtype):
         raise TypeError(
-            f"{_CALL}: of is {shown(of)}: give (place, token), (place, token, other token), an "
-            f"array of floats {shape}, what each logit counts, or {{activation: array}}"
+            f"{_CALL}: of is {shown(of)}: give (position, token), (position, token, other token), "
+            f"an array of floats {shape}, the weight of each logit, or {{activation: array}}"
         )
     if array.shape != shape:
         raise ValueError(
             f"{_CALL}: of has shape {array.shape} and the logits have {shape}: they must be the "
             "same"
         )
-    there = np.arange(longest) < np.array(lengths)[:, None]
-    return np.arange(starts[-1]), array[there]
+    real = np.arange(longest) < np.array(lengths)[:, None]
+    return np.arange(starts[-1]), array[real]
 
 
-def checked_place(
-    place: Any, length: int, *, which: str = "the text", call: str = _CALL, given: str = "of"
+def checked_position(
+    position: Any, length: int, *, which: str = "the text", call: str = _CALL, given: str = "of"
 ) -> int:
-    """A place of a text of so many tokens, which may be negative, counted from 0.
+    """Return a position of a text of `length` tokens, from its end if negative, counted from 0.
 
-    Errors name the text (`which`), the `call`, and the argument that was `given`.
+    Errors name the text (`which`), the `call`, and the argument (`given`).
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: the position does not exist.
 
-    >>> checked_place(-1, 3)
+    >>> checked_position(-1, 3)
     2
     """
-    if not -length <= place < length:
+    if not -length <= position < length:
         raise ValueError(
-            f"{call}: {given} has place {place} and {which} has {length} tokens: give {-length} "
-            f"to {length - 1}"
+            f"{call}: {given} has position {position} and {which} has {length} tokens: give "
+            f"{-length} to {length - 1}"
         )
-    return int(place) % length
+    return int(position) % length
 
 
-def word_id(
-    word: Any,
-    words: int,
-    tokenizer: Tokenizer | None,
-    prepared: Callable[[str], str],
-    model: str,
-    *,
-    call: str = _CALL,
-    given: str = "of",
-) -> int:
-    """The id of a token: itself, or that of a string which the tokenizer cuts into one token.
+def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str = "of") -> int:
+    """Return the id of a token: an id below `words`, or a string that is split into one token.
 
-    A string that is a token as the vocabulary spells it ("##s", "Ġthe") is that one. Errors name
-    the `call`, and the argument that was `given`.
+    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Errors name the
+    `call`, and the argument (`given`).
 
     Raises:
-        TypeError: it is neither.
-        ValueError: there is no such id, or the string is not one token.
+        TypeError: `word` is neither.
+        ValueError: the id does not exist, or the string is not one token.
     """
     if is_whole_number(word):
         if not 0 <= word < words:
@@ -298,12 +290,14 @@ def word_id(
         return int(word)
     if not isinstance(word, str):
         raise TypeError(f"{call}: {given} has the token {shown(word)}: give an id, or a string")
+    tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(
-            f"{call}: {given} has the token {word!r:.60} and {model} has no tokenizer: give its id"
+            f"{call}: {given} has the token {word!r:.60} and {model.name} has no tokenizer: give "
+            "its id"
         )
-    [ids] = tokenizer.ids_batch([prepared(word)])
-    names = [tokenizer.token(int(one)) for one in ids]
+    [ids] = tokenizer.ids_batch([model.prepared(word)])
+    names = [tokenizer.token(int(token)) for token in ids]
     if len(ids) == 1 and names[0] != tokenizer.unknown:
         return int(ids[0])
     known = tokenizer.vocabulary.get(word)
@@ -312,7 +306,7 @@ def word_id(
     cut = "a word it does not know" if tokenizer.unknown in names else f"{len(ids)} tokens"
     spelled = f" ({' '.join(map(str, names))})" if names else ""
     raise ValueError(
-        f"{call}: {word!r:.60} is {cut} of {model}{spelled:.200}: give a string that is one "
+        f"{call}: {word!r:.60} is {cut} of {model.name}{spelled:.200}: give a string that is one "
         "token, or an id"
     )
 
@@ -320,51 +314,54 @@ def word_id(
 def names_of(
     at: Any, body: Transformer, given: str = "at", spliced: Sequence[str] = ()
 ) -> dict[Name, str | list[str]]:
-    """The full name of each activation that is asked for, by how it is; of all layers a list.
+    """Return the full name of each activation, or a list for all layers, by the name in `at`.
 
-    Errors name the argument that was `given`. `spliced` are the names of layers that edits put in.
+    Errors name the argument (`given`). `spliced` has the names of layers that edits add.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
-        ValueError: there is no gradient of it; the message lists what there is.
-        KeyError: there is no such activation; it has the nearest ones.
+        ValueError: an activation has no gradient; the message lists those that have one.
+        KeyError: an activation does not exist; the message has the nearest names.
     """
-    is_one = isinstance(at, str) or is_tuple_name(at)
+    single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
         raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, as {names}")
     known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
-    found: dict[Name, str | list[str]] = {}
-    for name in [at] if is_one else at:
+    full_names: dict[Name, str | list[str]] = {}
+    for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise TypeError(f"{_CALL}: {given} has {shown(name)}: give names, as ('resid_post', 3)")
         full = meant(name, len(body.layers))
-        fits = next((one for one in full if one in known), None)
+        fits = next((spelled for spelled in full if spelled in known), None)
         every = _of_all(name, body, known) if fits is None and isinstance(name, str) else []
         if fits is None and not every:
             raise _unknown(name, full, body, known)
-        found[name] = fits or every
-    return found
+        full_names[name] = fits or every
+    return full_names
 
 
 def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
-    """The full names of an activation of every layer; none where a layer lacks it."""
+    """Return the full names of an activation in all layers; none if a layer lacks it."""
     count = len(body.layers)
-    each = [[one for one in meant((name, layer), count) if one in known] for layer in range(count)]
+    each = [
+        [full for full in meant((name, layer), count) if full in known] for layer in range(count)
+    ]
     return [full[0] for full in each] if all(each) else []
 
 
 def _unknown(
     name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]
 ) -> KeyError | ValueError:
-    every = list(dict.fromkeys(parse(one).local for one in known))
+    """Return the error for an activation that does not exist, or has no gradient."""
+    every = list(dict.fromkeys(parse(known_name).local for known_name in known))
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
     if {*full, *in_layers} & set(body.hook_names):
         return ValueError(
             f"{_CALL}: there is no gradient of {name!r}, a summary that only top_k makes: ask for "
             f"{', '.join(every)}"
         )
-    short = {short_name(one): one for one in every}
+    short = {short_name(local) for local in every}
     last = name if isinstance(name, str) else str(name[0])
     near = difflib.get_close_matches(last, [*short, *known], n=3, cutoff=0.5) or list(short)
     layers = len(body.layers)
@@ -376,12 +373,12 @@ def _unknown(
 def check_functions(
     edit: Mapping[str, Any], names: Mapping[Name, str | list[str]], body: Transformer
 ) -> None:
-    """An error where a gradient would pass through a function, whose derivative nobody knows.
+    """Raise an error if a gradient would pass through a function, whose derivative is unknown.
 
     Args:
-        edit: by full names, what takes the place of activations.
-        names: as for `gradients`.
-        body: the model.
+        edit: the replacements of activations, by full names.
+        names: as in `gradients`.
+        body: the network.
     """
 
     def depth(full: str) -> int:
@@ -397,9 +394,9 @@ def check_functions(
     )
     for name in functions:
         for asked, full in names.items():
-            for one in [full] if isinstance(full, str) else full:
-                beside = depth(one) == depth(name) > -2 and one != name
-                if beside or depth(one) < depth(name):
+            for other in [full] if isinstance(full, str) else full:
+                beside = depth(other) == depth(name) > -2 and other != name
+                if beside or depth(other) < depth(name):
                     raise ValueError(
                         f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
                         f"and at has {asked!r}, which may lie below it: edit with arrays or "
@@ -408,7 +405,7 @@ def check_functions(
 
 
 def check_type(parameters: Iterable[Array], model: str) -> None:
-    """An error where a model has half precision, which the backward pass does not take."""
+    """Raise an error if a model is in half precision, which the backward pass does not support."""
     for array in parameters:
         if compute_type(array.dtype) != array.dtype:
             raise TypeError(

@@ -154,8 +154,7 @@ def trace_pair(
             has_end = text.special[-1] and int(text.ids[-1]) in model._eos_ids
             written[number] = after_start(model, text, len(text) - has_end)
     edits = edits_of(edit, ablate, hide, call="trace")
-    batch = model._swapped(edits, batch)
-    edited = model._fit(edits, batch, written=max(map(len, written)))
+    batch, edited = model._fit(edits, batch, written=max(map(len, written)))
     edited.check_summaries(kept.get("top_k"))
     return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), single, logits)
 

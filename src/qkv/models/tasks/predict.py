@@ -146,12 +146,11 @@ def guesses(
         raise ValueError(
             f"predict: top_k is {top_k} and {model.name} has {most} words: give 1 to {most}"
         )
-    [tokens] = model._swapped(edits, [tokens])
-    edited = model._with_means(model._fit(edits, [tokens]), [tokens])
-    rows = model.run([tokens], edited).rows
+    batch, edited = model._fit(edits, [tokens])
+    rows = model.run(batch, model._with_means(edited, batch)).rows
     ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
     last = positions if model.generates else [position - 1 for position in positions]
-    before = [tokens.tokens[max(0, position) : position + 1] for position in last]
+    before = [batch[0].tokens[max(0, position) : position + 1] for position in last]
     return in_words(ranked, before, model.tokenizer)
 
 

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
 from qkv.edits import Edit, edits_of
 from qkv.models.core import Core
-from qkv.models.run.fit_edits import fit
 from qkv.models.run.layout import Layout
 from qkv.text import Tokenized
 from qkv.trace.activations import parse
@@ -74,14 +73,12 @@ def run_layers(
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
     edits = edits_of(edit, call=_CALL)
-    batch = [blank] * texts
-    edited = fit(edits, batch=batch, body=body, pieces=None, read=model.reader.known_ids)
+    swaps = [record.source for record in edits.records if record.op == "swap"]
+    if swaps:
+        raise ValueError(f"{_CALL}: {swaps[0]} is of a text, and resid has no token to swap")
+    _, edited = model._fit(edits, [blank] * texts)
     for record in edits.records:
         layer = record.fields.get("layer", begin)
-        if record.op == "swap":
-            raise ValueError(
-                f"{_CALL}: {record.source} is of a text, and resid has no token to swap"
-            )
         if not begin <= layer < end:
             raise ValueError(
                 f"{_CALL}: {record.source} is of layer {layer}, and layers {begin} to {end - 1} "

@@ -158,7 +158,7 @@ def trace_stream(
     kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
     edits = edits_of(edit, ablate, hide, call="trace_stream")
     _keeping(model, "trace_stream", _known_names(model, edits), **kept)
-    check(edits, model.network, model.reader.known_ids)
+    check(edits, model.network, model.reader)
     absent = {hide_value(record) for record in edits.records if record.source == "hide"}
     in_batches = batches(texts, batch_size)
 
@@ -214,8 +214,7 @@ def _traced(
         batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
     stop = None if kept["logits"] else layers_to_run(known, keep)
     single, batch = model.reader.read(texts, call, first)
-    batch = model._swapped(edits, batch, first)
-    edited = model._fit(edits, batch, first=first, absent=absent)
+    batch, edited = model._fit(edits, batch, first=first, absent=absent)
     edited = model._with_means(edited, batch, batch_size, stop=stop)
     edited.check_summaries(kept["top_k"])
     if edited.calls and batch_size is None:
