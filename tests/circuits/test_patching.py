@@ -161,7 +161,11 @@ def test_to_first_order(small, kind, at):
             "at is 'resid': choose among resid_pre, resid_mid, resid_post",
         ),
         ({"at": ("z", 3)}, ValueError, r"at is \('z', 3\): choose among"),
-        ({"metric": (6, 1)}, ValueError, "metric has position 6 and the text has 6 tokens: give -6"),
+        (
+            {"metric": (6, 1)},
+            ValueError,
+            "metric has position 6 and the text has 6 tokens: give -6",
+        ),
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
         ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
         ({"metric": (0, 0.5)}, TypeError, r"metric has the token 0\.5: give an id"),

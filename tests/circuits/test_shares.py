@@ -147,7 +147,7 @@ def test_what_has_no_shares(small):
         one = small(kind)
         with pytest.raises(ValueError, match=r"the head of .* has a layer before .* take a de"):
             attribute_logits(one, one.trace(IDS), (-1, 4))
-    with pytest.raises(ValueError, match="place 6 and the text has 6 tokens: give -6 to 5"):
+    with pytest.raises(ValueError, match="position 6 and the text has 6 tokens: give -6 to 5"):
         attribute_logits(model, trace, (6, 4))
     with pytest.raises(ValueError, match="no token 30: the ids run from 0 to 29"):
         attribute_logits(model, trace, (0, 30))

@@ -200,7 +200,7 @@ def test_an_encoder_at_its_mask():
         ({"at": [3]}, TypeError, "at has 3: give names"),
         ({"at": 3}, TypeError, r"at is 3: give names, as \['embed', \('resid_post', 3\)\]"),
         ({"at": None}, TypeError, "at is None: give names"),
-        ({"of": 3}, TypeError, r"of is 3: give \(place, token\)"),
+        ({"of": 3}, TypeError, r"of is 3: give \(position, token\)"),
         ({"of": "cat"}, TypeError, "of is 'cat'"),
         ({"of": (9, 1)}, ValueError, "position 9 and the text has 4 tokens: give -4 to 3"),
         ({"of": (-1, 10**6)}, ValueError, "no token 1000000: the ids run from 0 to"),
