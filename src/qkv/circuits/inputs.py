@@ -13,7 +13,7 @@ from qkv.attend import attention
 from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.run.inputs import as_ids, ids_given
 from qkv.models.run.truncation import Truncator
-from qkv.models.tasks.gradient import checked_place, word_id
+from qkv.models.tasks.gradient import checked_position, word_id
 from qkv.models.tasks.kept import layers_to_run, names_to_keep
 from qkv.models.vision import VisionModel
 from qkv.text.tokenizer import check_text
@@ -148,10 +148,9 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
             f"{call}: {name} is {shown(value)}: give (position, token) or (position, token, other "
             "token)"
         )
-    position = checked_place(parts[0], length, call=call, given=name)
-    head, about = model.design.head, (model.tokenizer, model.prepared, model.name)
-    assert head is not None
-    ids = [word_id(token, head.outputs, *about, call=call, given=name) for token in parts[1:]]
+    position = checked_position(parts[0], length, call=call, given=name)
+    words = model._need_words(call)
+    ids = [word_id(model, words, token, call=call, given=name) for token in parts[1:]]
     return Logit(position, ids)
 
 

@@ -333,8 +333,8 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
     if baseline is None:
         return np.zeros(shape)
     if isinstance(baseline, str) or np.ndim(baseline) == 0:
-        about = (len(model.embedding.table), model.tokenizer, model.prepared, model.name)
-        token = word_id(baseline, *about, call=call, given="baseline")
+        rows = len(model.embedding.table)
+        token = word_id(model, rows, baseline, call=call, given="baseline")
         alone = model.trace(np.full(shape[0], token), names="embed")["embed"][0]
         return np.asarray(alone, np.float64)
     array = as_array(baseline, call=call, name="baseline")
