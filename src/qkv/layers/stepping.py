@@ -1,7 +1,7 @@
-"""Blocks for one new token of each text, with all that is the same for every token looked up once.
+"""Blocks for one new token of each text, with everything constant looked up once.
 
-A token of a small model takes its blocks less time than it takes Python to check what they are
-given. Here nothing is checked: what `steps_for` says None to goes the usual way.
+For a token of a small model, Python's checks of arguments take longer than the computation. Here
+nothing is checked: blocks for which `steps_for` returns None run as usual.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Steps:
 
     Args:
         blocks: the blocks.
-        options: for each the options of its attention.
-        kernel: what computes.
+        options: the options of each block's attention.
+        kernel: the prepared kernel.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Steps:
     def __call__(
         self, x: Array, places: Array, caches: Sequence[KVCache], lengths: Array | None
     ) -> Array:
-        """From vectors (B, 1, D) of tokens at these places (B, 1) to the same.
+        """Apply the blocks to vectors (B, 1, D) of tokens at these positions (B, 1).
 
-        `lengths` are None, or 0 for a text that has no further token.
+        `lengths` are None, or 0 for a text without a further token.
         """
         rotation = {
             key: _rotation(rotary, size, places)
@@ -70,7 +70,7 @@ class Steps:
 def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
 ) -> Steps | None:
-    """The same as these blocks; None where one of them needs what only the usual way has."""
+    """Return these blocks as steps; None if a block has a part or an option that steps lack."""
     here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
@@ -95,22 +95,22 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """What steps for these blocks keep: where one of it is another, they are to be made anew."""
-    found: list[Any] = []
+    """Return the objects in steps for these blocks, which are made again if one changes."""
+    objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
             attn = block.attn
             parts = (attn, attn.q_norm, attn.k_norm, block.mlp, block.norm1, block.norm2)
             for part in (*parts, block.out_norm1, block.out_norm2):
-                found.append(part)
+                objects.append(part)
                 if part is not None:
-                    found += part.parameters.values()
-            found.append(attn.rotary)
-    return found
+                    objects += part.parameters.values()
+            objects.append(attn.rotary)
+    return objects
 
 
 class _Step:
-    """One block."""
+    """One block for one new token."""
 
     def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
         attn = block.attn
@@ -138,7 +138,7 @@ class _Step:
     def __call__(
         self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
     ) -> Array:
-        """From (B, D) to the same, float32."""
+        """Apply the block to (B, D), in float32."""
         attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
         if self.out_norm1 is None:
             mid = self._attend(attn_in, cache, lengths, rotation, x)
@@ -147,7 +147,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # in parallel one norm is for both
+        elif self.norm2 is None:  # in parallel, both parts share one norm
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
@@ -181,15 +181,15 @@ class _Step:
             )
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
-        given = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # one token's plan, whatever the number of keys: the kernel reads that off the arrays
+        cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
+        # the plan of one token serves any number of keys: the kernel reads it from the arrays
         call = self.plan._replace(
             query=both[:, :heads, None],
-            key=given["key"],
-            value=given["value"],
-            offset=given["q_offset"],
-            query_lengths=given.get("query_lengths"),
-            key_lengths=given.get("key_lengths"),
+            key=cached["key"],
+            value=cached["value"],
+            offset=cached["q_offset"],
+            query_lengths=cached.get("query_lengths"),
+            key_lengths=cached.get("key_lengths"),
         )
         z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
         native.attend(kernel.body, call, z, None)
@@ -197,7 +197,7 @@ class _Step:
 
 
 def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
-    """From (B, D) to queries and keys (B, Hq + Hkv, d), and values (B, Hkv, dv)."""
+    """Return a function of (B, D): queries and keys (B, Hq + Hkv, d), values (B, Hkv, dv)."""
     names, own, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
     heads, size = attn.num_heads + attn.num_kv_heads, attn.d_query
     weights = [own[f"{name}.weight"] for name in names]
@@ -208,8 +208,8 @@ def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tup
         product = kernel.joined_linear(weights, bias)
 
         def at_once(x: Array) -> tuple[Array, Array]:
-            found = product(x).view(kind).reshape(len(x), -1, size)
-            return found[:, :heads], found[:, heads:]
+            joined = product(x).view(kind).reshape(len(x), -1, size)
+            return joined[:, :heads], joined[:, heads:]
 
         return at_once
     products = [_linear(own, name, kernel) for name in names]
@@ -235,12 +235,12 @@ def _linear(
 
 
 def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
-    """`mlp(x, residual=...)`, of rows (B, D)."""
+    """Return a function of rows (B, D) and a residual, which applies the MLP."""
     if type(mlp) is not MLP:
 
         def usual(x: Array, residual: Array | None) -> Array:
-            found: Array = mlp(x.view(kernel.kind), residual=residual)
-            return found if residual is not None else kernel.handed(found)
+            out: Array = mlp(x.view(kernel.kind), residual=residual)
+            return out if residual is not None else kernel.handed(out)
 
         return usual
     up = _linear(mlp.parameters, "up_proj", kernel, None if mlp.gated else mlp.activation)
@@ -252,16 +252,16 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """For each number of a head the place of the other of its pair."""
+    """Return for each number of a head the index of the other number of its pair."""
     dims = size if rotary.dims is None else rotary.dims
-    places = np.arange(size)
-    pairs = places[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
-    places[:dims] = np.flip(pairs, 1 if rotary.interleaved else 0).ravel()
-    return places
+    indices = np.arange(size)
+    pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
+    indices[:dims] = np.flip(pairs, 1 if rotary.interleaved else 0).ravel()
+    return indices
 
 
 def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
-    """What numbers (B, H, d) and the others of their pairs are multiplied by, (B, 1, d)."""
+    """Return the factors (B, 1, d) of numbers (B, H, d) and of the other numbers of their pairs."""
     cos, sin = rotary.rotation(
         np.empty((len(places), 1, size), np.float32), places, 1 + int(places.max(initial=0))
     )
@@ -272,7 +272,7 @@ def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
 
 
 def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
-    """Queries or keys (B, H, d), rotated; it may be in place."""
+    """Rotate queries or keys (B, H, d), which may change."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)
     other *= sin

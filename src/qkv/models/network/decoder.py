@@ -1,4 +1,4 @@
-"""A decoder: writes one text and looks at another, which an encoder has read."""
+"""A decoder that writes one text and attends to another, which an encoder has read."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from qkv.trace.recorder import of_heads, padded, unkept
 
 
 class DecoderCache(KVCache):
-    """What a layer of a decoder has read: keys and values of its own text, and of the other one.
+    """Keys and values of a decoder's layer: those of its own text, which grow, and of the other.
 
     Args:
-        window: of its own text, as for `KVCache`; those grow.
-        key: of the other text, (B, Hkv, S, d); they stay.
-        value: (B, Hkv, S, dv).
-        key_lengths: (B,), how many of the S are real.
-        visible: which of them are looked at, broadcasts to (B, Hq, L, S); None for all.
+        window: the window of its own text, as for `KVCache`.
+        key: the keys of the other text, (B, Hkv, S, d).
+        value: the values of the other text, (B, Hkv, S, dv).
+        key_lengths: (B,), the number of real keys of the S.
+        visible: the visible keys, broadcasts to (B, Hq, L, S); None for all.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CrossAttention:
 
     Args:
         attn: the projections.
-        options: those of `qkv.attention` that hold in every run.
+        options: the options of `qkv.attention` in every run.
     """
 
     hooks = (
@@ -73,10 +73,10 @@ class CrossAttention:
         visible: Array | None = None,
         record: Recorder | None = None,
     ) -> DecoderCache:
-        """A cache with the keys and values of texts laid end to end, rows (total, D).
+        """Return a cache with the keys and values of packed texts, rows (total, D).
 
-        Which of them are looked at is as for the cache. What `record` changes of them is changed
-        here, once, and it keeps them where they are looked at.
+        `window` and `visible` are as for the cache. `record` edits keys and values here, and
+        records them in `run`.
         """
         rows = narrowed_to(rows, self.parameters)
         lengths, parts = np.diff(cu_lengths), {}
@@ -101,16 +101,16 @@ class CrossAttention:
         top_k: int | None = None,
         save: bool = False,
     ) -> tuple[Array, None]:
-        """From word vectors (B, L, D) to what they take from the other text, (B, L, D).
+        """Return the context of word vectors (B, L, D) in the other text, (B, L, D).
 
         Args:
             x: word vectors.
-            cache: with the keys and values of the other text.
-            lengths: (B,), how many of the L are real.
+            cache: the keys and values of the other text.
+            lengths: (B,), the number of real words of the L.
             residual: (B, L, D), added to the result.
-            record: collects what is computed on the way.
-            top_k: with `record`, keep the largest weights of each query in place of all.
-            save: is not supported, as there is no backward pass.
+            record: collects the activations.
+            top_k: with `record`, keep only the largest weights of each query.
+            save: not supported, as there is no backward pass.
         """
         assert not save
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
@@ -121,25 +121,25 @@ class CrossAttention:
         options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
         options["attn_mask"] = cache.visible
         call = check_call(*parts, **options, call="CrossAttention")
-        found = None
+        weighed = None
         if record is not None and heads is not None:
             heads.keep("hook_k", cache.key)
             heads.keep("hook_v", cache.value)
-            found = record_weights(call, record, top_k)
-        z = answer(call)[0] if found is None else found.z
+            weighed = record_weights(call, record, top_k)
+        z = answer(call)[0] if weighed is None else weighed.z
         z = keep("hook_z", z)
         return attention_out(z, self.parameters, residual, record, None), None
 
 
 class DecoderBlock(Block):
-    """A block that looks at another text between its attention and its MLP.
+    """A block that attends to another text between its attention and its MLP.
 
     `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
     Args:
-        block: whose parts this one has.
+        block: a block with the other parts.
         cross_attn: the attention to the other text.
-        norm_cross: the norm before that.
+        norm_cross: the norm before `cross_attn`.
     """
 
     _norm_names: ClassVar[Mapping[str, str]] = {"norm1": "ln1", "norm_cross": "ln2", "norm2": "ln3"}
@@ -153,12 +153,12 @@ class DecoderBlock(Block):
 
 
 class EncoderDecoder(Transformer):
-    """An encoder, which is a transformer, with the decoder that looks at it.
+    """An encoder, which is a transformer, and the decoder that attends to it.
 
     Args:
-        encoder: whose parts this one has.
+        encoder: a transformer with the encoder's parts.
         decoder: a transformer of `DecoderBlock`s, with the head.
-        first: the id of the token that the decoder begins with.
+        first: the id of the decoder's first token.
     """
 
     def __init__(self, encoder: Transformer, decoder: Transformer, first: int) -> None:
@@ -174,7 +174,9 @@ class EncoderDecoder(Transformer):
     @property
     def cross_attention(self) -> list[CrossAttention]:
         """The attention to the encoder's vectors, of each layer of the decoder."""
-        return [one.cross_attn for one in self.decoder.layers if isinstance(one, DecoderBlock)]
+        return [
+            block.cross_attn for block in self.decoder.layers if isinstance(block, DecoderBlock)
+        ]
 
     @property
     def generates(self) -> bool:
@@ -193,16 +195,16 @@ class EncoderDecoder(Transformer):
         top_k: int | None = None,
         stop: int | None = None,
     ) -> Array:
-        """Run the decoder over whole texts: the vectors (total, D) of the tokens that are seen.
+        """Run the decoder over whole texts, and return the vectors (total, D) of visible tokens.
 
         Args:
             ids: (B, L) token ids.
-            mask: (B, L), which of them are seen; one that is hidden between two keeps them apart.
-            rows: the encoder's vectors, (its total, D).
-            cu_lengths: (B + 1,), where each of those begins and the last one ends.
-            visible: which of those are looked at, broadcasts to (B, Hq, L, S); None for all.
-            record: collects what is computed on the way, as (B, L, ...).
-            top_k: with `record`, keep the largest weights of each query in place of all.
+            mask: (B, L), the visible tokens; a masked token between two keeps their distance.
+            rows: the encoder's vectors, packed.
+            cu_lengths: (B + 1,), where each of the encoder's texts begins and the last one ends.
+            visible: the visible vectors of these, broadcasts to (B, Hq, L, S); None for all.
+            record: collects the activations, as (B, L, ...).
+            top_k: with `record`, keep only the largest weights of each query.
             stop: the layer before which the run ends; None for behind the final norm.
         """
         between = without_holes(mask)
@@ -214,8 +216,8 @@ class EncoderDecoder(Transformer):
         masks = {}
         if not mask[between].all():
             masks = dict.fromkeys(range(len(self.decoder.layers)), seen[:, None, None])
-        found: Array = self.step(whole, caches, lengths, masks=masks, record=record, top_k=top_k)
-        return found[seen]
+        vectors = self.decoder.step(whole, caches, lengths, masks=masks, record=record, top_k=top_k)
+        return vectors[seen]
 
     def remember(
         self,
@@ -226,9 +228,9 @@ class EncoderDecoder(Transformer):
         record: Recorder | None = None,
         stop: int | None = None,
     ) -> list[KVCache]:
-        """What the decoder looks at: the encoder's vectors (total, D) of texts laid end to end.
+        """Return the caches of the decoder's layers, with the encoder's packed vectors (total, D).
 
-        Which of them it looks at, what changes them, and which layers do, is as for `decode`.
+        The arguments are as for `decode`.
         """
         return [
             attn.remember(
@@ -251,13 +253,13 @@ class EncoderDecoder(Transformer):
         record: Recorder | None = None,
         **options: Any,
     ) -> tuple[list[KVCache], Array, Array]:
-        """What the decoder looks at, these texts, and the first id of each, (B, 1).
+        """Encode texts: return the decoder's caches, the first id of each text (B, 1), and ones.
 
         Args:
-            texts: the ids of each, (T,).
+            texts: the ids of each text, (T,).
             visible: as for `decode`.
-            record: of both, each under its name.
-            options: others of the encoder's call.
+            record: collects the activations of both sides, each under its name.
+            options: the other options of the encoder's call.
         """
         sides = [
             None if record is None else record.under(side) for side in ("encoder.", "decoder.")
@@ -267,7 +269,7 @@ class EncoderDecoder(Transformer):
         return caches, np.full((len(texts), 1), self.first), np.ones(len(texts), np.int64)
 
     def step(self, *args: Any, **options: Any) -> Array:
-        """The decoder's vectors (B, n, D) of the ids that follow; see `Transformer.step`."""
+        """Return the decoder's vectors (B, n, D) of the next ids; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
 
     @property
@@ -276,15 +278,15 @@ class EncoderDecoder(Transformer):
         return self.decoder.predicts
 
     def logits(self, rows: Array) -> Array:
-        """From the decoder's vectors (n, D), each on its own, to logits (n, V)."""
+        """Return the logits (n, V) of the decoder's vectors (n, D)."""
         return self.decoder.logits(rows)
 
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """The same through the decoder's final norm; see `Transformer.unembed`."""
+        """Return the logits (n, V) of vectors (n, D) of the decoder; see `Transformer.unembed`."""
         return self.decoder.unembed(rows, norm=norm)
 
     @property
     def pair_hook_names(self) -> list[str]:
-        """Every name that a trace of both may hold."""
+        """The names of all activations in a trace of both sides."""
         sides = {"encoder": self.hook_names, "decoder": self.decoder.hook_names}
         return [f"{side}.{name}" for side, names in sides.items() for name in names]

@@ -1,4 +1,4 @@
-"""A transformer before it has parameters: its sizes and options, as a config gives them."""
+"""The sizes and options of a transformer, as a config gives them, before it has parameters."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from qkv.models.network.transformer import Transformer
 
 @dataclass(frozen=True)
 class Attention:
-    """How one layer attends.
+    """The attention of one layer.
 
     Attributes:
         num_heads: Hq.
         num_kv_heads: Hkv.
         head_size: d.
         rotary: rotates queries and keys.
-        options: those of `qkv.attention` that hold in every run: `is_causal`, `window`, `scale`,
+        options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
         alibi: whether scores fall with the distance.
         sinks: whether each head has a learned sink.
-        qk_norm: whether queries and keys are normalised: those of each "head", or those of all
-            heads side by side, over their "width".
+        qk_norm: whether queries and keys are normalised: each "head", or all heads side by side,
+            over their "width".
     """
 
     num_heads: int
@@ -56,9 +56,9 @@ class Attention:
     qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> Attention:
-        """The same where a query sees a window of so many tokens; all of them for None.
+        """Return this attention with a window of `width` tokens; None for no window.
 
-        They are those up to itself, or where it is not causal half of them to each side.
+        A causal window ends at the query, another has half of its tokens on each side.
         """
         if width is None:
             return self
@@ -68,13 +68,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What stands in the place of each MLP: a router and the MLPs it chooses among.
+    """A router and experts in the place of each MLP, as in GPT-OSS.
 
     Attributes:
-        count: E, how many experts there are.
-        top_k: how many of them a token goes through.
+        count: E, the number of experts.
+        top_k: the number of experts for each token.
         alpha: as for `Experts`.
-        limit: the same.
+        limit: as for `Experts`.
     """
 
     count: int
@@ -83,24 +83,24 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """The parameters of a layer and their shapes, or None where it has one MLP."""
+        """Return the parameters of a layer and their shapes; None if the layer has one MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
-        """The experts with these parameters."""
+        """Return the experts with these parameters."""
         return Experts(parameters, top_k=self.top_k, alpha=self.alpha, limit=self.limit)
 
 
 @dataclass(frozen=True)
 class GatedMixture:
-    """A router and the gated MLPs that it chooses among.
+    """A router and gated MLPs in the place of each MLP.
 
     Attributes:
-        count: E, how many experts there are.
-        top_k: how many of them a token goes through.
+        count: E, the number of experts.
+        top_k: the number of experts for each token.
         hidden: F, the size between the two layers of an expert.
-        normalized: whether what the chosen ones count adds up to 1.
-        without: the layers that have one MLP after all.
+        normalized: whether the weights of a token's experts sum to 1.
+        without: the layers that have one MLP.
     """
 
     count: int
@@ -110,13 +110,13 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """The parameters of a layer and their shapes, or None where it has one MLP."""
+        """Return the parameters of a layer and their shapes; None if the layer has one MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> GatedExperts:
-        """The experts with these parameters."""
+        """Return the experts with these parameters."""
         return GatedExperts(
             parameters, top_k=self.top_k, activation=activation, normalized=self.normalized
         )
@@ -130,44 +130,42 @@ class Design:
         vocabulary: V.
         dim: D.
         hidden: F, the size between the two layers of an MLP; 0 for blocks of attention alone.
-        activation: that of the MLP.
-        eps: of the norms.
-        layers: how each layer attends.
-        same_as: for each layer the first one that has its parameters, of whose name they are; empty
-            where each layer has its own.
+        activation: the activation of the MLP.
+        eps: the `eps` of the norms.
+        layers: the attention of each layer.
+        same_as: for each layer the first layer that has its parameters, which have that layer's
+            names; empty if each layer has its own parameters.
         max_seq_length: the most tokens of a text; None for no limit.
         positions: the rows of a table of learned positions, 0 for none.
         first_position: the row of a text's first token.
-        padding: the id of the padding token, where positions count the other tokens alone.
-        counted: whether positions count the tokens alone that a mask shows.
+        padding: the id of the padding token, if positions count only the other tokens.
+        counted: whether positions count only the visible tokens of a mask.
         token_types: the rows of a table of segments, 0 for none.
-        embed_dim: E, the size of the rows of these tables where it is not D: a projection from the
-            one to the other follows the norm over them.
+        embed_dim: E, the size of the rows of these tables if it is not D. A projection from E to D
+            then follows the norm of the embeddings.
         embed_bias: whether that projection has a bias.
-        projects_first: whether it is of the rows of the token table alone, before the others are
-            added, which are of size D.
-        embed_scale: what the rows of the token table are multiplied by.
-        embed_norm: whether there is a norm over the embeddings.
-        norms: where those of a block stand: "after" each part and the sum behind it, "before" the
-            part, on "both" its sides, or "behind" the part alone, before the sum.
-        parallel: whether the MLP of a block reads what its attention reads, in place of the sum
-            behind that, where the norms stand before.
-        mlp_norm: whether the MLP has a norm of its own; without one, in parallel, that of the
-            attention is for both.
-        first_norm: whether the first layer's attention has its norm, where they stand before.
-        layer_scale: whether what each part gives is multiplied by a learned vector before it is
-            added.
-        final_norm: whether there is one after the last block.
+        projects_first: whether the projection applies to the rows of the token table alone, before
+            the other rows, which have size D, are added.
+        embed_scale: the factor of the rows of the token table.
+        embed_norm: whether the embeddings have a norm.
+        norms: where the norms of a block are: "after" the sum behind each part, "before" each part,
+            on "both" sides of it, or only "behind" it, before the sum.
+        parallel: whether the MLP of a block reads the same input as its attention, and not the sum
+            behind the attention; only with norms "before".
+        mlp_norm: whether the MLP has its own norm; without it, in parallel, both parts share one.
+        first_norm: whether the first layer's attention has a norm, with norms "before".
+        layer_scale: whether the output of each part is multiplied by a learned vector.
+        final_norm: whether a norm follows the last block.
         last_is_normed: whether the last of the hidden states, as `transformers` counts them, is
             behind that norm.
-        rms: whether the norms leave the mean where it is.
-        norm_bias: whether they have biases.
-        norm_offset: what is added to their weights.
+        rms: whether the norms are RMSNorms.
+        norm_bias: whether the norms have biases.
+        norm_offset: a number that is added to the weights of the norms.
         gated: whether the MLP has a gate.
         qkv_bias: whether the linear layers to queries, keys and values have biases.
-        out_bias: the same of the output projection.
-        mlp_bias: the same of the MLP.
-        experts: what the MLPs are where there are several in each block; None for one.
+        out_bias: whether the output projection of the attention has a bias.
+        mlp_bias: whether the linear layers of the MLP have biases.
+        experts: the mixture of experts in the place of the MLPs; None for one MLP in each block.
         buckets: biases by the distance of two tokens, shared by all layers.
         cross: whether each layer also attends to another text, between its attention and its MLP,
             with as many heads and a norm of its own.
@@ -212,7 +210,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Each parameter by our name and its shape; lazily, since a config can name any size."""
+        """Yield each parameter's name and shape; lazily, since a config can give any size."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:
@@ -236,9 +234,11 @@ class Design:
             yield from self.head.shapes(self.dim)
 
     def build(self, parameters: Mapping[str, Array]) -> Transformer:
-        """The transformer with these parameters, used where they stand."""
+        """Return the transformer with these parameters, without copying them."""
         firsts = [self._first(number) for number in range(len(self.layers))]
-        blocks = {one: self._block(one, self.layers[one], parameters) for one in set(firsts)}
+        blocks = {
+            first: self._block(first, self.layers[first], parameters) for first in set(firsts)
+        }
         return Transformer(
             Embedding(
                 parameters["embed.weight"],
@@ -252,10 +252,10 @@ class Design:
                 padding=self.padding,
                 counted=self.counted,
             ),
-            [blocks[one] for one in firsts],
+            [blocks[first] for first in firsts],
             options=[
-                self._options(one, layer, parameters)
-                for one, layer in zip(firsts, self.layers, strict=True)
+                self._options(first, layer, parameters)
+                for first, layer in zip(firsts, self.layers, strict=True)
             ],
             same_as=firsts,
             bias=None
@@ -266,11 +266,11 @@ class Design:
         )
 
     def _first(self, number: int) -> int:
-        """The first layer that has the parameters of this one."""
+        """Return the first layer that has the parameters of this layer."""
         return self.same_as[number] if self.same_as else number
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
-        """Those of one layer, by the names that they have in it."""
+        """Yield the parameters of one layer and their shapes, by their names in the layer."""
         dim, size = self.dim, layer.head_size
         wide, narrow = layer.num_heads * size, layer.num_kv_heads * size
         for attn in ("attn", "cross_attn") if self.cross else ("attn",):
@@ -300,21 +300,21 @@ class Design:
                 yield "scale2.weight", (dim,)
 
     def _mlp_shapes(self, number: int) -> Iterator[tuple[str, Shape]]:
-        """Those of the MLP, or of the experts in its place."""
+        """Yield the parameters of the MLP, or of the experts in its place, and their shapes."""
         dim, hidden = self.dim, self.hidden
-        several = None if self.experts is None else self.experts.shapes(number, dim, hidden)
-        if several is not None:
-            yield from ((f"mlp.{name}", shape) for name, shape in several)
+        experts = None if self.experts is None else self.experts.shapes(number, dim, hidden)
+        if experts is not None:
+            yield from ((f"mlp.{name}", shape) for name, shape in experts)
             return
         for name, size in mlp_sizes(dim, hidden, gated=self.gated).items():
             yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
-        """The weight of a norm, and its bias if norms have one."""
+        """Yield the weight of a norm, and its bias if norms have one."""
         yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
-        """One layer, of the parameters under its number."""
+        """Return one layer, with the parameters under its number."""
         own = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
             {n: a for n, a in under(own, "attn.").items() if "_proj." in n},
@@ -324,14 +324,16 @@ class Design:
             k_norm=self.norm(own, "attn.k_norm"),
         )
         norms = ("norm1", "norm2", "out_norm1", "out_norm2")
-        beside: dict[str, Any] = {name: self.norm(own, name) for name in norms}
-        beside |= {name: self._scale(own, name) for name in ("scale1", "scale2")}
+        others: dict[str, Any] = {name: self.norm(own, name) for name in norms}
+        for name in ("scale1", "scale2"):
+            scale = under(own, f"{name}.")
+            others[name] = LayerScale.from_parameters(scale) if scale else None
         block = Block(
             attn,
             mlp=self._mlp(under(own, "mlp.")) if self.hidden else None,
             post_norm=self.norms == "after",
             parallel=self.parallel,
-            **beside,
+            **others,
         )
         norm_cross = self.norm(own, "norm_cross")
         if norm_cross is None:
@@ -343,13 +345,13 @@ class Design:
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
     def _mlp(self, parameters: Mapping[str, Array]) -> Feed:
-        """The MLP, or the experts in its place."""
+        """Return the MLP, or the experts in its place."""
         if self.experts is not None and "router_proj.weight" in parameters:
             return self.experts.build(parameters, self.activation)
         return MLP.from_parameters(parameters, activation=self.activation)
 
     def norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm | None:
-        """The norm of this name, if there are parameters of one."""
+        """Return the norm of this name; None if it has no parameters."""
         own = under(parameters, f"{name}.")
         if not own:
             return None
@@ -357,15 +359,10 @@ class Design:
             return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
         return LayerNorm.from_parameters(own, eps=self.eps)
 
-    def _scale(self, parameters: Mapping[str, Array], name: str) -> LayerScale | None:
-        """The scale of this name, if there are parameters of one."""
-        own = under(parameters, f"{name}.")
-        return LayerScale.from_parameters(own) if own else None
-
     def _options(
         self, number: int, layer: Attention, parameters: Mapping[str, Array]
     ) -> dict[str, Any]:
-        """What `qkv.attention` is called with in one layer."""
+        """Return the options of `qkv.attention` in one layer."""
         options = dict(layer.options)
         if layer.alibi:
             options["alibi_slopes"] = alibi_slopes(layer.num_heads)
@@ -375,7 +372,7 @@ class Design:
 
 
 def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """The parameters whose names begin with `prefix`, by the rest of their names."""
+    """Return the parameters whose names begin with `prefix`, by the rest of their names."""
     return {
         name.removeprefix(prefix): array
         for name, array in parameters.items()

@@ -22,38 +22,38 @@ _SHARPNESS = -0.75  # of the cubic, as torch has it
 
 
 class Patches(NamedTuple):
-    """Images, cut up."""
+    """Images, cut into patches."""
 
     pixels: Array  # (B, N, C * h * w)
-    grid: tuple[int, int]  # how many there are below each other, and side by side
+    grid: tuple[int, int]  # the rows and columns of patches
 
 
 class EmbeddingSaved(NamedTuple):
-    """What the backward pass of an embedding needs."""
+    """Values of the forward pass of an embedding for its backward pass."""
 
-    rows: Any  # what its vectors were made of: ids (...), or `Patches`
+    rows: Any  # the input: ids (...), or `Patches`
     places: Array
     norm: NormSaved | None = None
     segments: Array | None = None
-    narrow: Array | None = None  # (..., E), what was projected
+    narrow: Array | None = None  # (..., E), the input of the projection
 
 
 class Embedding:
-    """Token ids and their places to vectors.
+    """Token ids and their positions to vectors.
 
     Args:
         table: (V, D), a row for each token.
-        positions: (rows, D), a row for each place in a text.
-        token_types: (segments, D), of which row 0 is used where nothing else is said.
-        norm: over their sum.
-        projection: "weight" (E, D) and "bias" (D,), if there is one, behind that norm, where the
-            rows of the tables are of another size E.
-        projects_first: whether it is of the token table's rows alone, before the others are added,
-            which are of size D.
-        scale: what the rows of the token table are multiplied by.
-        first_position: the row of place 0.
-        padding: the id of the padding token, where positions count the other tokens alone.
-        counted: whether positions count the tokens alone that a mask shows.
+        positions: (rows, D), a row for each position in a text.
+        token_types: (segments, D), a row for each segment; row 0 unless segments are given.
+        norm: the norm of the sum of these rows.
+        projection: "weight" (E, D) and optional "bias" (D,) behind that norm, if the rows of the
+            tables have another size E.
+        projects_first: whether the projection applies to the rows of the token table alone, before
+            the other rows, which have size D, are added.
+        scale: the factor of the rows of the token table.
+        first_position: the row of position 0.
+        padding: the id of the padding token, if positions count only the other tokens.
+        counted: whether positions count only the visible tokens of a mask.
     """
 
     def __init__(
@@ -73,22 +73,23 @@ class Embedding:
         self.table, self.positions, self.token_types = table, positions, token_types
         self.norm, self.scale, self.first_position = norm, scale, first_position
         self.padding, self.counted = padding, counted
-        given = (projection or {}).items()
         self.projects_first = projects_first
-        self.projection = {f"{_PROJECTION}.{name}": array for name, array in given}
+        self.projection = {
+            f"{_PROJECTION}.{name}": array for name, array in (projection or {}).items()
+        }
 
     @property
     def dim(self) -> int:
-        """D, the size of the vectors that the first layer takes."""
+        """D, the size of the input of the first layer."""
         last = self.projection.get(f"{_PROJECTION}.weight", self.table)
         return int(last.shape[1])
 
     @property
     def hooks(self) -> list[str]:
-        """The names that it may give a `Recorder`."""
-        kinds = ["hook_token_type_embed"] * (self.token_types is not None)
-        where = ["hook_pos_embed"] * (self.positions is not None)
-        return ["hook_embed", *kinds, *where, "hook_full_embed"]
+        """The names of all activations that it records."""
+        segments = ["hook_token_type_embed"] * (self.token_types is not None)
+        positions = ["hook_pos_embed"] * (self.positions is not None)
+        return ["hook_embed", *segments, *positions, "hook_full_embed"]
 
     def __call__(
         self,
@@ -98,10 +99,10 @@ class Embedding:
         record: Recorder | None = None,
         segments: Array | None = None,
     ) -> tuple[Array, EmbeddingSaved]:
-        """Vectors (..., D) of ids (...) at these places, and what `backward` needs.
+        """Return vectors (..., D) of ids (...) at these positions, and the values for `backward`.
 
-        They are float32 where the table is in half precision. `segments` (...) are rows of
-        `token_types`, which nothing is made of where there are none.
+        The vectors are float32 if the table is in half precision. `segments` (...) are rows of
+        `token_types`, and are not used without these.
         """
         keep = of_rows(record, cu_lengths) or unkept
         x, rows = self._rows(ids)
@@ -114,11 +115,9 @@ class Embedding:
             narrow, x = x, self._projected(x)
         if self.token_types is not None:
             chosen = self.token_types[0 if segments is None else segments]
-            kinds = np.broadcast_to(chosen, x.shape)
-            x = x + keep("hook_token_type_embed", kinds)
+            x = x + keep("hook_token_type_embed", np.broadcast_to(chosen, x.shape))
         if self.positions is not None:
-            where = self._positions_of(rows)[places + self.first_position]
-            x = x + keep("hook_pos_embed", where)
+            x = x + keep("hook_pos_embed", self._positions_of(rows)[places + self.first_position])
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
@@ -135,68 +134,68 @@ class Embedding:
         record: Recorder | None = None,
         cu_lengths: Array | None = None,
     ) -> dict[str, Array]:
-        """The backward pass: from the gradient (..., D) of the vectors to those of the tables.
+        """Return the gradients of the tables, from the gradient (..., D) of the vectors.
 
-        They are named as a design names them: "embed.weight" (V, D), "pos_embed.weight" and so on.
-        `record` collects the gradients of what a trace has, of packed rows as (B, T, D); with a
-        `GradientRecorder` there are no others.
+        They have the names of a design: "embed.weight" (V, D), "pos_embed.weight" and so on.
+        `record` collects the gradients of activations, of packed rows as (B, T, D). With a
+        `GradientRecorder` no gradients of tables are computed.
         """
-        found = for_parameters(record)
+        gradients = for_parameters(record)
         keep = of_rows(record, cu_lengths) or unkept
         grad = keep("hook_full_embed", grad)
         if saved.narrow is not None and not self.projects_first:
-            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
+            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, gradients)
         if self.norm is not None:
             inner = record and record.under("embed_norm.")
-            grad = part_back(self.norm, grad, saved.norm, "embed_norm", found, inner).x
-        for hook in self.hooks[1:-1]:  # what is added up
+            grad = part_back(self.norm, grad, saved.norm, "embed_norm", gradients, inner).x
+        for hook in self.hooks[1:-1]:  # the terms of the sum
             keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
-        if self.positions is not None and found is not None:
-            where = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
+        if self.positions is not None and gradients is not None:
+            chosen = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
             shape = self._positions_of(saved.rows).shape
-            found["pos_embed.weight"] = rows_back(rows, where.ravel(), shape)
-        if self.token_types is not None and found is not None:
-            kinds = np.zeros_like(self.token_types)
+            gradients["pos_embed.weight"] = rows_back(rows, chosen.ravel(), shape)
+        if self.token_types is not None and gradients is not None:
+            table = np.zeros_like(self.token_types)
             if saved.segments is None:
-                kinds[0] = rows.sum(0)
+                table[0] = rows.sum(0)
             else:
-                kinds = rows_back(rows, saved.segments.ravel(), kinds.shape)
-            found["token_type_embed.weight"] = kinds
+                table = rows_back(rows, saved.segments.ravel(), table.shape)
+            gradients["token_type_embed.weight"] = table
         if saved.narrow is not None and self.projects_first:
-            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, found)
+            grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, gradients)
         grad = keep("hook_embed", grad)
-        if found is None:
+        if gradients is None:
             return {}
-        return found | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
+        return gradients | self._rows_back(grad.reshape(-1, grad.shape[-1]), saved.rows)
 
     def _projected(self, x: Array) -> Array:
-        """Vectors (..., E) as (..., D)."""
+        """Project vectors (..., E) to (..., D)."""
         weight = self.projection[f"{_PROJECTION}.weight"]
         bias = self.projection.get(f"{_PROJECTION}.bias")
         return linear(narrowed(x, weight), weight, bias, wide=True)
 
     def _rows(self, ids: Array) -> tuple[Array, Any]:
-        """The row (..., D) of each token or patch, and what `_rows_back` needs."""
+        """Return the row (..., D) of each token or patch, and the values for `_rows_back`."""
         return self.table[ids], ids
 
     def _positions_of(self, ids: Any) -> Array:
-        """The table of positions that counts for these tokens or patches."""
+        """Return the table of positions for these tokens or patches."""
         assert self.positions is not None
         return self.positions
 
     def _rows_back(self, grad: Array, ids: Any) -> dict[str, Array]:
-        """From the gradient (n, D) of those rows to that of what they were made of."""
+        """Return the gradients of parameters, from the gradient (n, D) of those rows."""
         table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
             table *= table.dtype.type(self.scale)
         return {"embed.weight": table}
 
     def places(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
-        """Where each token of ids (B, T) that is computed, by a mask (B, T), stands, (total,).
+        """Return the position of each token of ids (B, T) that a mask (B, T) computes, (total,).
 
-        That is its column, or for some families how many tokens before it are not padding, or are
-        among those that are `shown`, (B, T); without it all that are computed.
+        The position is the token's column or, for some families, the number of tokens before it
+        that are not padding, or that are `shown`, (B, T); all computed tokens unless given.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -208,27 +207,26 @@ class Embedding:
 
     @property
     def first_id(self) -> int:
-        """What `position_ids` of transformers call the first place: those of RoBERTa are rows."""
+        """The first position in `position_ids` of transformers, which are rows for RoBERTa."""
         return 0 if self.padding is None else self.first_position
 
     @property
     def max_positions(self) -> int | None:
-        """How many places there are; None for any number."""
+        """The number of positions; None for any number."""
         return None if self.positions is None else len(self.positions) - self.first_position
 
 
 class PatchEmbedding(Embedding):
-    """Images to vectors: those of their patches behind that of a first token, each with its place.
+    """Images to vectors: a first token, then the patches, each with its position.
 
     Args:
         first: D numbers, the first token.
         weight: (D, C, h, w), from a patch to its vector.
-        bias: (D,), or None for none.
-        positions: (N + 1, D), for the first token and each patch, row by row; as `first`, it may
-            have more dimensions of 1 in front, and gradients have the same.
-        norm: over their sum.
-        grid: where images may be of any size, the grid of patches that `positions` are for:
-            for another grid they are interpolated.
+        bias: (D,), or None.
+        positions: (N + 1, D), for the first token and each patch, row by row. Like `first`, it may
+            have more dimensions of 1 in front, and its gradient has them too.
+        norm: the norm of the sum of vectors and positions.
+        grid: the grid of patches of `positions`, if they are interpolated for other grids.
     """
 
     def __init__(
@@ -249,15 +247,16 @@ class PatchEmbedding(Embedding):
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
 
     def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
-        """The backward pass, to the first token, the weight of the patches and the places."""
-        found = super().backward(grad, saved, **recorded)
-        if not found:
-            return found
-        positions, grid = found["pos_embed.weight"], saved.rows.grid
-        if self.grid is not None and grid != self.grid:
-            positions = for_grid_back(positions, self.grid, grid)
-        found["pos_embed.weight"] = positions
-        return found | {name: found[name].reshape(shape) for name, shape in self.shapes.items()}
+        """Return the gradients of the first token, the weight of the patches and the positions."""
+        gradients = super().backward(grad, saved, **recorded)
+        if not gradients:
+            return gradients
+        if self.grid is not None and saved.rows.grid != self.grid:
+            positions = gradients["pos_embed.weight"]
+            gradients["pos_embed.weight"] = for_grid_back(positions, self.grid, saved.rows.grid)
+        return gradients | {
+            name: gradients[name].reshape(shape) for name, shape in self.shapes.items()
+        }
 
     def _positions_of(self, ids: Any) -> Array:
         positions = super()._positions_of(ids)
@@ -266,7 +265,7 @@ class PatchEmbedding(Embedding):
         return for_grid(positions, self.grid, ids.grid)
 
     def _rows(self, images: Array) -> tuple[Array, Patches]:
-        """The rows (B * (N + 1), D) of images (B, C, H, W), and their patches."""
+        """Return the rows (B * (N + 1), D) of images (B, C, H, W), and their patches."""
         patches = unfolded(images, self.patch)  # (B, N, C * h * w)
         patches = patches.astype(compute_type(self.table.dtype))
         rows = linear(patches, self.weight, self.bias)
@@ -289,7 +288,7 @@ class PatchEmbedding(Embedding):
 
 
 def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
-    """Images (B, C, H, W) as their patches, (B, N, C * h * w), row by row.
+    """Cut images (B, C, H, W) into patches, (B, N, C * h * w), row by row.
 
     >>> unfolded(np.arange(16).reshape(1, 1, 4, 4), (2, 2)).tolist()
     [[[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]]
@@ -304,23 +303,23 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
-    """From the gradient (n, D) of chosen rows of a table to that of the table.
+    """Return the gradient of a table, from the gradient (n, D) of chosen rows.
 
-    A row that was chosen several times gets their sum, in their order.
+    A row that was chosen several times gets the sum of its gradients, in their order.
     """
-    found = np.zeros(shape, grad.dtype)
+    table = np.zeros(shape, grad.dtype)
     order = np.argsort(rows, kind="stable")
     chosen, starts = np.unique(rows[order], return_index=True)
     if chosen.size:
-        found[chosen] = np.add.reduceat(grad[order], starts)
-    return found
+        table[chosen] = np.add.reduceat(grad[order], starts)
+    return table
 
 
-def resampling(given: int, wanted: int) -> Array:
-    """The matrix (wanted, given) that resamples so many equally spaced values by cubics.
+def resampling(count: int, wanted: int) -> Array:
+    """Return the matrix (wanted, count) that resamples `count` equally spaced values by cubics.
 
-    Value i of the result lies at `(i + 1/2) * given / wanted - 1/2` and is made of the four around
-    it; beyond the ends stand the first and the last one again. It is computed in float64.
+    Value i of the result lies at `(i + 1/2) * count / wanted - 1/2` and is computed from the
+    four values around it; the first and the last value repeat beyond the ends. All in float64.
 
     Source:
         Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4 with
@@ -329,42 +328,38 @@ def resampling(given: int, wanted: int) -> Array:
     >>> resampling(2, 3).round(2).tolist()
     [[1.09, -0.09], [0.5, 0.5], [-0.09, 1.09]]
     """
-    at = (np.arange(wanted) + 0.5) * given / wanted - 0.5
+    at = (np.arange(wanted) + 0.5) * count / wanted - 0.5
     first = np.floor(at).astype(np.int64)
-    found = np.zeros((wanted, given))
-    for place in (first - 1, first, first + 1, first + 2):
-        away = np.abs(at - place)
-        near = ((_SHARPNESS + 2) * away - (_SHARPNESS + 3)) * away * away + 1
-        far = _SHARPNESS * (((away - 5) * away + 8) * away - 4)
-        weight = np.where(away <= 1, near, np.where(away < 2, far, 0.0))
-        np.add.at(found, (np.arange(wanted), np.clip(place, 0, given - 1)), weight)
-    return found
+    matrix = np.zeros((wanted, count))
+    for near in (first - 1, first, first + 1, first + 2):
+        away = np.abs(at - near)
+        inner = ((_SHARPNESS + 2) * away - (_SHARPNESS + 3)) * away * away + 1
+        outer = _SHARPNESS * (((away - 5) * away + 8) * away - 4)
+        weight = np.where(away <= 1, inner, np.where(away < 2, outer, 0.0))
+        np.add.at(matrix, (np.arange(wanted), np.clip(near, 0, count - 1)), weight)
+    return matrix
 
 
 def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """The rows (1 + h * w, D) of a grid of h x w patches, from those (1 + H * W, D) of H x W.
+    """Resample rows (1 + H * W, D) for a grid of h x w patches, (1 + h * w, D).
 
-    Row 0 belongs to the token before the patches and stays as it is. Half precision gives float32.
+    Row 0 belongs to the token before the patches and does not change. Half precision gives float32.
     """
-    rows = _resampled(
-        table[1:], grid, [resampling(*pair) for pair in zip(grid, wanted, strict=True)]
-    )
-    first = table[:1].astype(rows.dtype, copy=False)
-    joined: Array = np.concatenate([first, rows])
-    return joined
+    by = [resampling(*pair) for pair in zip(grid, wanted, strict=True)]
+    rows = _resampled(table[1:], grid, by)
+    return np.concatenate([table[:1].astype(rows.dtype, copy=False), rows])
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """The backward pass: from the gradient (1 + h * w, D) of those rows to that of the table."""
+    """Return the gradient of the table, from the gradient (1 + h * w, D) of those rows."""
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
-    joined: Array = np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
-    return joined
+    return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 
 
 def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
-    """Rows (H * W, D) of a grid, resampled by a matrix (h, H) and one (w, W): (h * w, D)."""
+    """Resample rows (H * W, D) of a grid by matrices (h, H) and (w, W): (h * w, D)."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)
     cells = rows.astype(kind, copy=False).reshape(*grid, -1)
-    found: Array = np.einsum("hH,HWd,wW->hwd", down, cells, across, optimize=True)
-    return found.reshape(-1, rows.shape[-1])
+    resampled: Array = np.einsum("hH,HWd,wW->hwd", down, cells, across, optimize=True)
+    return resampled.reshape(-1, rows.shape[-1])

@@ -1,4 +1,4 @@
-"""What follows once a text is one vector: linear layers, norms, scaling to length 1."""
+"""The pooling of a text's vectors, and the modules that follow: linear layers, norms, scaling."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from qkv.ops.linear import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:
-    """The sum, divided by the root of how many there are."""
+    """Return the sum of rows, divided by the root of their number."""
     pooled: Array = rows.sum(0) / np.sqrt(rows.dtype.type(len(rows)))
     return pooled
 
 
 def _weighted_mean(rows: Array, first: int) -> Array:
-    """The mean, weighted by the place of a token in its text: 1 for the first one, then 2."""
+    """Return the mean of rows, weighted by their positions: 1 for the first token, then 2."""
     weights = np.arange(first + 1, first + len(rows) + 1, dtype=rows.dtype)
     pooled: Array = multiply(weights, rows) / weights.sum()
     return pooled
 
 
-# They are given a text's vectors, and how many at its beginning belong to a prompt and are not to
-# be read. In the order in which files of old name them, where there are several.
+# Functions of a text's vectors and of the number of vectors at its beginning that belong to a
+# prompt and are left out. They are in the order in which old files name several of them.
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[unread],
     "max": lambda rows, unread: rows[unread:].max(0),
@@ -43,18 +43,18 @@ EPS = 1e-5  # of torch's LayerNorm
 
 
 def _exponential(x: Array, alpha: float = 1.0) -> Array:
-    """`x` above 0, and below what goes smoothly towards -alpha."""
+    """Return `x` above 0, and below 0 a curve that approaches -alpha."""
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))).astype(x.dtype, copy=False)
 
 
 def _softplus(x: Array) -> Array:
-    """log(1 + exp(x))."""
-    found: Array = np.logaddexp(x, x.dtype.type(0))
-    return found
+    """Return log(1 + exp(x))."""
+    softplus: Array = np.logaddexp(x, x.dtype.type(0))
+    return softplus
 
 
-# By the names of torch's classes in small letters, with the options that these have if none is
-# given; what `MLP` knows is none of them.
+# The activations that `MLP` does not have, by the names of torch's classes in small letters, with
+# the default options of these.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -76,7 +76,7 @@ ACTIVATIONS = (*_ACTIVATIONS, "relu", "gelu", "silu")
 
 
 def activated(x: Array, activation: str) -> Array:
-    """What one of `ACTIVATIONS` gives, in the type of `x`.
+    """Apply one of `ACTIVATIONS`, in the type of `x`.
 
     >>> activated(np.array([-2.0, 0.5]), "leakyrelu").tolist()
     [-0.02, 0.5]
@@ -89,33 +89,33 @@ def activated(x: Array, activation: str) -> Array:
 
 
 def to_length_one(vectors: Array) -> Array:
-    """Vectors (n, width), scaled; one of zeros stays so."""
+    """Scale vectors (n, width) to length 1; zeros stay zeros."""
     scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return scaled
 
 
 @dataclass(frozen=True)
 class Step:
-    """What every module behind the pooling has; of itself it changes nothing, as Dropout.
+    """A module behind the pooling; this class itself changes nothing, as Dropout.
 
     Attributes:
         home: the folder of its files inside the model's folder.
     """
 
     home: str
-    size_key: ClassVar[str] = ""  # what its file calls the size of what it takes
+    size_key: ClassVar[str] = ""  # the key of its input size in its file
 
     def __call__(self, x: Array) -> Array:
-        """From (n, in) to (n, out), in the type of `x`."""
+        """Apply the module to `x` (n, in): (n, out), in the type of `x`."""
         return x
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """How many numbers go in and come out; None for as many as there are."""
+        """The sizes of input and output; None if any size is allowed."""
         return None
 
     def arrays(self) -> dict[str, Array]:
-        """Its numbers, by their names in its file."""
+        """Return the module's arrays, by their names in its file."""
         return {}
 
 
@@ -123,7 +123,7 @@ class LengthOne(Step):
     """A scaling to length 1."""
 
     def __call__(self, x: Array) -> Array:
-        """The same vectors, scaled."""
+        """Scale vectors to length 1."""
         return to_length_one(x)
 
 
@@ -133,10 +133,10 @@ class Dense(Step):
 
     Attributes:
         weight: (in, out).
-        bias: (out,), where there is one.
-        activation: one of `ACTIVATIONS`; None for none.
-        residual: whether what went in is added to what comes out.
-        through: (in, out), what it goes through before, where that is of another size.
+        bias: (out,), if any.
+        activation: one of `ACTIVATIONS`, if any.
+        residual: whether the input is added to the output.
+        through: (in, out), a linear layer for this input, if the sizes differ.
     """
 
     weight: Array
@@ -147,28 +147,26 @@ class Dense(Step):
     size_key = "in_features"
 
     def __call__(self, x: Array) -> Array:
-        """From (n, in) to (n, out), in the type of `x`."""
+        """Apply the module to `x` (n, in): (n, out), in the type of `x`."""
         y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
         y = y if self.activation is None else activated(y, self.activation)
         if not self.residual:
             return y
-        beside = x
         if self.through is not None:
-            beside = linear(x, self.through.astype(x.dtype, copy=False), None)
-        found: Array = y + beside
-        return found
+            x = linear(x, self.through.astype(x.dtype, copy=False), None)
+        return y + x
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many numbers go in, and come out."""
+        """The sizes of input and output."""
         inputs, outputs = self.weight.shape
         return inputs, outputs
 
     def arrays(self) -> dict[str, Array]:
-        """Its numbers, by their names in its file."""
-        found = {"linear.weight": self.weight.T, "linear.bias": self.bias}
-        found["residual.weight"] = None if self.through is None else self.through.T
-        return {name: array for name, array in found.items() if array is not None}
+        """Return the module's arrays, by their names in its file."""
+        arrays = {"linear.weight": self.weight.T, "linear.bias": self.bias}
+        arrays["residual.weight"] = None if self.through is None else self.through.T
+        return {name: array for name, array in arrays.items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -185,16 +183,16 @@ class Norm(Step):
     size_key = "dimension"
 
     def __call__(self, x: Array) -> Array:
-        """The same vectors, normalised, in the type of `x`."""
+        """Normalise vectors, in the type of `x`."""
         parameters = {"weight": self.weight, "bias": self.bias}
-        found, _ = LayerNorm.from_parameters(parameters, eps=EPS).run(x)
-        return found.astype(x.dtype, copy=False)
+        normed, _ = LayerNorm.from_parameters(parameters, eps=EPS).run(x)
+        return normed.astype(x.dtype, copy=False)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many numbers go in, and come out."""
+        """The sizes of input and output."""
         return len(self.weight), len(self.weight)
 
     def arrays(self) -> dict[str, Array]:
-        """Its numbers, by their names in its file."""
+        """Return the module's arrays, by their names in its file."""
         return {"norm.weight": self.weight, "norm.bias": self.bias}

@@ -1,4 +1,4 @@
-"""Biases by the distance of two tokens: near ones each have their own, far ones share."""
+"""Biases by the distance of two tokens: short distances have their own, long distances share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qkv.arrays import Array
 
 @dataclass(frozen=True)
 class Buckets:
-    """How distances are put into buckets, each with a learned bias for each head.
+    """Buckets of distances, each with a learned bias for each head.
 
     Attributes:
-        count: how many buckets.
-        furthest: from this distance on all share the last one.
-        both_ways: whether keys before and after a query have buckets of their own; otherwise
-            those after it share the first.
+        count: the number of buckets.
+        furthest: the distance from which on all distances share the last bucket.
+        both_ways: whether keys before and after a query have different buckets; otherwise
+            all keys after it share the first bucket.
 
     Source:
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
@@ -34,20 +34,22 @@ class Buckets:
     both_ways: bool = True
 
     def of(self, distance: Array) -> Array:
-        """The bucket of each `key place - query place`."""
+        """Return the bucket of each distance `key position - query position`."""
         count = self.count // 2 if self.both_ways else self.count
         after = np.where(distance > 0, count, 0) if self.both_ways else 0
         away = np.abs(distance) if self.both_ways else np.maximum(-distance, 0)
-        near = count // 2  # so many distances have a bucket each, the rest grow by a factor
-        # float32, as the models were trained: on the border of two buckets the rounding decides
+        near = (
+            count // 2
+        )  # the number of distances with their own bucket; the ranges of others grow by a factor
+        # float32, as in training: on the border of two buckets the rounding decides
         ratio = np.log(np.maximum(away, near).astype(np.float32) / np.float32(near))
         steps = ratio / np.float32(math.log(self.furthest / near)) * np.float32(count - near)
         far = np.minimum(near + steps.astype(np.int64), count - 1)
-        found: Array = after + np.where(away < near, away, far)
-        return found
+        buckets: Array = after + np.where(away < near, away, far)
+        return buckets
 
     def with_table(self, table: Array) -> RelativeBias:
-        """The same with the biases (count, Hq)."""
+        """Return these buckets with their biases (count, Hq)."""
         return RelativeBias(self, table)
 
 
@@ -59,7 +61,7 @@ class RelativeBias:
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """The bias (1, Hq, L, S) of queries from place `q_offset` on for keys from 0 on.
+        """Return the bias (1, Hq, L, S) of queries from position `q_offset` on, for keys from 0 on.
 
         It is a view of L + S - 1 numbers for each head, one for each distance.
 
@@ -73,14 +75,14 @@ class RelativeBias:
         return sliding_window_view(biases, keys, axis=-1)[None, :, ::-1]
 
     def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
-        """From the gradient (..., Hq, L, S) of what it gave to that of the table (count, Hq).
+        """Return the gradient of the table (count, Hq), from that of the bias (..., Hq, L, S).
 
         >>> bias = Buckets(4, 8).with_table(np.zeros((4, 1)))
         >>> bias.backward(np.ones((1, 1, 2, 4)), 2, 4).ravel()
         array([2., 1., 0., 5.])
         """
         distance = np.arange(keys) - np.arange(length)[:, None] - q_offset  # (L, S)
-        places = self.buckets.of(distance).ravel()
+        buckets = self.buckets.of(distance).ravel()
         heads = grad.sum(tuple(range(grad.ndim - 3))).reshape(grad.shape[-3], -1)  # (Hq, L * S)
-        sums = [np.bincount(places, head, len(self.table)) for head in heads]
+        sums = [np.bincount(buckets, head, len(self.table)) for head in heads]
         return np.stack(sums, -1).astype(grad.dtype)

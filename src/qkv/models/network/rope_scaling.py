@@ -1,4 +1,4 @@
-"""Rotary positions for longer texts than a model was made for: how fast each pair is rotated."""
+"""Rotary positions for longer texts than in training: how fast each pair is rotated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 
-# All that follows is computed in float64. Most libraries round the speeds, the angles and their
-# cosines to float32 one after the other; what is published is the formula, and float64 stays within
-# their own rounding.
+# All speeds are computed in float64. Most libraries round the speeds, the angles and their cosines
+# to float32, and float64 differs from their results by this rounding alone.
 
 
 @dataclass(frozen=True)
@@ -27,24 +26,23 @@ class Linear:
     factor: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         return rotary_speeds(base, dims) / self.factor, 1.0
 
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A base that grows with the text, once that is longer than the model was made for.
+    """A base that grows with texts that are longer than in training.
 
     With s = factor * length / limit - (factor - 1), where a shorter length counts as the limit,
-    the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the last
-    one is divided by s.
+    the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the speed of
+    the last pair is divided by s.
 
-    The length is that of the text: what a text gives does not depend on what it runs beside. In
-    `model(ids)` and while generating it is that of the longest text of the batch, and keys in a
-    cache stay as they were rotated when they came in, so that texts beyond the limit read word by
-    word differ from the same texts read at once; both as transformers does it. It also keeps the
-    base of the longest text it has seen until it sees a short one; here each call counts its own
-    texts only.
+    The length is the length of the text, so that its result does not depend on the other texts of
+    a batch. In `model(ids)` and `generate` it is the length of the longest text of the batch, and
+    keys in a cache keep their rotation, so that a text beyond the limit gives other results word by
+    word than at once; transformers does the same. transformers also keeps the base of the longest
+    text until it reads a short one; here each call counts only its own texts.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -55,18 +53,18 @@ class Dynamic:
     limit: int
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         stretch = self.factor * max(length, self.limit) / self.limit - (self.factor - 1)
         return rotary_speeds(base * stretch ** (dims / (dims - 2)), dims), 1.0
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """Fast pairs as they are, slow ones divided by a factor, and a ramp between the two.
+    """The speeds of fast pairs unchanged, those of slow pairs divided by a factor, with a ramp.
 
-    Pair i goes through `n = limit * base**(-2i / dims) / (2 pi)` whole turns in a text as long as
-    the model was first made for. The ramp runs over the pairs' numbers, from that which makes
-    `fast` turns to that which makes `slow` turns; `truncate` widens it to whole numbers.
+    Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` whole turns in the longest text of the
+    first training. The ramp goes from the pair that makes `fast` turns to the pair that makes
+    `slow` turns; `truncate` widens it to whole numbers of pairs.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
@@ -81,7 +79,7 @@ class Yarn:
     truncate: bool = True
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         first, last = (
             dims * math.log(self.limit / (turns * 2 * math.pi)) / (2 * math.log(base))
             for turns in (self.fast, self.slow)
@@ -90,7 +88,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dims - 1)
         if first == last:
-            last += 0.001  # a step, where there is no room for a ramp
+            last += 0.001  # a step, if there is no space for a ramp
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
         fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale
@@ -98,10 +96,10 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """Each pair divided by a number of its own, of one list for short texts or one for long ones.
+    """The speed of each pair divided by a number: one list for short texts, one for long texts.
 
-    Long is what has more tokens than the model was first made for, counted as for `Dynamic`; keys
-    in a cache stay as they were rotated.
+    Long texts have more tokens than in the first training, counted as for `Dynamic`. Keys in a
+    cache keep their rotation.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -114,18 +112,17 @@ class LongRope:
     scale: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         factors = self.long if length > self.limit else self.short
         return rotary_speeds(base, dims) / np.array(factors), self.scale
 
 
 @dataclass(frozen=True)
 class Llama3:
-    """Pairs that rotate fast as they are, slow ones divided by a factor.
+    """The speeds of fast pairs unchanged, those of slow pairs divided by a factor.
 
-    A pair that goes through n whole turns in a text as long as the model was first made for keeps
-    its speed from n = high on, is divided by the factor below n = low, and is between the two in
-    between, in proportion to n.
+    A pair makes n whole turns in the longest text of the first training. Its speed is unchanged
+    from n = high on, divided by the factor below n = low, and between the two in proportion to n.
 
     Source:
         Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.
@@ -137,7 +134,7 @@ class Llama3:
     limit: int
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         fast = rotary_speeds(base, dims)
         turns = self.limit * fast / (2 * np.pi)
         share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -146,7 +143,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """The first pairs are rotated as if all were, the rest stay where they are.
+    """The speeds of the first pairs as if all pairs were rotated, and 0 for the other pairs.
 
     Source:
         `rope_type` "proportional" of transformers, as Gemma 4 has it.
@@ -156,7 +153,7 @@ class Proportional:
     factor: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Those of each pair, and what queries and keys are multiplied by."""
+        """Return the speed of each pair, and the scale of queries and keys."""
         rotated = int(self.part * dims // 2)
         fast = rotary_speeds(base, dims)
         return np.where(np.arange(dims // 2) < rotated, fast, 0) / self.factor, 1.0

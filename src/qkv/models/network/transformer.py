@@ -1,4 +1,4 @@
-"""A transformer: embeddings, then blocks, over packed rows, so that no padding is computed."""
+"""A transformer: embeddings and blocks over packed rows, so that no padding is computed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qkv.ops.kernel import body_and_threads
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, places
 
-_LAST = "ln_final"  # what a trace calls the final norm
+_LAST = "ln_final"  # the final norm in a trace
 
 
 class TransformerSaved(NamedTuple):
-    """What the backward pass of a transformer needs."""
+    """Values of the forward pass of a transformer for its backward pass."""
 
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
@@ -43,12 +43,12 @@ class Transformer:
 
     Args:
         embedding: from ids to vectors.
-        layers: what follows, in order.
-        options: for each layer the options of `qkv.attention` that it runs with.
-        same_as: for each layer the first one that has its parameters; each its own unless given.
-        bias: of the scores of every layer.
-        final_norm: what comes after the last layer.
-        head: from the last vectors of packed texts, and where each begins, to logits.
+        layers: the blocks, in order.
+        options: for each layer its options of `qkv.attention`.
+        same_as: for each layer the first layer that has its parameters; itself unless given.
+        bias: the bias of the scores of every layer.
+        final_norm: the norm after the last layer.
+        head: from the last vectors of packed texts to logits.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Transformer:
         self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and copies take: all but what is made again when it is needed."""
+        """Return the state for pickle and copies, without the cached steps."""
         return {**self.__dict__, "_steps": None}
 
     @property
@@ -85,7 +85,7 @@ class Transformer:
 
     @property
     def hook_names(self) -> list[str]:
-        """Every name that a trace may hold, the summaries of `top_k` included."""
+        """The names of all activations in a trace, the summaries of `top_k` included."""
         blocks = [
             f"blocks.{number}.{hook}"
             for number, layer in enumerate(self.layers)
@@ -96,33 +96,32 @@ class Transformer:
 
     @cached_property
     def untrained(self) -> bool:
-        """Whether its queries and keys are made with what may as well be random numbers."""
+        """Whether the weights of all queries and keys look like random numbers."""
         return is_untrained(self.layers)
 
     def settings(
         self, longest: int, masks: Mapping[int, Array] | None = None
     ) -> dict[int, dict[str, Any]]:
-        """The options each layer runs with on texts of up to `longest` tokens; see `run`."""
+        """Return the options of each layer for texts of up to `longest` tokens; see `run`."""
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
-        found = {number: {**one, **bias} for number, one in enumerate(self.options)}
+        settings = {number: {**own, **bias} for number, own in enumerate(self.options)}
         for number, mask in (masks or {}).items():
-            found[number]["attn_mask"] = mask
-        return found
+            settings[number]["attn_mask"] = mask
+        return settings
 
     def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
-        """The last vectors (total, D) of texts laid end to end; the options are those of `run`."""
+        """Return the last vectors (total, D) of packed texts; the options are those of `run`."""
         return self.run(ids, places, cu_lengths, **options)[0]
 
     def packed(
         self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
     ) -> tuple[Array, Array]:
-        """The vectors (total, D) of texts laid end to end, and where each begins, (B + 1,).
+        """Return the vectors (total, D) of packed texts, and where each begins, (B + 1,).
 
         Args:
-            texts: the ids of each, (T,).
-            segments: for each of their tokens which of several parts of the text it is of, (T,);
-                without them all are of the first.
-            options: those of a call.
+            texts: the ids of each text, (T,).
+            segments: the segment of each token of each text, (T,); segment 0 unless given.
+            options: the options of a call.
         """
         if segments is not None:
             options["segments"] = np.concatenate(segments)
@@ -132,10 +131,10 @@ class Transformer:
         return rows, cu_lengths
 
     def spans(self, mask: Array) -> Array:
-        """Which columns (B, T) are computed of those where a mask shows tokens.
+        """Return which columns (B, T) are computed, by a mask of the tokens.
 
-        What the mask hides between two tokens keeps them apart, but for ALiBi, which counts what is
-        there.
+        Masked columns between two tokens keep their positions, except with ALiBi, which counts
+        only the tokens.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -149,25 +148,25 @@ class Transformer:
         masks: Mapping[int, Array] | None = None,
         record: Recorder | None = None,
     ) -> tuple[Array, Array]:
-        """The vectors (total, D) of the tokens that are there, and where each text begins.
+        """Return the vectors (total, D) of the tokens of a mask, and where each text begins.
 
-        Where rotary positions are stretched, the longest text counts for all, as in transformers.
+        Stretched rotary positions depend on the longest text of the batch, as in transformers.
 
         Args:
             ids: (B, T) token ids.
-            mask: (B, T), where there is a token.
-            positions: (B, T), where the tokens stand; None for what the model counts itself.
-            masks: as for `run`, of the columns of `spans` alone.
-            record: the same.
+            mask: (B, T), True for a token.
+            positions: (B, T), the positions of the tokens; the model counts them unless given.
+            masks: as for `run`, for the columns of `spans` alone.
+            record: collects the activations.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
         text = self.spans(mask)
         starts = starts_of(text.sum(1))
-        found = dict(masks or {})
+        masks = masks or {}
         if (mask != text).any():
             keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
-            found = {number: keys & found.get(number, True) for number in range(len(self.layers))}
+            masks = {number: keys & masks.get(number, True) for number in range(len(self.layers))}
         if positions is None:
             where, at = self.embedding.places(ids, text, mask), places(starts)[1]
         else:
@@ -177,7 +176,7 @@ class Transformer:
             where,
             starts,
             positions=Positions(at, 1 + int(at.max())),
-            masks=found,
+            masks=masks,
             record=record,
         )
         return rows[mask[text]], starts_of(mask.sum(1))
@@ -185,7 +184,7 @@ class Transformer:
     def training_forward(
         self, ids: Array, places: Array, cu_lengths: Array, **options: Any
     ) -> tuple[Array, TransformerSaved]:
-        """The vectors (total, D), and what `backward` needs of them; the options as for `run`."""
+        """Return the vectors (total, D), and the values for `backward`; see `run`."""
         need_single(self.embedding.table, {}, call="Transformer")
         return self.run(ids, places, cu_lengths, save=True, **options)
 
@@ -197,44 +196,27 @@ class Transformer:
         cu_lengths: Array,
         *,
         record: Recorder | None = None,
-        top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
         segments: Array | None = None,
-        positions: Positions | None = None,
         stop: int | None = None,
-        save: bool = False,
+        **options: Any,
     ) -> tuple[Array, TransformerSaved]:
-        """Run texts that are laid end to end.
+        """Run packed texts.
 
         Args:
             ids: (total,) token ids that have a row in the table.
-            places: (total,) the place of each token in its text.
+            places: (total,) the position of each token in its text.
             cu_lengths: (B + 1,) where each text begins and the last one ends.
-            record: collects what is computed on the way, as (B, T, ...).
-            top_k: with `record`, keep the largest weights of each query in place of all.
-            masks: for layers that have one, which key each head sees: broadcasts to
-                (B, Hq, T, T), T the length of the longest text.
-            segments: (total,) which of several parts of its text each token is of, for a model
-                that has a table of them; without them all are of the first.
-            positions: where the tokens stand that attention rotates; each text's from 0 unless
-                given.
+            record: collects the activations, as (B, T, ...).
+            segments: (total,) the segment of each token, for a model with a table of segments;
+                segment 0 unless given.
             stop: the layer before which the run ends; None for behind the final norm.
-            save: whether to keep what `backward` needs.
+            options: the other options of `run_layers`.
 
         Returns:
-            (total, D), and what `backward` needs.
+            (total, D), and the values for `backward`.
         """
         x, embedding = self.embedding(ids, places, cu_lengths, record, segments)  # (total, D)
-        x, layers = self.run_layers(
-            x,
-            cu_lengths,
-            stop=stop,
-            record=record,
-            top_k=top_k,
-            masks=masks,
-            positions=positions,
-            save=save,
-        )
+        x, layers = self.run_layers(x, cu_lengths, stop=stop, record=record, **options)
         final_norm = None
         if stop is None:
             x, final_norm = self._last(x, cu_lengths, record)
@@ -254,27 +236,29 @@ class Transformer:
         positions: Positions | None = None,
         save: bool = False,
     ) -> tuple[Array, list[BlockSaved]]:
-        """Run some layers, on the vectors (total, D) that the first of them takes.
+        """Run some layers.
 
         Args:
-            x: (total, D), texts laid end to end.
+            x: (total, D), the input of the first of these layers, packed texts.
             cu_lengths: (B + 1,) where each text begins and the last one ends.
-            first: the layer that is run first.
-            stop: the one before which the run ends; None for behind the last.
-            record: as for `run`, and so are the others.
-            top_k: the same.
-            masks: the same.
-            positions: the same.
-            save: the same.
+            first: the first layer of the run.
+            stop: the layer before which the run ends; None for behind the last.
+            record: collects the activations, as (B, T, ...).
+            top_k: with `record`, keep only the largest weights of each query.
+            masks: for some layers the keys that each head sees: broadcasts to (B, Hq, T, T), T the
+                length of the longest text.
+            positions: the positions by which attention rotates; each text counts from 0 unless
+                given.
+            save: whether to keep the values for `backward`.
 
         Returns:
-            What the last of these layers gives, (total, D), and what the backward pass of each
-            needs.
+            The output of the last of these layers, (total, D), and the values of each for its
+            backward pass.
         """
-        found = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
+        settings = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
         saved: list[BlockSaved] = []
         for number in range(len(self.layers))[first:stop]:
-            options = {**found[number], "top_k": top_k, "positions": positions}
+            options = {**settings[number], "top_k": top_k, "positions": positions}
             options["record"] = record and record.under(f"blocks.{number}.")
             x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
             saved += [kept] if save else []
@@ -283,77 +267,74 @@ class Transformer:
     def backward(
         self, grad: Array, saved: TransformerSaved, *, record: Recorder | None = None
     ) -> dict[str, Array]:
-        """The backward pass: the gradients of `sum(grad * transformer(ids, ...))`.
+        """Return the gradients of `sum(grad * transformer(ids, ...))`.
 
         Args:
             grad: (total, D), the gradient of the last vectors.
-            saved: what `transformer.training_forward(ids, places, cu_lengths)` gave beside them; it
-                is used up.
-            record: collects the gradients on the way, by the names of a trace, as (B, T, ...).
+            saved: the second value of `transformer.training_forward(ids, places, cu_lengths)`;
+                the call empties it.
+            record: collects the gradients of activations by the names of a trace, as (B, T, ...).
 
         Returns:
-            The gradient of every parameter by the name that its design gives it
-            ("blocks.0.attn.q_proj.weight"), but for those of the head; with a `GradientRecorder`
-            none.
+            The gradients of all parameters but those of the head, by the names of the design
+            ("blocks.0.attn.q_proj.weight"); none with a `GradientRecorder`.
         """
-        found, cu = for_parameters(record), saved.cu_lengths
+        gradients, cu = for_parameters(record), saved.cu_lengths
         longest = int(np.diff(cu).max(initial=0))
         if saved.final_norm is not None:
             rows = of_rows(record, cu)
             last = rows and rows.under(f"{_LAST}.")
-            grad = part_back(self.final_norm, grad, saved.final_norm, "final_norm", found, last).x
+            grad = part_back(
+                self.final_norm, grad, saved.final_norm, "final_norm", gradients, last
+            ).x
         for number in reversed(range(len(saved.layers))):
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
             inner = record and record.under(f"blocks.{number}.")
             own: dict[str, Array] = {}
             back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # and free it
             grad = back.x
-            if found is None:
+            if gradients is None:
                 continue
             if "sinks" in back.options:
                 own[f"{block}.attn.sinks"] = back.options["sinks"]
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # what several layers have gets the sum of theirs
-                found[name] = found[name] + array if name in found else array
+            for name, array in own.items():  # layers that share parameters: sum
+                gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
-        return more if found is None else found | more
+        return more if gradients is None else gradients | more
 
     @property
     def predicts(self) -> bool:
-        """Whether it gives logits over words for each token."""
+        """Whether the head gives logits over words for each token."""
         return self.head is not None and self.head.predicts
 
     @property
     def generates(self) -> bool:
-        """Whether it gives logits for the token behind each one, from those up to it."""
-        return self.predicts and all(one.get("is_causal") for one in self.options)
+        """Whether the head gives logits for the next token, and no token sees later tokens."""
+        return self.predicts and all(options.get("is_causal") for options in self.options)
 
     def logits(self, rows: Array) -> Array:
-        """From last vectors (n, D), each on its own, to logits (n, V)."""
+        """Return the logits (n, V) of last vectors (n, D), each of a text of its own."""
         if self.head is None:
             raise ValueError("logits: this model has no head")
         return self.head(rows, np.arange(len(rows) + 1))
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """From vectors (n, D), through the final norm if there is one and it is wanted, to logits.
-
-        Returns:
-            (n, V)
-        """
+        """Return the logits (n, V) of vectors (n, D), with `norm` through the final norm."""
         if norm and self.final_norm is not None:
             rows, _ = self.final_norm.run(rows)
         return self.logits(rows)
 
     def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
-        """Empty caches for texts, and the ids (B, n) to `step` through first, lengths (B,)."""
+        """Return empty caches for texts, the ids (B, n) of the first `step`, and lengths (B,)."""
         lengths = np.array([len(text) for text in texts])
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
         for row, text in zip(ids, texts, strict=True):
             row[: len(text)] = text
-        return [KVCache(one.get("window")) for one in self.options], ids, lengths
+        return [KVCache(options.get("window")) for options in self.options], ids, lengths
 
     @quiet
     def step(
@@ -366,28 +347,28 @@ class Transformer:
         record: Recorder | None = None,
         top_k: int | None = None,
     ) -> Array:
-        """Run the tokens that follow those in the caches, which then hold these too.
+        """Run the tokens that follow the tokens in the caches, and add them to the caches.
 
         Args:
             ids: (B, n) token ids, one row for each text.
-            caches: one for each layer; of the first layers alone, where the run ends behind them.
-            lengths: (B,), how many of the n are real; all of them unless given.
-            masks: for layers that have one, which of all tokens so far each head sees: broadcasts
-                to (B, Hq, n, S).
-            record: collects what is computed on the way.
-            top_k: with `record`, keep the largest weights of each query in place of all.
+            caches: one for each layer; with fewer caches the run ends behind their layers.
+            lengths: (B,), the number of real tokens in each row; n unless given.
+            masks: for some layers the tokens so far that each head sees: broadcasts to
+                (B, Hq, n, S).
+            record: collects the activations.
+            top_k: with `record`, keep only the largest weights of each query.
 
         Returns:
             (B, n, D)
         """
         quick = None
         if record is None and not masks:
-            quick = self._quick()  # lays weights out, which others then use
+            quick = self._quick()  # packs weights, which other steps then use
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
         if limit is not None:
-            places = np.minimum(places, limit - 1)  # of padding, which nobody reads
+            places = np.minimum(places, limit - 1)  # of padding
         x, _ = self.embedding(ids, places, record=record)
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, places, caches, lengths), None, None)[0]
@@ -401,29 +382,27 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, None, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """The bias (1 or B, Hq, n, S) of the next `count` tokens, behind (B,) that were seen."""
+        """Return the bias (1 or B, Hq, n, S) of the next `count` tokens, behind `seen` (B,)."""
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = (
-            seen[:1] if (seen == seen[0]).all() else seen
-        )  # one for all texts, or each its own
+        offsets = seen[:1] if (seen == seen[0]).all() else seen  # for all texts, or for each
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
-        """Its layers for single tokens, made anew when a part or what computes is another."""
-        wanted, parts, last = body_and_threads(), made_of(self.layers), self._steps
-        same = last is not None and last[0] == wanted and len(last[2]) == len(parts)
+        """Return the layers for single tokens, made again if a part or the backend changed."""
+        backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
+        same = last is not None and last[0] == backend and len(last[2]) == len(parts)
         if last is None or not same or not all(map(is_, last[2], parts)):
-            made = steps_for(self.layers, self.options, self.embedding.table.dtype)
-            self._steps = last = wanted, made, parts
+            steps = steps_for(self.layers, self.options, self.embedding.table.dtype)
+            self._steps = last = backend, steps, parts
         return last[1]
 
     def _last(
         self, x: Array, cu_lengths: Array | None, record: Recorder | None
     ) -> tuple[Array, NormSaved | None]:
-        """The final norm, if there is one."""
+        """Apply the final norm, if there is one."""
         if self.final_norm is None:
             return x, None
         rows = of_rows(record, cu_lengths)
@@ -431,14 +410,14 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """Rows (total, ...) where the mask (B, T) shows a token, and 0 elsewhere: (B, T, ...)."""
+    """Return rows (total, ...) at the tokens of a mask (B, T), and 0 elsewhere: (B, T, ...)."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
 
 
 def without_holes(mask: Array) -> Array:
-    """A mask (B, T) with no holes: from the first visible token of each row to the last."""
+    """Return a mask (B, T) without holes, from the first to the last visible token of each row."""
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text

@@ -1,4 +1,4 @@
-"""Whether attention is made with random numbers: of a model that has not been trained."""
+"""Detect the attention of a model that has not been trained: its weights are random numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 
-# A matrix of random numbers reaches 1 and, being small, up to 1.08; what has learned more than 1.3.
+# The stretch of a random matrix is about 1, for small matrices up to 1.08, after training over 1.3.
 LEARNED = 1.2
 _STEPS = 20
 
 
 def is_untrained(layers: Iterable[Any]) -> bool:
-    """Whether no W_Q and no W_K of these layers differs from a matrix of random numbers.
+    """Return whether every W_Q and W_K of these layers looks like a matrix of random numbers.
 
-    Learning adds directions to a matrix that it stretches vectors along, further than random
-    numbers do. False where no layer has such matrices.
+    A trained matrix stretches vectors in some directions further than random numbers do. The result
+    is False if no layer has such matrices.
     """
     weights = [
         layer.attn.parameters[f"{name}_proj.weight"]
@@ -32,10 +32,10 @@ def is_untrained(layers: Iterable[Any]) -> bool:
 
 @np.errstate(over="ignore", invalid="ignore")
 def stretch(weight: Array) -> float:
-    """How far a matrix (n, m) stretches a vector, where 1 is what random numbers do.
+    """Return how far a matrix (n, m) stretches a vector, relative to random numbers.
 
-    That is its largest singular value over `rms * (sqrt(n) + sqrt(m))`, found by power iteration
-    from a fixed start, and so at most that; infinity where numbers are not finite.
+    This is its largest singular value over `rms * (sqrt(n) + sqrt(m))`, estimated from below by
+    power iteration from a fixed start; infinity if numbers are not finite.
 
     Source:
         Marchenko and Pastur 1967; Martin and Mahoney 2021, "Implicit Self-Regularization in Deep
