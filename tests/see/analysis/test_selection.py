@@ -8,8 +8,7 @@ import pytest
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Heads, heads_of
 from qkv.see.analysis.inputs import one_text
-from qkv.see.analysis.links import Link
-from qkv.see.analysis.measures import summarize
+from qkv.see.analysis.measures import Link, summarize
 from qkv.see.analysis.selection import ChosenHead
 from qkv.trace import Trace
 

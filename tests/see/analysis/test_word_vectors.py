@@ -3,7 +3,7 @@
 import numpy as np
 
 from qkv.see.analysis.head_weights import heads_of
-from qkv.see.analysis.links import attended, strongest_by_token, strongest_links
+from qkv.see.analysis.measures import attended, strongest_by_token, strongest_links
 from qkv.see.analysis.word_vectors import movement, similarity_by_layer
 
 from ..support import TOKENS, made_trace, weights

@@ -21,7 +21,7 @@ from qkv.see import (
     show,
     walk,
 )
-from qkv.see.analysis.links import strongest_links
+from qkv.see.analysis.measures import strongest_links
 from qkv.see.analysis.word_vectors import fit_plane
 from qkv.trace import Trace
 

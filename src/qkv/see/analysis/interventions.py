@@ -13,7 +13,7 @@ from qkv.edits import edits_of
 from qkv.models import Model
 from qkv.models.model import handed_on
 from qkv.models.tasks.predict import Guesses, in_words, likeliest
-from qkv.see.analysis.links import STANDS_OUT
+from qkv.see.analysis.measures import STANDS_OUT
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
@@ -190,7 +190,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     if model.generates:
         place = len(tokens) - 1
     else:
-        place = masks[0] if masks else words[-1][0][0] if words else _first_word(tokens, special)
+        first = int(np.argmax(is_word(tokens, special))) or int(np.argmin(special))
+        place = masks[0] if masks else words[-1][0][0] if words else first
     unchanged = _probabilities(model, trace, place)
     effects = []
     for positions, word in words:
@@ -201,11 +202,6 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     _, hidden, word = max(effects, key=lambda effect: effect[0], default=(None, [], ""))
     before, after = (_guesses(model, trace, place, hide) for hide in ([], hidden))
     return Opening(place, before[0], hidden, word, after[0])
-
-
-def _first_word(tokens: list[str], special: list[bool]) -> int:
-    """Return the first token that is a word; else the first token that is not special."""
-    return int(np.argmax(is_word(tokens, special))) or int(np.argmin(special))
 
 
 def _probabilities(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:

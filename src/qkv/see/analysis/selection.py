@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.interventions import Removal
-from qkv.see.analysis.links import OF_PLACES, STANDS_OUT, Link, attended
+from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was asked for"
 _LEAST = 0.05  # smaller weights are no links to compare

@@ -1,4 +1,4 @@
-"""Where labels stand round their points, so that none lies on another."""
+"""Positions of labels round their points, so that no label covers another."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def placed(
     area: Box,
     unit: float = 1.0,
 ) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
-    """A box for each label, and where on it a line to its point ends, if that is far.
+    """Place each label: return its box, and the end of a line to its point if that is far.
 
-    Greedy: a label goes to the nearest place round its point where it touches no label before it
-    and, near the point, covers no point either. None where there is no such place.
+    Greedy: a label goes to the nearest place round its point where it touches no earlier label and,
+    near the point, covers no point either. None if there is no such place.
 
     Args:
         labels: the point, and the width and height, of each.
-        points: `(n, 2)`, what is not to be covered.
-        area: left, low, right and high end of where labels may be.
+        points: `(n, 2)`, points to leave uncovered.
+        area: left, low, right and high end of the area for labels.
         unit: the size of a pixel.
     """
     taken: list[Box] = []
@@ -78,6 +78,6 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def on_arrows(before: Array, after: Array, count: int = 24) -> Array:
-    """Points along the arrows from `before` to `after`, both ends among them, `(count * n, 2)`."""
+    """Return points along the arrows from `before` to `after`, with both ends, `(count * n, 2)`."""
     along = np.linspace(0, 1, count)[:, None, None]
     return np.asarray((before + along * (after - before)).reshape(-1, 2))

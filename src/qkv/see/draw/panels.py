@@ -1,4 +1,4 @@
-"""What a view shows, as panels: each medium (terminal, SVG, matplotlib) draws each of them."""
+"""The contents of a view as panels, which each medium (terminal, SVG, matplotlib) draws."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Panel:
     """A part of a view.
 
     Attributes:
-        title: what it shows.
-        explained: what that means, more briefly than a sentence.
-        name: what tells it from the panel beside it.
+        title: the title.
+        explained: a brief explanation, shorter than a sentence.
+        name: a name that tells it from the panel beside it.
         shown_in: the media that draw it.
     """
 
@@ -36,26 +36,25 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HeatMap(Panel):
-    """Numbers `(n, m)` as cells of colour with their labels, and a scale.
+    """Numbers `(n, m)` as cells of colour with labels, and a scale.
 
     Attributes:
-        values: the numbers; those that are not finite are hatched.
+        values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of the scale, whose lower one is 0. None for numbers of any size and
-            sign, whose scale is as long as they need and has the ground at its lower end or in its
-            middle.
-        ground: the number that has the colour of the ground, where `top` is None.
-        scale: both ends, where it is also that of other maps and `top` is None.
-        hidden: which cells a mask hides.
-        score: what makes a row or a column worth showing where not all fit; else the numbers.
-        of: what the numbers are.
-        outlined: rows to put a frame round.
-        missing: what a hatched cell is.
-        whole: how many rows and columns there are, where these are a part of them.
-        most_rows: how many rows a terminal shows.
-        compact: whether it is one of several small ones, without labels.
-        words: what stands in each cell above its number.
+        top: the upper end of the scale, which begins at 0. None for numbers of any size and sign:
+            their scale has the ground at its lower end or in its middle.
+        ground: the number with the colour of the background, if `top` is None.
+        scale: both ends, if several maps share a scale and `top` is None.
+        hidden: the masked cells.
+        score: numbers that decide which rows and columns to show if not all fit; else the values.
+        of: the meaning of the numbers.
+        outlined: rows with a frame.
+        missing: the meaning of a hatched cell.
+        whole: the numbers of all rows and columns, if these are only some.
+        most_rows: the largest number of rows in a terminal.
+        compact: whether it is one of several small maps without labels.
+        words: a word above the number of each cell.
     """
 
     values: Array
@@ -76,13 +75,13 @@ class HeatMap(Panel):
 
     @property
     def hatched(self) -> Array:
-        """The cells that have no number to show, bool."""
+        """Mark the cells without a number, bool."""
         unknown = ~np.isfinite(self.values)
         return np.asarray(unknown if self.hidden is None else self.hidden | unknown)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Both ends of the scale."""
+        """Return both ends of the scale."""
         if self.top is not None:
             return 0.0, self.top
         if self.scale is not None:
@@ -91,18 +90,18 @@ class HeatMap(Panel):
 
     @property
     def signed(self) -> bool:
-        """Whether its scale goes both ways."""
+        """Whether the scale has both signs."""
         return self.top is None and self.ends[0] < self.ground
 
     @property
     def shares(self) -> Array:
-        """How far each number is from the ground, from -1 to 1 at the ends of the scale."""
+        """Scale each number by its distance from the ground: -1 to 1 at the ends."""
         ground = self.ground if self.top is None else 0.0
         return np.asarray((self.values - ground) / (self.ends[1] - ground))
 
     @property
     def scale_name(self) -> str:
-        """What stands beside the scale."""
+        """Name the scale."""
         if self.top in (None, 1.0):
             ground = f" (no colour: {self.form(self.ground)})" if self.ground else ""
             return self.of + ground
@@ -110,12 +109,12 @@ class HeatMap(Panel):
 
     @property
     def form(self) -> Callable[[float], str]:
-        """How its numbers are written."""
+        """Choose one way to write all numbers."""
         return "{:.2f}".format if self.of == "weight" else number_format(self.values[~self.hatched])
 
     @cached_property
     def part(self) -> HeatMap:
-        """The rows and columns of the largest score that a picture has room for."""
+        """Choose the rows and columns of the largest score that fit into a picture."""
         score = np.abs(self.shares) if self.score is None else self.score
         rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
         if (len(rows), len(columns)) == self.values.shape:
@@ -135,7 +134,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Which rows and columns are shown, where these are not all."""
+        """Say which rows and columns are shown, if not all are."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None
@@ -145,17 +144,17 @@ class HeatMap(Panel):
 
     @property
     def what(self) -> str:
-        """What its numbers are called, several of them."""
+        """Name the numbers, in the plural."""
         return "weights" if self.of == "weight" else "numbers"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Links(Panel):
-    """Lines from tokens to the tokens they look at, the stronger the larger the weight.
+    """Lines from tokens to the tokens that they attend to, stronger for larger weights.
 
     Attributes:
-        map: the weights; the lines of the row that is outlined stand out.
-        strongest: from, to and weight of the largest, for where lines cannot cross.
+        map: the weights; the lines of the outlined row stand out.
+        strongest: from, to and weight of the largest links, for media where lines cannot cross.
     """
 
     map: HeatMap
@@ -169,9 +168,9 @@ class Bars(Panel):
     Attributes:
         names: the names.
         values: their numbers.
-        form: how a number is written.
+        form: the format of a number.
         top: the number of the longest bar; the largest if left out.
-        ground: the number that has no bar.
+        ground: the number without a bar.
     """
 
     names: Sequence[str]
@@ -182,14 +181,14 @@ class Bars(Panel):
 
     @property
     def shares(self) -> list[float]:
-        """How long each bar is, from 0 to 1; a number that is not finite has none."""
+        """Return the length of each bar, from 0 to 1; 0 for numbers that are not finite."""
         sizes = np.nan_to_num(np.abs(np.asarray(self.values) - self.ground), posinf=0.0)
         most = (sizes.max(initial=0.0) if self.top is None else self.top) or 1.0
         return [min(1.0, float(size / most)) for size in sizes]
 
     @property
     def signed(self) -> bool:
-        """Whether its bars begin in the middle, since some go the other way."""
+        """Whether bars begin in the middle, since some numbers are below the ground."""
         return any(value < self.ground for value in self.values)
 
 
@@ -198,10 +197,10 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        points: `(place, number)` of each; places as those of the chart's names.
-        name: what stands in the legend; empty for none.
-        color: of the line; the first of a theme if left out.
-        dash: its strokes and gaps in pixels; none for a whole line.
+        points: `(place, number)` of each point; places count along the chart's names.
+        name: its name in the legend; empty for none.
+        color: its colour; the first of a theme if left out.
+        dash: its strokes and gaps in pixels; empty for a solid line.
     """
 
     points: Sequence[tuple[float, float]]
@@ -212,13 +211,13 @@ class Line:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Panel):
-    """Lines over names that stand at even distances, such as layers or training steps.
+    """Lines over names at even distances, such as layers or training steps.
 
     Attributes:
         lines: the lines.
-        names: what stands at the places 0, 1 and so on.
-        ends: of the axis, from below to above.
-        along: what the names are.
+        names: the names at the places 0, 1 and so on.
+        ends: of the vertical axis, from the lower to the upper.
+        along: the meaning of the names.
         numbered: whether each number is written beside its point.
     """
 
@@ -230,21 +229,21 @@ class Lines(Panel):
 
     @property
     def ticks(self) -> list[int]:
-        """The places whose names there is room for, the last among them."""
+        """Choose the places whose names fit, with the last among them."""
         places = range(len(self.names))
         return list(places[:: -max(1, -(-len(places) // 12))])[::-1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrows(Panel):
-    """Points in a plane before and after, of vectors of length 1, with an arrow between each pair.
+    """Points in a plane before and after, of vectors of length 1, with an arrow for each pair.
 
     Attributes:
         before: `(n, 2)`.
         after: `(n, 2)`.
-        names: of the points after.
-        alone: of the points before; as those after if left out.
-        named: the places of the points that have their names written.
+        names: names of the points after.
+        alone: names of the points before; those of the points after if left out.
+        named: the indices of the points with labels.
         explained_variance: the share of the variance along each axis.
     """
 
@@ -258,7 +257,7 @@ class Arrows(Panel):
 
     @property
     def axis_names(self) -> list[str]:
-        """What the two axes are."""
+        """Name the two axes."""
         return [
             f"PC {n} ({share:.0%} of the variance of unit vectors; each set centred first)"
             for n, share in enumerate(self.explained_variance, 1)
@@ -266,10 +265,10 @@ class Arrows(Panel):
 
     @property
     def labels(self) -> list[tuple[Array, str, bool]]:
-        """Each label to place: where its point is, its words, and whether that is after.
+        """List each label to place: its point, its words, and whether its point is after.
 
-        The end of the arrows that lies wider comes first. Points that coincide and have one name
-        are named once.
+        The end of the arrows with the larger spread comes first. Points that coincide and share a
+        name have one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -287,9 +286,9 @@ class Image(Panel):
 
     Attributes:
         pixels: `(h, w, 3)` of uint8.
-        grid: how many patches there are below each other, and side by side.
-        frames: row, column and colour of the patches that have a frame.
-        chosen: whether it is the one of several that is shown large elsewhere; None where it is
+        grid: the numbers of rows and columns of patches.
+        frames: row, column and colour of the framed patches.
+        chosen: whether it is the one of several images that is shown large elsewhere; None if it is
             large itself.
     """
 
@@ -301,7 +300,7 @@ class Image(Panel):
 
     @property
     def edge(self) -> str:
-        """The colour of the line round it; none where frames or others stand out."""
+        """Return the colour of the line round it; empty if frames or other images stand out."""
         return AFTER if self.chosen else LINE if self.chosen is None and not self.frames else ""
 
 
@@ -310,12 +309,12 @@ class Column:
     """A column of a table.
 
     Attributes:
-        header: what stands above it.
-        cells: the texts, the same number in each column.
-        bars: shares from 0 to 1 that are drawn in place of texts.
-        style: of each cell, as the terminal's library names it.
-        left: whether texts begin at the left, as words do.
-        spare: whether it may be left out where there is no room; the first go first.
+        header: the words above it.
+        cells: the texts, as many in each column.
+        bars: shares from 0 to 1, drawn as bars instead of texts.
+        style: of each cell, in the words of the terminal's library.
+        left: whether texts are aligned to the left, like words.
+        spare: whether it may be left out in a narrow terminal; the first go first.
     """
 
     header: str
@@ -332,9 +331,9 @@ class Table(Panel):
 
     Attributes:
         names: of the rows.
-        columns: what stands beside them.
-        corner: what stands above the names.
-        note: what stands below.
+        columns: the columns beside the names.
+        corner: the words above the names.
+        note: the words below.
     """
 
     names: Sequence[str]
@@ -346,15 +345,15 @@ class Table(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Numbers(Panel):
-    """Numbers `(n, m)` as they are written, for a terminal: the first rows and columns.
+    """Numbers `(n, m)` in figures, for a terminal: the first rows and columns.
 
     Attributes:
         values: the numbers.
         rows: a label for each row.
         columns: a label for each column; their numbers if left out.
-        cell: a row and a column that are shown in any case, the number in them marked.
-        hidden: `(n, m)` bool, True where a mask hides the number.
-        most_rows: how many rows are shown.
+        cell: a cell that is always shown, with its number marked.
+        hidden: `(n, m)` bool, the masked cells.
+        most_rows: the largest number of rows.
     """
 
     values: Array
@@ -372,7 +371,7 @@ class Cells(Panel):
 
     Attributes:
         shares: `(n, m)`.
-        marked: the row and the column of a cell that has a mark.
+        marked: row and column of a marked cell.
     """
 
     shares: Array
@@ -386,9 +385,9 @@ class Prose(Panel):
 
     Attributes:
         text: the words.
-        style: how a terminal writes them.
-        indent: by how many columns they stand in.
-        code: whether its lines stay as they are.
+        style: their style in a terminal.
+        indent: the columns in front of them.
+        code: whether lines are left unwrapped.
     """
 
     text: str
@@ -398,13 +397,13 @@ class Prose(Panel):
 
 
 class Passage(NamedTuple):
-    """Words of a text that are shaded.
+    """Shaded words of a text.
 
     Attributes:
-        label: what stands in front of them.
+        label: the words in front of the passage.
         words: the words.
-        shares: how dark each is, from 0 to 1.
-        marked: the number of the word that it is about.
+        shares: the shade of each word, from 0 to 1.
+        marked: the index of the marked word.
     """
 
     label: str
@@ -424,13 +423,13 @@ class Passages(Panel):
     passages: Sequence[Passage]
 
     def wrapped(self, measure: Callable[[str], float], width: float) -> list[list[list[int]]]:
-        """The words of each passage by their numbers, in lines that are as wide at most.
+        """Break each passage into lines of a width; return the indices of the words in each line.
 
         >>> panel = Passages(passages=[Passage("", ["a", "few", "words"], [0, 0, 1], 2)])
         >>> panel.wrapped(len, 6)
         [[[0, 1], [2]]]
         """
-        found = []
+        passages = []
         for passage in self.passages:
             lines: list[list[int]] = [[]]
             room = width
@@ -440,16 +439,16 @@ class Passages(Panel):
                     room = width
                 lines[-1].append(number)
                 room -= size
-            found.append(lines)
-        return found
+            passages.append(lines)
+        return passages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Later(Panel):
-    """A panel that is made where it is drawn, since making it takes long.
+    """A panel that takes long to make, and is made only when it is drawn.
 
     Attributes:
-        make: makes it.
+        make: makes the panel.
     """
 
     make: Callable[[], Panel]
@@ -460,21 +459,21 @@ Rows = Sequence[Sequence[Panel]]
 
 
 def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
-    """The panels that a medium draws; rows that have none are left out."""
+    """Return the panels that a medium draws, without empty rows."""
     kept = ([panel for panel in row if medium in panel.shown_in] for row in rows)
     return [[x.make() if isinstance(x, Later) else x for x in row] for row in kept if row]
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """What a picture says in words, and the panels that it draws."""
+    """Split panels into the prose of a picture and the panels that it draws."""
     shown = drawn_in("picture", rows)
-    said = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
+    prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
-    return said, [row for row in drawn if row]
+    return prose, [row for row in drawn if row]
 
 
 def number_format(values: Array) -> Callable[[float], str]:
-    """One way to write all of these numbers, so that they line up.
+    """Choose one way to write all of these numbers, so that they line up.
 
     >>> form = number_format(np.array([0.5, -12.0]))
     >>> form(0.5), form(-12.0), number_format(np.array([2e-6]))(2e-6)
@@ -484,7 +483,7 @@ def number_format(values: Array) -> Callable[[float], str]:
 
 
 def number_spec(values: Array) -> str:
-    """The same as a text to format."""
+    """Like `number_format`, as a format string."""
     size = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     if size and not 1e-2 <= size < 1e6:
         return "{:.2e}"

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_BAR = f"not bold {THEMES['light'].more[5]}"  # a blue that is seen on light ground and on dark
+_BAR = (
+    f"not bold {THEMES['light'].more[5]}"  # a blue that is visible on light and on dark backgrounds
+)
 
-LEAST = 0.025  # less is nearer to the ground than to the first of few shades
+LEAST = 0.025  # smaller shares are nearer to the background than to the first of few shades
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -32,7 +34,7 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """The console, as wide as its terminal where COLUMNS is 0, which stands for no number."""
+    """Give a console the width of its terminal if COLUMNS is 0, which stands for no number."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -40,14 +42,14 @@ def with_a_width(console: Console) -> Console:
 
 @dataclass(frozen=True)
 class Screen:
-    """What a terminal can show.
+    """The capabilities of a terminal.
 
     Attributes:
         width: columns.
-        colors: how many colours a background can have: 0, 256 or 2**24.
-        encoding: of its stream, that decides whether marks beyond ASCII are used.
-        theme: "light" or "dark", by the ground of the terminal; None where that is not known, and
-            cells are marked instead of shaded.
+        colors: the number of background colours: 0, 256 or 2**24.
+        encoding: of its stream; it decides whether characters beyond ASCII are used.
+        theme: "light" or "dark", by the terminal's background; None if that is not known, and cells
+            are marked instead of shaded.
     """
 
     width: int = 80
@@ -57,7 +59,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> Screen:
-        """What this console can show; NO_COLOR is obeyed, and 16 colours are too few to shade."""
+        """Ask a console for its capabilities; obey NO_COLOR, and treat 16 colours as none."""
         depths = {"256": 256, "truecolor": 1 << 24}
         colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
         theme = ground_of(console.file) if colors else None
@@ -65,11 +67,11 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Whether a cell can be shaded from the ground of the terminal on."""
+        """Whether a cell can be shaded from the terminal's background on."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
-        """How rich is to colour a cell for a share from -1 to 1; nothing at 0, where the ground is.
+        """Return rich's style for a share from -1 to 1; none at 0, which is the background.
 
         >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
         ('#000000 on #afe4ff', 'color(231) on color(17)')
@@ -92,14 +94,14 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """Our own text as this screen can write it."""
+        """Write our own text with the characters of this screen."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""Text from outside: what cannot be written or would steer the terminal is escaped.
+        r"""Escape characters of a foreign text that cannot be written or would steer the terminal.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
@@ -109,7 +111,7 @@ class Screen:
         )
 
     def cut(self, text: str, width: int) -> str:
-        """Text from outside made exactly `width` columns wide: cut or filled up."""
+        """Cut or fill a foreign text to exactly `width` columns."""
         from rich.cells import cell_len, set_cell_size
 
         text = self.safe(text)
@@ -119,19 +121,19 @@ class Screen:
         return set_cell_size(text, width)
 
     def right(self, text: str, width: int) -> str:
-        """The same with the blanks in front."""
+        """Cut or fill a foreign text, with the blanks in front."""
         text = self.cut(text, width)
         blanks = len(text) - len(text.rstrip(" "))
         return " " * blanks + text.rstrip(" ")
 
     def fit(self, texts: Sequence[str], least: int, most: int) -> int:
-        """How wide a column of these texts is, within limits."""
+        """Return the width of a column of these texts, within limits."""
         from rich.cells import cell_len
 
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
     def room(self, most: int, *, beside: int) -> int:
-        """How wide something may be that has `beside` columns beside it on its line."""
+        """Return the width that is left beside `beside` columns, at most `most`."""
         return max(4, min(most, self.width - beside))
 
 
@@ -143,7 +145,7 @@ def styled(words: str = "", style: str = "") -> Text:
 
 
 def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
-    """Our own text, wrapped at the width and indented."""
+    """Wrap our own text at the width, and indent it."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
@@ -151,7 +153,7 @@ def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[T
 
 
 def bar(screen: Screen, value: float, width: int = 20) -> Text:
-    """A bar for a share from 0 to 1, `width` columns wide with the blanks after it.
+    """Draw a bar for a share from 0 to 1, `width` columns wide with the blanks after it.
 
     >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
     ('██  |', '##  |')
@@ -164,7 +166,7 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
 
 
 def cube_color(place: int) -> str:
-    """One of the 256 colours of a terminal, of those from 16 to 231.
+    """Return one of the colours 16 to 231 of a terminal's 256 colours.
 
     >>> cube_color(16), cube_color(153)
     ('#000000', '#afd7ff')
@@ -182,18 +184,18 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # seconds for an answer; one that answers at all does so at once
-# "Which colour is your ground?", then a question that every terminal answers.
+_WAIT = 0.3  # seconds for an answer; terminals answer at once or never
+# Asks for the background colour, then asks a question that every terminal answers.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
 _END = re.compile(rb"\x1b\[\?[\d;]*c")
 
 
 def ground_of(file: IO[str]) -> str | None:
-    """The ground of the terminal that a stream writes to: "light", "dark" or None (not known)."""
-    said = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if said.isdigit():  # of the 16 colours; as vim reads it
-        return "dark" if int(said) in (*range(7), 8) else "light"
+    """Find the background of a stream's terminal: "light", "dark" or None (not known)."""
+    ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    if ground.isdigit():  # of the 16 colours; as vim reads it
+        return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 
 
@@ -233,13 +235,13 @@ def _answer(terminal: int) -> bytes:
 
 
 def _theme(answer: bytes) -> str | None:
-    r"""Light or dark, by the weight that the eye gives to each colour.
+    r"""Read light or dark from a terminal's answer, by the eye's sensitivity to each colour.
 
     >>> _theme(b"\x1b]11;rgb:fdfd/f6f6/e3e3\x1b\\"), _theme(b"\x1b]11;rgb:1e/1e/1e\x07")
     ('light', 'dark')
     """
-    found = _COLOR.search(answer)
-    if found is None:
+    color = _COLOR.search(answer)
+    if color is None:
         return None
-    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in found.groups())
+    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in color.groups())
     return "light" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "dark"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def draw(screen: Screen, rows: Rows) -> Iterator[Text]:
-    """All panels below each other; those of one row that have names beside each other."""
+    """Draw all panels below each other; panels of one row with names stand side by side."""
     for row in drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
             yield styled()
@@ -52,7 +52,7 @@ def draw(screen: Screen, rows: Rows) -> Iterator[Text]:
 
 
 def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Text:
-    """Which text, which model, and the tokens; of a long text the first ones."""
+    """Write the name and model of a text, and its first tokens."""
     most, line = 60, styled(f"{name}  " if name else "", style="bold")
     count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     line.append(f"{screen.safe(model)}, {count}: " if model else f"{count}: ")
@@ -77,7 +77,7 @@ def _prose(screen: Screen, panel: Prose) -> list[Text]:
 
 
 def _links(screen: Screen, panel: Links) -> list[Text]:
-    """From token to token, the longer the larger the weight."""
+    """Draw the largest links with bars."""
     width = screen.fit([query for query, _, _ in panel.strongest], 3, 16)
     wide = screen.fit([key for _, key, _ in panel.strongest], 3, 16)
     room = screen.room(24, beside=width + wide + 11)
@@ -97,14 +97,14 @@ def _bars(screen: Screen, panel: Bars) -> list[Text]:
 
 
 def _chart(screen: Screen, panel: Lines) -> list[Text]:
-    """The first line, a bar for each of its numbers."""
+    """Draw the first line as a bar for each of its numbers."""
     low, high = panel.ends
     values = [value for _, value in panel.lines[0].points]
     return _bars(screen, Bars(names=panel.names, values=values, top=max(high, -low)))
 
 
 def _table(screen: Screen, panel: Table) -> list[Text]:
-    """Names, then columns as wide as they need; bars take what is left, 24 at most."""
+    """Draw names and columns as wide as they need; bars take the rest, at most 24 columns."""
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))
@@ -139,10 +139,10 @@ def _table(screen: Screen, panel: Table) -> list[Text]:
 
 
 def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
-    """A table of shaded cells, and under it the scale.
+    """Draw a table of shaded cells, and the scale below.
 
-    Where not all rows or columns fit, those with the largest score are shown, the others are
-    counted, and the weight on columns left out is summed in a column of its own.
+    If not all rows or columns fit, show those with the largest score, count the others, and sum the
+    weight of the other columns in one more column.
     """
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
@@ -176,8 +176,8 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
             if not math.isfinite(value):
                 line.append(str(value).rjust(cell + 1), "bold red")
                 continue
-            said = form(value) if words is None else words[i][j]
-            line.append_text(_cell(screen, said, float(shares[i, j]), cell + 1))
+            content = form(value) if words is None else words[i][j]
+            line.append_text(_cell(screen, content, float(shares[i, j]), cell + 1))
         if rest:
             left = values[i].sum() - values[i, shown].sum()
             line.append(f" {max(0.0, float(left)):{max(cell, 6)}.2f}", style="dim not bold")
@@ -188,7 +188,7 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
 
 
 def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
-    """The first rows and columns as a table, and how many more there are."""
+    """Draw the first rows and columns as a table, and count the others."""
     values, columns, place = panel.values, panel.columns, panel.cell
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
     form = number_format(values)
@@ -221,12 +221,12 @@ def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
 
 
 def _passages(screen: Screen, panel: Passages) -> list[Text]:
-    """Words in lines, shaded; the one that each passage is about is bold, or in brackets."""
+    """Draw words in lines, shaded; the marked word is bold, or in brackets."""
     from rich.cells import cell_len
 
     label = screen.fit([passage.label for passage in panel.passages], 1, 10)
     room = screen.room(100, beside=label + 4)
-    found = []
+    drawn = []
     lines = panel.wrapped(lambda word: cell_len(screen.safe(word)) + 3, room)
     for passage, rows in zip(panel.passages, lines, strict=True):
         front = screen.right(passage.label, label)
@@ -239,13 +239,13 @@ def _passages(screen: Screen, panel: Passages) -> list[Text]:
                 line.append(" ")
                 style = screen.shading(passage.shares[number])
                 line.append(word, style=f"{style} bold".strip() if marked else style)
-            found.append(line)
+            drawn.append(line)
             front = " " * label
-    return found
+    return drawn
 
 
 def _cells(screen: Screen, panel: Cells) -> list[Text]:
-    """A shade a cell; without colours a digit from 0 to 9."""
+    """Draw a shade for each cell; without colours a digit from 0 to 9."""
     lines = []
     for row, shares in enumerate(panel.shares.tolist()):
         line = styled("  ")
@@ -258,7 +258,7 @@ def _cells(screen: Screen, panel: Cells) -> list[Text]:
 
 
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
-    """How many of all rows and columns are shown, where these are not all."""
+    """Say how many of all rows and columns are shown, if not all are."""
     note = " and ".join(
         f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
     )
@@ -294,7 +294,7 @@ def _scale(screen: Screen, panel: HeatMap) -> Text:
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:
-    """The first places, the last of them given up for one that is needed."""
+    """Choose the first indices; the last of them makes room for a needed one."""
     shown = list(range(min(count, room)))
     if shown and needed not in shown:
         shown[-1] = needed
@@ -302,7 +302,7 @@ def _first(count: int, room: int, needed: int) -> list[int]:
 
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
-    """Two lists of lines beside each other under their names; where it is narrow, below."""
+    """Draw two lists of lines under their names: side by side if they fit, else stacked."""
     wide = [2 + max((line.cell_len for line in lines), default=0) for _, lines in sides]
     if sum(wide) + 1 > screen.width:
         for name, lines in sides:
@@ -312,10 +312,10 @@ def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> It
     half = wide[0] + 1
     (left_name, left), (right_name, right) = sides
     yield styled(left_name.ljust(half) + right_name, style="bold")
-    for one, other in zip_longest(left, right):
-        line = styled() if one is None else one.copy()
+    for first, second in zip_longest(left, right, fillvalue=styled()):
+        line = first.copy()
         line.append(" " * (half - line.cell_len))
-        yield line if other is None else line.append_text(other)
+        yield line.append_text(second)
 
 
 _DRAW: dict[type[Panel], Callable[[Screen, Any], list[Text]]] = {

@@ -1,4 +1,4 @@
-"""A model inside a page: the data its script computes with."""
+"""A model inside a page: the data of the script that computes with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qkv.models.files.tensors import exact_rows
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.rope_scaling import Dynamic, LongRope
 from qkv.models.run.truncation import callers
-from qkv.see.page import packing
 from qkv.see.page.html import bundle, script, script_json
+from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.text.tokenizer import Tokenizer
 
 # What assets/engine/parameters.js reads, as JSON in a script of its own that is never run:
@@ -39,12 +39,12 @@ from qkv.text.tokenizer import Tokenizer
 # assets/engine/door.js says what a page may ask: globalThis.qkv.
 
 
-LARGE, MOST = 64_000_000, 500_000_000  # letters of a model: a browser holds no longer text
+LARGE, MOST = 64_000_000, 500_000_000  # characters of a model; a browser holds no longer text
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
 
 
 def need_engine(model: Model, call: str = "play") -> None:
-    """An error, which names the call, if a page cannot compute with a model.
+    """Raise an error that names the call if a page cannot compute with a model.
 
     Raises:
         ValueError: see `engine_payload`.
@@ -60,9 +60,9 @@ def need_engine(model: Model, call: str = "play") -> None:
 
 
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
-    """A model as a page computes with it.
+    """Pack a model for a page that computes with it.
 
-    A warning, which names the call, says so if the page will be large.
+    Warn, with the name of the call, if the page will be large.
 
     Raises:
         ValueError: it is no decoder and no encoder with a head over words, or has a part or a
@@ -85,13 +85,13 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     parameters = {name: (array, exact_rows(array)) for name, array in laid_out.items()}
     first = design.layers[0]
     packed = {
-        name: packing.pack_rows(*rows) if rows else packing.pack_halves(array)
+        name: pack_rows(*rows) if rows else pack_halves(array)
         for name, (array, rows) in parameters.items()
     }
-    size = sum(len(one["b64"]) for one in packed.values())
-    said = _sized(model, size, call)
+    size = sum(len(array["b64"]) for array in packed.values())
+    described = _sized(model, size, call)
     if size > LARGE:
-        warnings.warn(f"{said}, which takes long to open", UserWarning, stacklevel=callers())
+        warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
     return {
         "name": model.name,
         "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
@@ -116,7 +116,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
 
 def _design(model: Model, design: Design) -> dict[str, Any]:
-    """`Design` of assets/engine/parameters.js."""
+    """Describe the family of a model: `Design` of assets/engine/parameters.js."""
     rotaries = list(dict.fromkeys(one.rotary for one in design.layers if one.rotary is not None))
     head = design.head
     assert head is not None
@@ -169,26 +169,26 @@ def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
 
 
 def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
-    """`Rotary` of assets/engine/parameters.js."""
+    """Describe rotary positions: `Rotary` of assets/engine/parameters.js."""
     dims, scaling = rotary.dims or size, rotary.scaling
-    found: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
+    described: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
     if scaling is None or isinstance(scaling, Dynamic):
-        found["speeds"] = rotary_speeds(rotary.base, dims).tolist()
+        described["speeds"] = rotary_speeds(rotary.base, dims).tolist()
         if scaling is not None:
-            found["stretched"] = {"limit": scaling.limit, "factor": scaling.factor}
-        return found
-    speeds, found["scale"] = scaling.speeds(rotary.base, dims, 1)
-    found["speeds"] = speeds.tolist()
+            described["stretched"] = {"limit": scaling.limit, "factor": scaling.factor}
+        return described
+    speeds, described["scale"] = scaling.speeds(rotary.base, dims, 1)
+    described["speeds"] = speeds.tolist()
     if isinstance(scaling, LongRope):
         longer, _ = scaling.speeds(rotary.base, dims, scaling.limit + 1)
-        found["longer"] = {"limit": scaling.limit, "speeds": longer.tolist()}
-    return found
+        described["longer"] = {"limit": scaling.limit, "speeds": longer.tolist()}
+    return described
 
 
 def engine_part(*payloads: Mapping[str, Any]) -> str:
-    """Models, an encoder, a decoder or both, and their script as a part of a page.
+    """Write one or two models (an encoder, a decoder) and their script as a part of a page.
 
-    The policy of the page is `WITH_WORKER` of html.py.
+    The page needs the policy `WITH_WORKER` of html.py.
     """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
     call = 'page.openDoor(compute, document.querySelectorAll("script[data-side]"));'
@@ -201,12 +201,12 @@ def engine_part(*payloads: Mapping[str, Any]) -> str:
 
 
 def side_of(payload: Mapping[str, Any]) -> str:
-    """Which of the two models of a page it may be, by what `engine_payload` gave."""
+    """Tell an encoder from a decoder by the result of `engine_payload`."""
     return "decoder" if payload["sizes"]["next"] else "encoder"
 
 
 def _reasons(model: Model) -> Iterator[str]:
-    """Why a page cannot compute with a model, one clause each; none if it can."""
+    """Give the reasons, one clause each, why a page cannot compute with a model."""
     design = model.design
     if not isinstance(design, Design):
         yield f"is of the family {model.config.get('model_type')}"
@@ -240,25 +240,22 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _sized(model: Model, size: int, call: str) -> str:
-    """How large a page with so many letters is, in words.
+    """Describe the size of a page with so many characters.
 
     Raises:
         ValueError: a browser cannot load it.
     """
-    said = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
+    described = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
     if size > MOST:
         raise ValueError(
-            f"{said}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
+            f"{described}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
             "shows this page and computes beside it"
         )
-    return said
+    return described
 
 
 def _is_half(array: Array) -> bool:
     return bool((array.astype(np.float16).astype(array.dtype) == array).all())
-
-
-# assets/engine/tokenizer.js and the modules beside it read the same kinds and options.
 
 
 _KINDS = tomllib.loads(files("qkv.see.page").joinpath("tokenizer_parts.toml").read_text("utf-8"))
@@ -280,7 +277,7 @@ _PATTERN = re.compile(rf"(?:(?:{_ONE})(?:{_TIMES})?|\(\?(?:[:=!]|<[=!])|\((?!\?)
 
 
 def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
-    """Why a page cannot cut texts as a tokenizer does, one clause each; none if it can.
+    """Give the reasons, one clause each, why a page cannot cut texts like a tokenizer.
 
     >>> from qkv.text import WordTokenizer
     >>> list(reasons_of_tokenizer(WordTokenizer("the cat sat")))[-1]
@@ -301,7 +298,7 @@ def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _steps(part: str, rules: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The parts of a normalizer and so on, one behind the other."""
+    """Return the parts of a normalizer (or another part of a tokenizer) in order."""
     if rules is None:
         return
     if rules["type"] != "Sequence":

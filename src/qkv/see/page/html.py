@@ -1,4 +1,4 @@
-"""A view as HTML that needs no other file: numbers, script, static picture, notices of a model."""
+"""A view as HTML that needs no other file: numbers, script, static picture, model notices."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ POLICY = (
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _WITH_TOKENS = ("walk", "shift", "replay")
-# What ends a script or a line of one, and halves of characters, which UTF-8 cannot write.
-_PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")  # what a theme changes in a picture
+_PAINTED = re.compile(
+    "#[0-9a-f]{6}\\b|<image [^>]*/>"
+)  # the parts of a picture that a theme changes
+# Characters that end a script or one of its lines, and surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
-    """A view as a part of a page: a div with the static picture, and the script that replaces it.
+    """Write a view as a part of a page: a static picture, and the script that replaces it.
 
-    The same view has the same text, and stands as often as one likes on one page: a script looks
-    for every place of its own that has no view yet.
+    Equal views have equal text. A page may hold the same view several times: each script fills
+    every place of its view that is still empty.
 
     Args:
         payload: the numbers.
-        static: what shows where scripts are off, as SVG.
-        about: what `about_model` says of the model whose numbers these are.
+        static: the SVG that readers without scripts see.
+        about: the result of `about_model` for the model of these numbers.
     """
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
@@ -53,13 +55,13 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
 
 
 def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
-    """A view without a script as a part of a page.
+    """Write a view without a script as a part of a page.
 
-    Panels wrap where the window is narrow; a panel that is wider than the window scrolls.
+    Panels wrap in a narrow window; a panel that is wider than the window scrolls.
 
     Args:
-        title: what stands on top.
-        lines: what stands below, before the prose of the panels.
+        title: the words on top.
+        lines: the words below, in front of the prose of the panels.
         rows: its panels.
         theme: "light", "dark", or "auto" for that of the site or system around it.
     """
@@ -82,24 +84,24 @@ def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
 
 
 def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
-    """One body of two that differ in colours and images alone, and its style sheet.
+    """Merge two bodies that differ in colours and images alone; return the body and its CSS.
 
-    A colour becomes a variable named after both, so that pictures on one page agree about it.
+    Each colour becomes a variable named after both, so that pictures on one page agree about it.
     """
     pairs = list(zip(_PAINTED.findall(light), _PAINTED.findall(dark), strict=True))
-    body, found = [], {}
-    for text, (one, other) in zip(_PAINTED.split(light), [*pairs, ("", "")], strict=True):
-        mixed = one
-        if one != other and one.startswith("#"):
-            name = f"--qkv-{one[1:]}-{other[1:]}"
-            found[name] = one, other
+    body, variables = [], {}
+    for text, (day, night) in zip(_PAINTED.split(light), [*pairs, ("", "")], strict=True):
+        mixed = day
+        if day != night and day.startswith("#"):
+            name = f"--qkv-{day[1:]}-{night[1:]}"
+            variables[name] = day, night
             mixed = f"var({name})"
-        elif one != other:
-            mixed = f'<g class="qkv-light">{one}</g><g class="qkv-dark">{other}</g>'
+        elif day != night:
+            mixed = f'<g class="qkv-light">{day}</g><g class="qkv-dark">{night}</g>'
         body += [text, mixed]
 
     def rules(dark: bool, within: str) -> str:
-        own = "".join(f"{name}:{colors[dark]};" for name, colors in found.items())
+        own = "".join(f"{name}:{colors[dark]};" for name, colors in variables.items())
         gone, here = ("light", "dark") if dark else ("dark", "light")
         return (
             f"{within}.qkv-picture{{{own}}}{within}.qkv-{gone}{{display:none}}"
@@ -117,9 +119,9 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
 
 
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
-    """A whole HTML document round a body, whose policy forbids it the network.
+    """Write a whole HTML document round a body; its policy forbids it the network.
 
-    `wide`: the body is as wide as the window, and what is in it says how wide it is.
+    `wide`: the body is as wide as the window, and its contents limit their own widths.
     """
     return Template(template("document.html")).substitute(
         title=escape(readable(title), quote=True),
@@ -131,7 +133,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
 
 
 def script_json(data: Any) -> str:
-    r"""JSON that may stand in a script of a page, whatever its strings hold.
+    r"""Write JSON that may stand in a script of a page, whatever its strings hold.
 
     >>> script_json({"a": "</script>\u2028&"})
     '{"a":"\\u003c/script\\u003e\\u2028\\u0026"}'
@@ -141,7 +143,7 @@ def script_json(data: Any) -> str:
 
 
 def script(*parts: str) -> str:
-    """A script of a page, whose names are its own."""
+    """Write a script of a page in a scope of its own."""
     code = "\n".join(part.rstrip("\n") for part in parts)
     return f'<script>(() => {{ "use strict";\n{code}\n}})();</script>'
 
@@ -162,7 +164,7 @@ def template(name: str) -> str:
 
 
 def _tokens(payload: dict[str, Any]) -> str:
-    """The tokens as text, for those who search, copy or listen where scripts are off."""
+    """Write the tokens as text, for readers without scripts who search, copy or listen."""
     lines = []
     for part in filter(None, (*payload["texts"], *(payload.get(name) for name in _WITH_TOKENS))):
         for which in ("tokens", "keys"):
@@ -177,11 +179,11 @@ def _tokens(payload: dict[str, Any]) -> str:
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:
-    """The texts that stand beside a model's weights, folded behind a line; empty for none."""
-    found = {} if model is None else model._notices
-    if not found:
+    """Fold the documents beside a model's weights behind a line; return nothing without any."""
+    notices = {} if model is None else model._notices
+    if not notices:
         return ""
-    parts = ((_html(name), _html(text)) for name, text in found.items())
+    parts = ((_html(name), _html(text)) for name, text in notices.items())
     texts = "".join(f"<h3>{name}</h3><pre>{text}</pre>" for name, text in parts)
     return (
         f'<style>{template("about.css")}</style><details class="qkv-about" slot="about">'

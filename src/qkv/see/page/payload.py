@@ -1,7 +1,8 @@
-"""The data that a page reads: the numbers of a view, packed."""
+"""The data that a page reads: the packed numbers of a view."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,10 @@ from qkv.see.analysis.measures import strongest_block
 from qkv.see.analysis.snapshots import BECOMES, MOST_LOSSES, Replay, thinned
 from qkv.see.analysis.word_vectors import Shift
 from qkv.see.analysis.words import word_spans
-from qkv.see.page import packing
-from qkv.see.page.packing import pack_numbers
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
-# What stands in the payload, which assets/ read. Arrays are packed (see packing.py): base64 of
+# What stands in the payload, which assets/ read. Arrays are packed (see below): base64 of
 # little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
 # number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
 #
@@ -74,7 +73,7 @@ MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
 
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
-    """What a page holds of one text; `layer` is the one that is shown first."""
+    """Pack the data of one text; `layer` is the layer that is shown first."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     tokens, special, words = _axis(heads.queries)
     keys, key_special, key_words = _axis(heads.other_keys)
@@ -93,11 +92,11 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
         "heads": heads.count,
         "length": size,
         "key_length": width,
-        "weights": None if long else packing.pack_numbers(heads.weights),
+        "weights": None if long else pack_numbers(heads.weights),
         "scores": None if long else _scores(heads, layer, left_out),
         "scale": [heads.scale.get(number) for number in heads.layers],
         "hidden": None if long else _hidden(heads),
-        "norms": packing.pack_numbers(heads.norms) if heads.norms else None,
+        "norms": pack_numbers(heads.norms) if heads.norms else None,
         "measures": measures.measures_of(heads),
         "summary": _summary(heads, left_out) if long else None,
         "left_out": left_out,
@@ -105,7 +104,7 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
 
 
 def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
-    """Names, places of special tokens and words of queries or of keys; None for what is not."""
+    """Return the names, special positions and words of an axis; None without one."""
     if axis is None:
         return None, None, None
     places = [place for place, special in enumerate(axis.special) if special]
@@ -122,18 +121,18 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
     if not layers:
         return None
     arrays = np.array([heads.scores[number] for number in layers])
-    return packing.pack_numbers(arrays) | {"layers": layers}
+    return pack_numbers(arrays) | {"layers": layers}
 
 
 def _hidden(heads: Heads) -> dict[str, Any] | None:
     if set(heads.layers) - set(heads.scores):
         return None
     scores = np.array([heads.scores[number] for number in heads.layers])
-    return packing.pack_flags(np.isneginf(scores))
+    return pack_flags(np.isneginf(scores))
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
-    """The largest weights of each query and what each key received, as many as a page can hold."""
+    """Pack the largest weights of each query and the sum on each key, as many as fit."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     most = max(4, min(8, MOST_KEPT // max(1, len(heads.layers) * heads.count * size)))
     parts = heads.summary or [measures.summarize(layer, most) for layer in heads.weights]
@@ -151,9 +150,9 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     )
     return {
         "top_k": top_k,
-        "indices": packing.pack_indices(indices, width),
-        "weights": packing.pack_shares(weights),
-        "received": packing.pack_numbers(received),
+        "indices": pack_indices(indices, width),
+        "weights": pack_shares(weights),
+        "received": pack_numbers(received),
         "kept": kept,
     }
 
@@ -161,20 +160,20 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
 def payload_of(
     kind: str, title: str, texts: Sequence[dict[str, Any]], *, theme: str = "auto", **others: Any
 ) -> dict[str, Any]:
-    """Everything that a page shows, PAYLOAD above: `others` are what else it has."""
+    """Assemble the data of a page, PAYLOAD above; `others` are its other entries."""
     first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme, kind)}
     nothing = dict.fromkeys(("start", "compare", "walk", "shift", "replay"))
     return first | {"model": "", "stretch": False, "texts": list(texts)} | nothing | others
 
 
 def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[str, Any]:
-    """What a page shows first, "start" of PAYLOAD: `others` are what else it has."""
+    """Assemble the first state of a page, "start" of PAYLOAD; `others` are its other entries."""
     place = {"text": 0, "layer": layer, "head": head, "query": query}
     return place | {"heads": None, "merge": True} | others
 
 
 def check_theme(theme: str, call: str) -> str:
-    """The theme, or an error that names the themes there are."""
+    """Return the theme, or raise an error that names the themes."""
     if theme not in THEMES:
         raise ValueError(f"{call}: theme is {theme!r}: choose {', '.join(THEMES)}")
     return theme
@@ -197,7 +196,7 @@ def check_theme(theme: str, call: str) -> str:
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
-    """A replay for the page."""
+    """Pack a replay."""
     left_out = []
     if len(replay.shown) < len(replay.steps):
         left_out.append(
@@ -212,11 +211,11 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "heads": replay.weights.shape[2],
         "steps": replay.steps,
         "shown": replay.shown,
-        "weights": packing.pack_shares(replay.weights),
-        "hidden": None if replay.hidden is None else packing.pack_flags(replay.hidden),
+        "weights": pack_shares(replay.weights),
+        "hidden": None if replay.hidden is None else pack_flags(replay.hidden),
         "scores": [
-            found._asdict() | {"values": replay.values[..., place].reshape(len(replay.steps), -1)}
-            for place, found in enumerate(replay.scores)
+            each._asdict() | {"values": replay.values[..., place].reshape(len(replay.steps), -1)}
+            for place, each in enumerate(replay.scores)
         ],
         "score": score,
         "becomes": BECOMES,
@@ -237,7 +236,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
-    """A shift for the page: every point in the one plane, and the cosines."""
+    """Assemble a shift: every point in the one plane, and the cosines."""
     stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
@@ -264,15 +263,15 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 
 MOST_TOKENS = 64
 MOST_NUMBERS = 1_500_000
-# What the page takes of a step as it is.
+# Attributes of a step that the page takes unchanged.
 _OF_A_STEP = ("title", "formula", "shape", "code", "name", "note", "side", "weights", "cell", "op")
 _WHOLE = ("K", "V", "K_rotated")
 
 
 def walk_payload(walk: Walk) -> dict[str, Any]:
-    """A walk for the page: its steps, and all that the sum of any cell needs.
+    """Pack a walk: its steps, and the numbers behind the sum of any cell.
 
-    Of more than 64 tokens those are held among which the largest weights are, all in float32.
+    Of more than 64 tokens, those with the largest weights are kept. Numbers are float32.
     """
     weights = next(step for step in walk.steps if step.name == "weights")
     rows, key_rows = _held(walk, weights.values)
@@ -300,7 +299,8 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
         "arrays": arrays,
         "steps": [
             {name: getattr(step, name) for name in _OF_A_STEP}
-            | {"columns": "keys" if step.columns else None, "shown": _shown(step)}
+            | {"columns": "keys" if step.columns else None}
+            | {"shown": {"at": [*step.shown], "names": step.names} if step.shown else None}
             | {"lengths": _lengths(step, lists.get(step.side, ("", None))[1])}
             for step in walk.steps
         ],
@@ -314,13 +314,8 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     }
 
 
-def _shown(step: Step) -> dict[str, Any] | None:
-    """Which columns of a step are shown, and what they are called."""
-    return None if step.shown is None else {"at": list(step.shown), "names": step.names}
-
-
 def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
-    """How long the vectors of a step are."""
+    """Compute the lengths of a step's vectors."""
     if step.columns is not None or step.weights:
         return None
     held = step.values if rows is None else step.values[rows]
@@ -329,26 +324,26 @@ def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
 
 
 def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
-    """Of arrays that a few columns, or hidden units, are shown of: the rows and columns to hold."""
-    found: dict[str, tuple[list[int] | None, list[int] | None]] = {}
+    """Choose the rows and columns to keep of arrays that are shown only in part."""
+    parts: dict[str, tuple[list[int] | None, list[int] | None]] = {}
     summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
     for step in walk.steps:
         if step.op["kind"] == "product" and step.op.get("terms"):
-            found[step.op["right"]] = step.op["terms"], None
+            parts[step.op["right"]] = step.op["terms"], None
         if step.shown is None:
             continue
         columns = None, list(step.shown)
         if step.name not in summed:  # a softmax is over all of a row
-            found[step.name] = columns
+            parts[step.name] = columns
         if step.op["kind"] == "product":
-            found |= {step.op[one]: columns for one in ("right", "bias") if step.op[one]}
+            parts |= {step.op[side]: columns for side in ("right", "bias") if step.op[side]}
         if step is walk.last_compared:
-            found["own"] = columns
-    return found
+            parts["own"] = columns
+    return parts
 
 
 def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
-    """Which queries and which keys the page holds; None for all."""
+    """Choose the queries and the keys that the page holds; None for all."""
     length, keys = weights.shape
     if max(length, keys) <= MOST_TOKENS:
         return None, None
@@ -363,7 +358,95 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
 
 
 def _pack(array: Array) -> dict[str, Any]:
-    """Numbers for the page, unless there are too many."""
+    """Pack numbers, unless there are too many."""
     if array.size > MOST_NUMBERS:
         return {"b64": None, "shape": list(array.shape)}
     return pack_numbers(array)
+
+
+_PER = 40000  # two for each half of the fourth digit
+
+
+def pack_numbers(values: Any) -> dict[str, Any]:
+    """Pack numbers in float32 without rounding; the page rounds what it shows.
+
+    >>> pack_numbers(np.array([0.0, 1.0]))
+    {'b64': 'AAAAAAAAgD8=', 'shape': [2]}
+    """
+    with np.errstate(over="ignore"):
+        data = np.asarray(values).astype("<f4")
+    return {"b64": _text(data.tobytes()), "shape": list(data.shape)}
+
+
+def pack_halves(values: Array) -> dict[str, Any]:
+    """Pack numbers rounded to float16.
+
+    >>> pack_halves(np.array([0.0, 1.0]))
+    {'b64': 'AAAAPA==', 'shape': [2], 'float': 16}
+    """
+    with np.errstate(over="ignore"):
+        data = values.astype("<f2")
+    return {"b64": _text(data.tobytes()), "shape": list(data.shape), "float": 16}
+
+
+def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
+    """Pack rows of int8 (R, C), each with a float16 factor of its own (R,).
+
+    >>> pack_rows(np.int8([[1, -1]]), np.float16([1]))
+    {'b64': 'Af8=', 'shape': [1, 2], 'int': 8, 'scale': 'ADw='}
+    """
+    packed = {"b64": _text(rows.tobytes()), "shape": list(rows.shape), "int": 8}
+    return packed | {"scale": pack_halves(scales)["b64"]}
+
+
+def pack_shares(weights: Array) -> dict[str, Any]:
+    """Pack weights in 16 bits, as `n / per`, exact in four digits or fewer.
+
+    Rounding `n / per` gives the same digits as rounding the weight: n is even if it is exact, and
+    else the odd number between its neighbours, which no rounding to four digits can change.
+
+    >>> pack_shares(np.array([0.125, 0.12501]))
+    {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
+    """
+    exact = np.clip(np.nan_to_num(weights.astype(np.float64)), 0, 1) * _PER
+    whole = np.floor(exact).astype(np.int64)
+    return _packed(whole | (exact != whole), 16) | {"per": _PER}
+
+
+def pack_bits(flags: Array) -> dict[str, Any]:
+    """Pack flags, eight to a byte, the first in the highest bit.
+
+    >>> pack_bits(np.array([True, False, True]))
+    {'b64': 'oA==', 'bits': 8, 'shape': [3]}
+    """
+    data = np.packbits(flags.reshape(-1)).tobytes()
+    return {"b64": _text(data), "bits": 8, "shape": list(flags.shape)}
+
+
+def pack_flags(flags: Array) -> dict[str, Any] | None:
+    """Pack flags `(layers, heads, L, S)`; an axis along which all are equal is cut to 1."""
+    if not flags.any():
+        return None
+    for axis in (1, 0):
+        first = flags.take([0], axis=axis)
+        if (flags == first).all():
+            flags = first
+    return pack_bits(flags)
+
+
+def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
+    """Pack indices below `limit` in 16 bits, or in 32 if they do not fit; -1 becomes all ones.
+
+    >>> pack_indices(np.array([1, -1]), 10)
+    {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}
+    """
+    return _packed(indices, 16 if limit <= 65535 else 32)
+
+
+def _packed(whole: Array, bits: int) -> dict[str, Any]:
+    data = whole.astype(np.int64).astype(f"<u{bits // 8}").tobytes()
+    return {"b64": _text(data), "bits": bits, "shape": list(whole.shape)}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,4 +1,4 @@
-"""The data that the page of `play` reads, inside a file or from a server."""
+"""The data that the page of `play` reads, in a file or from a server."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ from qkv.trace import Trace
 ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
 
 
-# What a page opens on where no text is given, with the model's own mask, and the word to hide.
+# The text of a page that is given none, with the model's own mask, and the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
-OPENING = "She opened the door and"  # the same of a decoder, which goes on from it
+OPENING = "She opened the door and"  # the same for a decoder, which continues it
 DECODER = "books-decoder"  # stands beside the default encoder
 
 
 def known_of(model: Model) -> dict[str, Any]:
-    """The stories, the roles and the cards of a model, where it is one that came with them."""
+    """Return the stories, the roles and the cards of a model that comes with qkv."""
     folder = _folder_of(model)
     stories = _kept(folder, FILE).get("stories", [])
     return {
@@ -79,7 +79,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 
 def _folder_of(model: Model) -> Path | None:
-    """The folder in qkv that a model is from, if it has the parameters there and no others."""
+    """Return the folder in qkv of a model with exactly the parameters in it."""
     folder = shipped().get(model.name)
     if folder is None:
         return None
@@ -91,39 +91,39 @@ def _folder_of(model: Model) -> Path | None:
 
 
 def _kept(folder: Path | None, name: str) -> dict[str, Any]:
-    """What a file of a folder holds; nothing where there is none."""
-    if folder is None or not (folder / name).is_file():
-        return {}
-    found: dict[str, Any] = json.loads((folder / name).read_bytes())
-    return found
+    """Read a file of a folder; return nothing if it does not exist."""
+    file = folder and folder / name
+    return dict(json.loads(file.read_bytes())) if file and file.is_file() else {}
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
-    """A story as the page has it."""
+    """Convert a story for the page."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
     places = [places_in(trace, model, word, "play", "hide") for word in story["hide"]]
-    found: dict[str, Any] = {"text": story["sentence"]}
-    if places:
-        found["hide"] = [place for each in places for place in each]
+    edits: dict[str, Any] = {"hide": [place for word in places for place in word]} if places else {}
     if story["ablate"]:
-        found["ablate"] = story["ablate"]
-    return found | {
-        "change": run_name({name: story[name] for name in ("ablate", "hide")}),
-        **{when: list(story[when].values()) for when in ("before", "after")},
-        "why": story["reason"],
-    }
+        edits["ablate"] = story["ablate"]
+    return (
+        {"text": story["sentence"]}
+        | edits
+        | {
+            "change": run_name({name: story[name] for name in ("ablate", "hide")}),
+            **{when: list(story[when].values()) for when in ("before", "after")},
+            "why": story["reason"],
+        }
+    )
 
 
 SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
 
 
 def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
-    """The page, as a whole document.
+    """Write the page of a server, as a whole document.
 
     Args:
-        model: what the server computes with.
-        scales: of each layer what is multiplied to scale its scores, and the model's own scale.
-        plain: whether scores are products of queries and keys, and nothing else, in every layer.
+        model: the model that the server computes with.
+        scales: for each layer the factor of its scores, and the model's own factor.
+        plain: whether the scores of every layer are products of queries and keys alone.
     """
     about = about_of(model, scales, plain)
     known = known_of(model)
@@ -144,7 +144,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
 
 def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
-    """What a page is told of a model: `Served` of assets/engine/server.js."""
+    """Describe a model for the page: `Served` of assets/engine/server.js."""
     gives = model.network.predicts and model.continues
     tokenizer = model.tokenizer
     names: list[str] = []
@@ -169,7 +169,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
 
 
 def _start(model: Model, mask: str | None) -> dict[str, Any]:
-    """What the page begins with: a text, a place in it, and the word that the button hides."""
+    """Choose the first text, a position in it, and the word that the button hides."""
     text = TEXT.format(mask or "head")
     tokens = model.tokenize(text)
     first = model.prepared(text).find(HIDDEN)
@@ -182,20 +182,20 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
     return {"text": text, "edits": [], "place": place, "query": place, "hide": hide}
 
 
-FILE = "stories.json"  # beside the model, where `training.stories` has put it
+FILE = "stories.json"  # beside the model; `training.stories` writes it
 
 
 @dataclass(frozen=True)
 class Story:
-    """A sentence, what is taken from it or from the model, and what that does to the guess.
+    """A sentence, an intervention, and its effect on the guess.
 
     Attributes:
-        sentence: with a mask token where a word is missing.
-        hide: words that no token may look at.
-        ablate: heads that the model goes without, as (layer, head).
+        sentence: with a mask token for the missing word.
+        hide: words that no token may attend to.
+        ablate: ablated heads, as (layer, head).
         before: the model's first guess.
-        after: its first guess then.
-        reason: why, in a sentence.
+        after: its first guess after the intervention.
+        reason: the reason for the change, in a sentence.
     """
 
     sentence: str
@@ -208,12 +208,12 @@ class Story:
 
 @dataclass(frozen=True)
 class Stories:
-    """Those that were chosen, and out of how many, so that nobody takes them for what is usual.
+    """The chosen stories, and the size of the search, which shows how rare they are.
 
     Attributes:
-        told: they.
-        searched: in how many sentences they were searched.
-        found: in how many of these one edit changes the guess.
+        told: the stories.
+        searched: the number of searched sentences.
+        found: the number of sentences whose guess one intervention changes.
     """
 
     told: tuple[Story, ...]
@@ -222,34 +222,34 @@ class Stories:
 
 
 def stories() -> Stories:
-    """The five stories of the model that comes with qkv, as its card has them.
+    """Read the five stories in the card of the model that comes with qkv.
 
-    Chosen, as the clearest that a reader found, from what a search found in thousands of sentences:
-    they show what the model can do, and not what it usually does.
+    A reader chose them as the clearest from a search of thousands of sentences: they show abilities
+    of the model, not its usual behaviour.
 
     >>> kept = stories()
     >>> len(kept.told) <= kept.found <= kept.searched
     True
     >>> import qkv
     >>> model = qkv.load("books")
-    >>> all(model.predict(one.sentence, 1)[0][0][0] == one.before for one in kept.told)
+    >>> all(model.predict(story.sentence, 1)[0][0][0] == story.before for story in kept.told)
     True
     """
     return read_stories(shipped()[DEFAULT])
 
 
 def read_stories(folder: Path) -> Stories:
-    """Those that the folder of a model has."""
+    """Read the stories in the folder of a model."""
     kept: dict[str, Any] = json.loads((folder / FILE).read_bytes())
     told = tuple(
         Story(
-            sentence=one["sentence"],
-            hide=tuple(one["hide"]),
-            ablate=tuple((layer, head) for layer, head in one["ablate"]),
-            before=one["before"]["word"],
-            after=one["after"]["word"],
-            reason=one["reason"],
+            sentence=story["sentence"],
+            hide=tuple(story["hide"]),
+            ablate=tuple((layer, head) for layer, head in story["ablate"]),
+            before=story["before"]["word"],
+            after=story["after"]["word"],
+            reason=story["reason"],
         )
-        for one in kept["stories"]
+        for story in kept["stories"]
     )
     return Stories(told, kept["searched"], kept["found"])

@@ -13,24 +13,25 @@ from qkv.arrays import Array
 from qkv.attend import trace_attention
 from qkv.embed import sinusoidal_positions
 from qkv.layers.attention import Rotary
+from qkv.models.network.design import under
 from qkv.see.analysis.words import went_without
 from qkv.see.steps.step import PHRASES, Walk, biased, norm_step, phrase
 from qkv.trace import Trace
 
-# The options of an attention that the steps know; a walk past others would be a wrong one.
+# The options of an attention that the steps know; a walk refuses all others.
 KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths", "key_lengths"}
 
 
 @dataclass(eq=False)
 class AttentionInputs:
-    """Q, K and V of each head of a layer, from its input and weights or as traced; its options.
+    """Q, K and V of each head of a layer, computed from its input or as traced; its options.
 
     Attributes:
         trace: of one text.
         layer: the layer.
-        parameters: the model's; none where Q, K and V are taken as traced.
-        rotary: how queries and keys are rotated, where that is all that happens to them.
-        x: for "q", "k" and "v" what the word vectors are called that it is made of.
+        parameters: the model's; empty if Q, K and V are taken from the trace.
+        rotary: how queries and keys are rotated, if nothing else happens to them.
+        x: for "q", "k" and "v" the name of the word vectors that it is computed from.
         known: weights and biases of the projections by their short names: "W_Q", "b_Q".
     """
 
@@ -80,7 +81,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """What queries, keys and values are made of, or those that are named."""
+        """Name the word vectors from which queries, keys and values (or `of` them) are computed."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -89,17 +90,17 @@ class AttentionInputs:
                     self.known[f"{short}_{letter}"] = array
 
     def of(self, name: str, head: int) -> int:
-        """The head that is read: queries have one each, keys and values may be shared."""
+        """Return the head to read: each query has its own, keys and values may be shared."""
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
-        """The columns of a head in its projection."""
+        """Return the columns of a head in its projection."""
         size, own = self.sizes[name], self.of(name, head)
         return slice(own * size, (own + 1) * size)
 
 
 def head_steps(walk: Walk, at: AttentionInputs) -> Array:
-    """The steps of one head, from the layer's input to the head's context, which it gives."""
+    """Write the steps of one head, from the layer's input to the head's context; return this."""
     for name in "qkv":
         _projection_step(walk, at, name)
     query, key = (_rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
@@ -107,7 +108,7 @@ def head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Queries, keys or values, the sum in one row spelled out."""
+    """Write queries, keys or values, with the sum of one number spelled out."""
     letter, own = name.upper(), at.of(name, walk.head)
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:
@@ -130,7 +131,7 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
 
 
 def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
-    """Queries or keys rotated by their positions; gives the name of the result."""
+    """Write queries or keys rotated by their positions; return the name of the result."""
     letter, side = name.upper(), "queries" if name == "q" else "keys"
     what = PHRASES[letter].partition(":")[0]
     given: dict[str, Any] = {"what": what, "letter": letter, "side": side}
@@ -155,7 +156,7 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
 
 
 def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
-    """Scores, scaling, mask, softmax, context; gives the context."""
+    """Write scores, scaling, mask, softmax and context; return the context."""
     cell, scale = walk.cell, at.settings.get("scale")
     walk.write("scores", query=query, key=key, cell=cell)
     hidden = at.hidden[walk.head]
@@ -177,7 +178,7 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
-    """What a token must not see gets -inf; numbers of a mask are added."""
+    """Write the mask: -inf for masked keys, and the numbers of a float mask added."""
     given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
     given["why"] = _why_hidden(at)
     if at.added is not None:
@@ -196,20 +197,20 @@ def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) ->
 
 
 def _why_hidden(at: AttentionInputs) -> str:
-    """Which rules hide something, in words."""
+    """Name the rules that mask something."""
     changed = at.trace.changed
     heads, hidden = went_without(changed)
     rules = ("is_causal", "window", "query_lengths", "key_lengths")
-    said = [PHRASES[name] for name in rules if at.settings.get(name) not in (None, False)]
+    reasons = [PHRASES[name] for name in rules if at.settings.get(name) not in (None, False)]
     if changed:
-        said.append(phrase("without", what="; ".join([*heads, *hidden])))
+        reasons.append(phrase("without", what="; ".join([*heads, *hidden])))
     elif at.settings.get("attn_mask") is not None:
-        said.append(PHRASES["attn_mask"])
-    return "; ".join(dict.fromkeys(said))
+        reasons.append(PHRASES["attn_mask"])
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
-    """From tokens to the input of the first layer."""
+    """Write the steps from tokens to the input of the first layer."""
     trace, table = walk.trace, parameters["embed.weight"]
     ids = list(trace.ids)
     walk.given |= {"table": table, "ids": ids}
@@ -225,11 +226,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
         walk.given["segment"] = walk.arrays["segment"] = segment
         terms.append("segment")
         note = PHRASES["segment"]
-    norm = {
-        part: parameters[f"embed_norm.{part}"]
-        for part in ("weight", "bias")
-        if f"embed_norm.{part}" in parameters
-    }
+    norm = under(parameters, "embed_norm.")
     if len(terms) > 1:
         name = "H" if norm else "X"
         walk.write("embedded", name=name, sum=" + ".join(terms), terms=terms, note=note)
@@ -240,7 +237,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
 
 
 def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
-    """The vectors of the positions, from a table or of sines."""
+    """Write the vectors of the positions, from a table or of sines."""
     length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:
         walk.given["position_table"] = parameters["pos_embed.weight"]

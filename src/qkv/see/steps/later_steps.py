@@ -19,45 +19,45 @@ Norm = LayerNorm | RMSNorm
 
 
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
-    """The steps of an MLP that reads what came in, `X`, as the attention does, and their sum.
+    """Write the steps of an MLP that reads `X`, as the attention does, and the sum of both.
 
-    `attended` is what the attention gives; the result is what the sum is called.
+    `attended` is the name of the attention's result. Return the name of the sum.
     """
-    layer, read = f"blocks.{walk.layer}.", "X" if block.norm1 is None else "N"
+    read = "X" if block.norm1 is None else "N"
     if block.norm2 is not None:
-        read = normed(walk, "X", "N2", block.norm2)
-        walk.compare(f"{layer}ln2.hook_normalized")
-    found = _mlp_steps(walk, read, block)
-    walk.write("both added", attended=attended, given=found, cell=(walk.place, 0))
-    walk.compare(f"{layer}hook_resid_post")
+        read = _compared_norm(walk, "X", "N2", block.norm2, "ln2.hook_normalized")
+    output = _mlp_steps(walk, read, block)
+    walk.write("both added", attended=attended, given=output, cell=(walk.place, 0))
+    walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return "Y"
 
 
 def block_steps(walk: Walk, block: Block) -> str:
-    """The steps behind the residual connection of the attention, `R`; what the result is called."""
-    layer, after = f"blocks.{walk.layer}.", block.post_norm
-    inner = "R"
-    if after and block.norm1 is not None:
-        inner = normed(walk, "R", "N1", block.norm1)
-        walk.compare(f"{layer}ln1.hook_normalized")
+    """Write the steps behind the attention's residual connection, `R`; return the result's name."""
+    after = block.post_norm
+    first, second, last = (block.norm1, None, block.norm2) if after else (None, block.norm2, None)
+    inner = _compared_norm(walk, "R", "N1", first, "ln1.hook_normalized")
     if block.mlp is None:
         return inner
-    read = inner
-    if block.norm2 is not None and not after:
-        read = normed(walk, "R", "N2", block.norm2)
-        walk.compare(f"{layer}ln2.hook_normalized")
-    found = _mlp_steps(walk, read, block)
+    read = _compared_norm(walk, inner, "N2", second, "ln2.hook_normalized")
+    output = _mlp_steps(walk, read, block)
     row = "MLP added before the norm" if after else "MLP added"
-    walk.write(row, read=inner, given=found, note="", cell=(walk.place, 0))
-    walk.compare(f"{layer}hook_resid_post")
-    if after and block.norm2 is not None:
-        normed(walk, "R2", "Y", block.norm2)
-        walk.compare(f"{layer}hook_normalized_resid_post")
-    return walk.steps[-1].name
+    walk.write(row, read=inner, given=output, note="", cell=(walk.place, 0))
+    walk.compare(f"blocks.{walk.layer}.hook_resid_post")
+    return _compared_norm(walk, walk.steps[-1].name, "Y", last, "hook_normalized_resid_post")
+
+
+def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
+    """Norm an array, and compare the result with the model's; without a norm, change nothing."""
+    if norm is None:
+        return of
+    normed(walk, of, name, norm)
+    walk.compare(f"blocks.{walk.layer}.{hook}")
+    return name
 
 
 def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") -> str:
-    """An array through one of the model's norms; gives its name."""
+    """Write the step of one of the model's norms; return the name of its result."""
     learned = {"weight": norm.scaled()} | {
         part: array for part, array in norm.parameters.items() if part == "bias"
     }
@@ -66,34 +66,32 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") ->
 
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
-    """An activation of each number; `others` are those of `Walk.write`."""
+    """Write the step of an activation function; `others` are those of `Walk.write`."""
     if activation == "gelu":
         walk.given["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
     walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)
 
 
 def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
-    """What the MLP of a block gives, and its norm behind it; what the result is called."""
+    """Write the steps of a block's MLP and of the norm behind it; return the name of the result."""
     if isinstance(block.mlp, MLP):
         _unit_steps(walk, read, block.mlp)
     else:
         walk.write("experts", layer=walk.layer)
-    found = "mlp" if block.out_norm2 is None else normed(walk, "mlp", "M", block.out_norm2)
+    output = "mlp" if block.out_norm2 is None else normed(walk, "mlp", "M", block.out_norm2)
     walk.compare(f"blocks.{walk.layer}.hook_mlp_out")
-    return found
+    return output
 
 
 def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
-    """Up, the activation, down, with or without a gate; the largest hidden units are shown."""
+    """Write up, activation, gate (if any) and down, and show the largest hidden units."""
     where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.place, 0)
     gate, up, down = (under(mlp.parameters, f"{name}_proj.") for name in ("gate", "up", "down"))
     row, learned = ("gate", gate) if mlp.gated else ("up", up)
     linear_step(walk, row, learned, x=read, cell=cell)
     walk.compare(f"{where}pre")
-    called = "act" if mlp.gated else "post"
-    activation_step(
-        walk, "pre", called, mlp.activation, columns="F", side="queries", cell=cell
-    )  # fmt: skip
+    name = "act" if mlp.gated else "post"
+    activation_step(walk, "pre", name, mlp.activation, columns="F", side="queries", cell=cell)
     if mlp.gated:
         linear_step(walk, "up beside the gate", up, x=read, cell=cell)
         walk.compare(f"{where}pre_linear")
@@ -104,12 +102,12 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 
 
 def word_steps(walk: Walk, model: Model, last: str) -> None:
-    """The later blocks in one step, the final norm, the head, and the chances of words.
+    """Write the later blocks as one step, the final norm, the head, and the words' probabilities.
 
     Args:
         walk: the walk so far.
         model: the model.
-        last: what the walk calls what the block gives.
+        last: the name of the block's result in the walk.
     """
     kind = "normalized_resid_post" if model.layers[-1].post_norm else "resid_post"
     end = model.num_layers - 1
@@ -141,7 +139,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
 
 
 def word_head(model: Model) -> BuiltHead | None:
-    """What gives a model's logits over words; None where there is no such head."""
+    """Build the head that gives a model's logits over words; None if there is no such head."""
     design = model.design
     if not isinstance(design, Design) or design.head is None:
         return None
@@ -150,7 +148,7 @@ def word_head(model: Model) -> BuiltHead | None:
 
 
 def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
-    """What the later blocks give, to the last; gives its name."""
+    """Write the later blocks up to the last as one step; return its name."""
     first = walk.layer + 1
     row = "later block" if first == end else "later blocks"
     walk.write(row, hook=hook, first=first, end=end, **others)
@@ -158,12 +156,12 @@ def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
 
 
 def chances_step(walk: Walk, shown: dict[int, str], where: str) -> None:
-    """The chance of each word; `where`, in words."""
+    """Write the probability of each word; `where` names the position in words."""
     walk.write("chances", where=where, cell=(0, next(iter(shown))), shown=shown)
 
 
 def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
-    """The head at the place, from `y` on."""
+    """Write the steps of the head at the position, from `y` on."""
     how, last, cell = head.steps, "y", (0, 0)
     if how.dense:
         linear_step(walk, "head", under(head.parameters, "head.dense_proj."), cell=cell)
@@ -191,20 +189,20 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
-    """The likeliest words by their ids; they and their chances are kept with the walk."""
+    """Name the likeliest words by their ids; keep them and their probabilities with the walk."""
     count, place = min(FEW, own.shape[1]), walk.place
     finite = bool(np.isfinite(own.max()))
-    ranked = likeliest(own, count)[0] if finite else [(one, np.nan) for one in range(count)]
+    ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
     walk.next_word = model.generates
     behind = place if walk.next_word else place - 1
     ids, tokenizer = walk.trace.ids[max(0, behind) : behind + 1], model.tokenizer
-    names = [tokenizer.token(one) for one in ids] if tokenizer is not None else []
+    names = [tokenizer.token(token) for token in ids] if tokenizer is not None else []
     (walk.words,) = in_words([ranked], [[name for name in names if name is not None]], tokenizer)
-    return {one: word for (one, _), (word, _) in zip(ranked, walk.words, strict=True)}
+    return {token: word for (token, _), (word, _) in zip(ranked, walk.words, strict=True)}
 
 
-# What a block does behind its heads, in its order, by the names of a trace; and what a walk calls
-# the norms among it. Which of them there are says where the norms stand.
+# The activations of a block behind its heads, in order, by their names in a trace; and the names of
+# its norms in a walk. A trace that lacks one shows where the norms stand.
 _BLOCK = (
     *("attn_out", "resid_mid", "ln1.normalized", "ln2.normalized", "mlp.pre", "mlp.pre_linear"),
     *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
@@ -214,7 +212,7 @@ _NEEDED = "how these numbers came about, walk(trace, model=...) shows"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Everything behind the heads that the trace holds, to the logits if they are there."""
+    """Write all steps behind the heads that the trace holds, to the logits if they are there."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
@@ -223,11 +221,12 @@ def traced_steps(walk: Walk) -> None:
     first = len(walk.steps)
     for name in held:
         if name in _NORMED:
-            traced_norm(walk, _NORMED[name], f'"{name}", {layer}')
+            norm = _NORMED[name]
+            walk.write("traced norm", name=norm, key=f'"{name}", {layer}', note=PHRASES[norm])
         elif name == "resid_post":
-            called = "R2" if held[-1] == "normalized_resid_post" else "Y"
+            result = "R2" if held[-1] == "normalized_resid_post" else "Y"
             source = f'trace["{name}", {layer}][0]'
-            walk.write(_sum_row(walk), name=called, layer=layer, source=source)
+            walk.write(_sum_row(walk), name=result, layer=layer, source=source)
         else:
             walk.write(f"traced {name}", layer=layer)
     if hidden := [k for k, step in enumerate(walk.steps) if k >= first and "F=" in step.shape]:
@@ -238,20 +237,15 @@ def traced_steps(walk: Walk) -> None:
         return
     logits, place = trace["logits"][0], walk.place
     order = np.argsort(-np.nan_to_num(logits[place], nan=-np.inf), kind="stable")[:FEW].tolist()
-    shown = {one: str(one) for one in order}
+    shown = {token: str(token) for token in order}
     note = phrase("words", words=len(shown), count=logits.shape[1])
     walk.write("traced logits", place=place, shown=shown, note=note)
     chances_step(walk, shown, PHRASES["by number"])
     walk.end(f"which words these are, and {_NEEDED}")
 
 
-def traced_norm(walk: Walk, name: str, key: str) -> None:
-    """Normed vectors of the trace, by the key that it has them under."""
-    walk.write("traced norm", name=name, key=key, note=PHRASES[name])
-
-
 def _sum_row(walk: Walk) -> str:
-    """The row of a block's last sum."""
+    """Return the row of a block's last sum."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace
@@ -259,17 +253,18 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Whether it stands elsewhere in a block: the norm that comes before the heads."""
+    """Whether a norm stands elsewhere in the block: in front of the heads."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace
 
 
 def _later(walk: Walk) -> None:
-    """What the later blocks and the final norm give."""
+    """Write the results of the later blocks and of the final norm."""
     trace, end = walk.trace, walk.trace.num_layers - 1
     after = [kind for kind in ("normalized_resid_post", "resid_post") if (kind, end) in trace]
     if walk.layer < end and after:
         later_step(walk, after[0], end)
     if "ln_final.hook_normalized" in trace:
-        traced_norm(walk, "final", '"ln_final.hook_normalized"')
+        key = '"ln_final.hook_normalized"'
+        walk.write("traced norm", name="final", key=key, note=PHRASES["final"])

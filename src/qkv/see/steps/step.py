@@ -1,4 +1,4 @@
-"""One step of a walk, its rows of steps.json, and the walk that collects steps."""
+"""One step of a walk, its row in steps.json, and the walk that collects the steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from qkv.arrays import Array
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 
-# `rows`: each step by what Python and the page call it. `op` says how a number of it is made, as
-# sums.py reads it; `columns` what their number is called, nothing where they are keys. `phrases`:
-# what notes and titles are made of. {x} is a placeholder; one that stands alone keeps its type.
+# `rows`: the steps by their names in Python and in the page. `op` says how each number is made, as
+# sums.py reads it; `columns` is the letter for their number, empty for keys. `phrases`: parts of
+# notes and titles. {x} is a placeholder; a placeholder on its own keeps the type of its value.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
 def fill(text: Any, given: Mapping[str, Any]) -> Any:
-    """Put what is given in the place of the placeholders of a row or of a part of it.
+    """Replace the placeholders of a row, or of a part of it, by values.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}
@@ -41,7 +41,7 @@ def fill(text: Any, given: Mapping[str, Any]) -> Any:
 
 
 def phrase(name: str, **given: Any) -> str:
-    """One of the phrases, filled.
+    """Return one of the phrases with its placeholders replaced.
 
     >>> phrase("head", head=3)
     'head 3'
@@ -50,7 +50,7 @@ def phrase(name: str, **given: Any) -> str:
 
 
 def biased(bias: str | None) -> dict[str, Any]:
-    """The placeholders of a bias: its name, and how a line adds it.
+    """Return the placeholders of a bias: its name, and the words that add it in a line of code.
 
     >>> biased("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
@@ -58,31 +58,31 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # hidden units, and words, that are shown of all
+FEW = 8  # hidden units, and words, that are shown
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step.
+    """One step of a walk.
 
     Attributes:
-        title: what it is.
-        formula: how a paper writes it.
+        title: the name of the step.
+        formula: the formula, as a paper writes it.
         shape: of the result, by name: "(T=8, d=32)".
         code: its NumPy lines.
-        name: what the lines call the result.
+        name: the name of the result in these lines.
         values: the result, `(n, m)`.
-        op: how a number of it is made, as `qkv.see.steps.sums` reads it.
-        rows: what the rows stand for: the tokens that ask, or those that are looked at.
-        side: which of the two, "queries" or "keys"; "place" where the one row is that of the
-            query of the walk.
-        columns: what the columns stand for, where they are tokens too.
-        shown: where only a few columns are worth showing, those, and what each is called.
-        weights: whether they are weights, to be shaded.
-        hidden: `(n, m)` bool, the places that a mask hides.
-        cell: the place whose sum is spelled out.
-        sum: that sum; `Walk.spell` gives that of any other place.
-        note: what else there is to say.
+        op: how each number is made, as `qkv.see.steps.sums` reads it.
+        rows: names for the rows: the tokens that attend, or those attended to.
+        side: which of the two, "queries" or "keys"; "place" if the one row belongs to the walk's
+            query.
+        columns: names for the columns, if they are tokens too.
+        shown: the columns that are shown, with their names, if not all are.
+        weights: whether the numbers are weights, which are shaded.
+        hidden: `(n, m)` bool, the masked cells.
+        cell: the cell whose sum is spelled out.
+        sum: this sum; `Walk.spell` gives that of any other cell.
+        note: a note; or empty.
     """
 
     title: str
@@ -104,35 +104,35 @@ class Step:
 
     @property
     def few(self) -> Array:
-        """The values of the columns that are shown."""
+        """Return the values of the shown columns."""
         return self.values if self.shown is None else self.values[:, list(self.shown)]
 
     @property
     def names(self) -> list[str] | None:
-        """What these columns are called; None for their numbers."""
+        """Return the names of the shown columns; None if they have numbers only."""
         return self.columns if self.shown is None else list(self.shown.values())
 
 
 @dataclass(eq=False)
 class Walk:
-    """All steps of one head as they are written down, and the model's own numbers beside them.
+    """All steps of one head, and the model's own numbers beside them.
 
     Attributes:
         trace: of the text, or of the layer.
         layer: the layer.
         head: the head.
-        tokens: what the queries belong to.
-        keys: what the keys belong to: the tokens again, unless another text is looked at.
+        tokens: names for the queries.
+        keys: names for the keys: the tokens again, unless another text is attended to.
         cell: the query and the key whose sums are spelled out.
         steps: in order.
-        arrays: what the steps give and what they are made of, by name; of weights and biases of
-            the projections the columns of this head.
-        given: what the lines start from, by name: running `step.code` one after the other on these
-            gives the steps' values.
-        compared: the numbers of the steps that the model has an array of its own for, what that
-            is called, and the array.
-        words: the likeliest words where the walk ends at them, and the model's own chances.
-        next_word: whether they are those that follow the place, not those that stand at it.
+        arrays: the results of the steps and their inputs, by name; of the projections, the columns
+            of this head.
+        given: the inputs of the lines, by name: running `step.code` of each step on them gives the
+            steps' values.
+        compared: for each step with an array of the model to compare: its number, the array's name,
+            and the array.
+        words: the likeliest words at the walk's end, and the model's own probabilities.
+        next_word: whether these words follow the position, instead of standing there.
     """
 
     trace: Trace
@@ -155,43 +155,43 @@ class Walk:
 
     @property
     def known(self) -> dict[str, Any]:
-        """What the next line may read, by name: what is given, and what steps gave so far."""
+        """Return all values that the next line may read, by name: inputs and results so far."""
         return self.given | {step.name: step.values for step in self.steps}
 
     @property
     def place(self) -> int:
-        """The token whose word the walk goes on to: the query of the sums."""
+        """Return the position whose word the walk ends with: the query of the spelled sums."""
         return self.cell[0]
 
     @property
     def own_name(self) -> str:
-        """What the last of the model's own numbers are called that a step is held against."""
+        """Name the last of the model's own arrays that a step is compared with."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """These numbers, `(n, m)`."""
+        """Return this array, `(n, m)`."""
         return self.compared[-1][2]
 
     @property
     def last_compared(self) -> Step:
-        """The step that they are held against."""
+        """Return the last step that is compared."""
         return self.steps[self.compared[-1][0]]
 
     @property
     def recomputed(self) -> Array:
-        """The same from the steps."""
+        """Return the values of this step."""
         return self.last_compared.values
 
     @property
     def difference(self) -> float:
-        """The largest difference between numbers of the model's own and the recomputed ones."""
+        """Return the largest difference between the model's own numbers and the recomputed ones."""
         apart = [np.abs(own - self.steps[k].values).max() for k, _, own in self.compared]
         return float(np.max(apart))
 
     @property
     def likeliest(self) -> str:
-        """The likeliest word, in words; nothing where the walk does not come so far."""
+        """Name the likeliest word in a sentence; return no words if the walk ends before."""
         if not self.words:
             return ""
         (word, chance), token = self.words[0], self.tokens[self.place]
@@ -199,25 +199,25 @@ class Walk:
         return f"The likeliest word {where} is {word}, {chance:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
-        """Hold the last step against the model's own numbers, those of the trace unless given."""
+        """Compare the last step with an array of the model, from the trace unless it is given."""
         if own is None and name in self.trace:
             own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
             self.compared.append((len(self.steps) - 1, name, own))
 
-    def end(self, said: str) -> None:
-        """Say with the last step why the walk ends there."""
-        self._note(-1, said)
+    def end(self, reason: str) -> None:
+        """Add to the last step the reason why the walk ends there."""
+        self._note(-1, reason)
 
-    def _note(self, k: int, said: str) -> None:
-        """Say more with a step."""
-        note = "; ".join(filter(None, [self.steps[k].note, said]))
+    def _note(self, k: int, words: str) -> None:
+        """Add a note to a step."""
+        note = "; ".join(filter(None, [self.steps[k].note, words]))
         self.steps[k] = replace(self.steps[k], note=note)
 
     def show_units(self, steps: Sequence[int], name: str) -> list[int] | None:
-        """Show of the hidden units, the columns of these steps, the largest at the place.
+        """Show only the hidden units (columns) of these steps that are largest at the position.
 
-        They are largest in the step called `name`; gives them, the largest first, None for all.
+        The step called `name` decides; return the units, the largest first, or None for all.
         """
         row = self.arrays[name][self.place]
         if len(row) <= FEW:
@@ -232,11 +232,12 @@ class Walk:
         return few
 
     def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
-        """What the number at any place of a step is made of; `most` terms are written out."""
-        return spell(step.name, step.op, place, self.arrays, step.rows, _called(step), most)
+        """Spell out the sum of any cell of a step; write `most` terms."""
+        columns = step.columns if step.shown is None else step.shown
+        return spell(step.name, step.op, place, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """What the number of rows is called."""
+        """Return the letter for the number of rows."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(
@@ -248,14 +249,14 @@ class Walk:
         hidden: Array | None = None,
         **given: Any,
     ) -> Array:
-        """Write down a step as its row has it, and run its lines.
+        """Add a step from its row, and run its lines.
 
         Args:
-            row: its name in steps.json.
-            cell: the place whose sum is spelled out.
+            row: the name of the row in steps.json.
+            cell: the cell whose sum is spelled out.
             shown: as a `Step` has it.
             hidden: as a `Step` has it.
-            given: what stands in the place of the row's placeholders.
+            given: values for the row's placeholders.
         """
         made = fill(ROWS[row], given)
         name, side, columns = made["name"], made["side"], made.pop("columns")
@@ -276,13 +277,8 @@ class Walk:
         return values
 
 
-def _called(step: Step) -> Sequence[str] | Mapping[int, str] | None:
-    """What the columns of a step are called in its sums."""
-    return step.columns if step.shown is None else step.shown
-
-
 def linear_step(walk: Walk, row: str, parameters: Mapping[str, Array], **others: Any) -> Array:
-    """A linear layer, `parameters` its "weight" and "bias"; `others` are those of `Walk.write`."""
+    """Write a linear layer with its "weight" and "bias"; `others` are those of `Walk.write`."""
     weight = ROWS[row]["op"]["right"]
     bias = weight.replace("W", "b", 1) if "bias" in parameters else None
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
@@ -301,7 +297,7 @@ def norm_step(
     side: str = "queries",
     cell: tuple[int, int] | None = None,
 ) -> str:
-    """Each vector of an array normed: LayerNorm, or RMSNorm; gives the name of the result."""
+    """Write a LayerNorm or an RMSNorm of each vector of an array; return the result's name."""
     mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has numbers of its own
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in parameters else None

@@ -1,4 +1,4 @@
-"""How one number of a step came about, spelled out: the sum behind any cell."""
+"""The sum behind one number of a step, spelled out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from qkv.arrays import Array
 Op = dict[str, Any]
 Arrays = Mapping[str, Array]
 
+_ACTIVATIONS = {
+    "relu": "max({x}, 0)",
+    "silu": "{x} / (1 + exp({minus}))",
+    "quick_gelu": "{x} / (1 + exp(-1.702 * {x}))",
+    "tanh": "tanh({x})",
+    "gelu": "{x} * (1 + erf({x} / 1.414)) / 2",
+    "gelu_tanh": "{x} * (1 + tanh(0.798 * ({x} + 0.045 * {x}^3))) / 2",
+}
+
 
 def spell(
     name: str,
@@ -23,16 +32,16 @@ def spell(
     columns: Sequence[str] | Mapping[int, str] | None = None,
     most: int = 3,
 ) -> str:
-    """What the number at a place of the array `name` is made of, in words and numbers.
+    """Write how the number in one cell of the array `name` is made, in words and numbers.
 
     Args:
-        name: of the array.
-        op: how it was made, as `_made` reads it.
+        name: the name of the array.
+        op: how the array is made, as `_made` reads it.
         place: row and column.
-        arrays: the array and what it is made of, by name.
-        rows: what the rows stand for.
-        columns: what the columns stand for; their numbers if left out.
-        most: how many terms of a long sum are written out, the largest first.
+        arrays: the array and its inputs, by name.
+        rows: names for the rows.
+        columns: names for the columns; their numbers if left out.
+        most: the number of terms of a long sum to write, the largest first.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
@@ -49,7 +58,7 @@ def spell(
 
 
 def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """What the number in row i and column j was made of; nothing where it was given."""
+    """Write how the number in row i and column j is made; return nothing for an input."""
 
     def at(name: str) -> str:
         return _number(arrays[name][i, j])
@@ -93,7 +102,7 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _normed(op: Op, x: Array, j: int) -> str:
-    """A number of a vector that LayerNorm norms, or RMSNorm, which takes no mean off."""
+    """Write a number of a vector behind LayerNorm, or RMSNorm, which subtracts no mean."""
     row = x.astype(np.float64)
     mean = 0.0 if op["rms"] else float(row.mean())
     size = math.sqrt(float(((row - mean) ** 2).mean()) + op["eps"])
@@ -102,7 +111,7 @@ def _normed(op: Op, x: Array, j: int) -> str:
 
 
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """A row of the left matrix times a column of the right one, or a row of it where flipped."""
+    """Write a row of the left matrix times a column of the right (a row, if it is flipped)."""
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
@@ -121,7 +130,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _rotated(op: Op, row: Array, i: int, j: int) -> str:
-    """A pair of numbers rotated by an angle that grows with the position."""
+    """Write a pair of numbers rotated by an angle that grows with the position."""
     dims = op["dims"]
     if j >= dims:
         return f"{op['of']} {_number(row[j])}, not rotated"
@@ -134,24 +143,12 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
 
 
 def _activated(x: float, activation: str) -> str:
-    """The activation of a number; `page/assets/parts/sums.js` writes it in the same ways."""
-    shown = _number(x)
-    match activation:
-        case "relu":
-            return f"max({shown}, 0)"
-        case "silu":
-            return f"{shown} / (1 + exp({_number(-x)}))"
-        case "quick_gelu":
-            return f"{shown} / (1 + exp(-1.702 * {shown}))"
-        case "tanh":
-            return f"tanh({shown})"
-        case "gelu":
-            return f"{shown} * (1 + erf({shown} / 1.414)) / 2"
-    return f"{shown} * (1 + tanh(0.798 * ({shown} + 0.045 * {shown}^3))) / 2"
+    """Write the activation of a number, like `page/assets/parts/sums.js`."""
+    return _ACTIVATIONS[activation].format(x=_number(x), minus=_number(-x))
 
 
 def _softmax(scores: Array, j: int) -> str:
-    """The power of a score over the sum of the powers of its row."""
+    """Write the power of a score divided by the sum of the powers of its row."""
     row = scores.astype(np.float64)
     top = float(row.max())
     if not np.isfinite(row[j]):
@@ -162,7 +159,7 @@ def _softmax(scores: Array, j: int) -> str:
 
 
 def _number(x: Any) -> str:
-    """Three places.
+    """Write a number with three decimals.
 
     >>> _number(0.12345), _number(float("-inf"))
     ('0.123', '-∞')

@@ -1,4 +1,4 @@
-"""One head step by step, with its real numbers: from words to its output, and on to the words."""
+"""One head step by step, with its real numbers: from words to its output, and to the words."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 @np.errstate(invalid="ignore", over="ignore")
 def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
-    """Every step of one head, and on to the likeliest words, computed anew with plain NumPy.
+    """Compute every step of one head, and on to the likeliest words, in plain NumPy.
 
-    Behind the head the walk goes on through the layer; what later layers do is one step, and the
-    head of the model is walked at the query whose sums are spelled out: the first mask token, or
-    else that of the head's strongest link.
+    Behind the head the walk goes on through the layer; later layers are one step. The model's head
+    is walked at the query whose sums are spelled out: the first mask token, or else the query of
+    the head's strongest link.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model; without it Q, K and V are taken from the trace, and what is behind the
-            heads is shown as far as the trace holds it.
+        model: the model; without it Q, K and V are taken from the trace, and the steps behind the
+            heads are shown as far as the trace holds them.
 
     Raises:
         IndexError: there is no such layer or head.
@@ -92,12 +92,13 @@ def walk_layer(
     keys: Sequence[str] | None = None,
     **options: Any,
 ) -> Walk:
-    """Every step of one head of a layer on its own, with a model around it or not.
+    """Compute every step of one head of a layer on its own, with a model around it or not.
 
     Args:
-        layer: an attention layer, of whatever kind, or a block, which is walked to what it gives.
-        x: `(L, D)`, the word vectors that ask.
-        context: `(S, D)`, those that are looked at; `x` unless given, and always for a block.
+        layer: an attention layer of any kind, or a block, which is walked to its output.
+        x: `(L, D)`, the word vectors that attend.
+        context: `(S, D)`, the word vectors that are attended to; `x` unless given, and always for a
+            block.
         head: the head.
         tokens: L names for the rows of `x`; their numbers if left out.
         keys: S names for the rows of `context`.
@@ -146,9 +147,8 @@ def walk_layer(
 def _traced(
     layer: MultiHeadAttention | Block, inputs: Sequence[Array], options: dict[str, Any]
 ) -> Trace:
-    """A layer's trace, by the names that it has in a model of one layer."""
-    found = layer.trace(*inputs, **options)
-    arrays = dict(found)
+    """Trace a layer, with the names of a model of one layer."""
+    arrays = dict(layer.trace(*inputs, **options))
     if isinstance(layer, MultiHeadAttention):  # its names have no block, and there is no input
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
@@ -157,7 +157,7 @@ def _traced(
 
 
 def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
-    """The norm before the attention, where there is one."""
+    """Write the norm in front of the attention, if there is one."""
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
     if norm is None or "X" not in walk.arrays:
         return
@@ -165,14 +165,14 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
 
 
 def _is_plain(model: Model) -> bool:
-    """Whether the steps of the embedding are those that a walk shows."""
-    found = model.embedding
-    plain = type(found) is Embedding and found.scale == 1 and found.first_position == 0
-    return plain and not found.projection
+    """Whether a walk can show the steps of the embedding."""
+    embed = model.embedding
+    plain = type(embed) is Embedding and embed.scale == 1 and embed.first_position == 0
+    return plain and not embed.projection
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """How queries and keys are rotated, where that is all that happens to them."""
+    """Return how queries and keys are rotated, if nothing else happens to them."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -180,9 +180,9 @@ def _plain_rotary(layer: Any) -> Rotary | None:
 
 
 def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
-    """The steps from the layer's input on, to what the layer gives, and what that is called.
+    """Write the steps from the layer's input to its output; return the name of the result.
 
-    Where the walk does not come so far, no name.
+    Return no name if the walk ends before.
     """
     trace, where = at.trace, f"blocks.{at.layer}."
     walk.given |= at.known
@@ -214,21 +214,21 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """What each head gives, as the run had it: something else where it went without the head."""
+    """Return each head's context as the run had it, which differs for ablated heads."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
-    found = {other: trace["z", layer][0][:, other] for other in without}
-    if head in found:
+    contexts = {other: trace["z", layer][0][:, other] for other in without}
+    if head in contexts:
         walk.write("instead", layer=layer, head=head)
-    found.setdefault(head, context)
-    for other in set(range(at.count)) - set(found):  # by the same lines
+    contexts.setdefault(head, context)
+    for other in set(range(at.count)) - set(contexts):  # by the same lines
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
-        found[other] = head_steps(aside, at)
-    return [found[other] for other in range(at.count)]
+        contexts[other] = head_steps(aside, at)
+    return [contexts[other] for other in range(at.count)]
 
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
-    """One clear error where a run was edited at what the walk computes itself."""
+    """Raise an error if the run was edited at an activation that the walk computes itself."""
     own = [f"blocks.{layer}.", *["hook_"] * (layer == 0), *["ln_final."] * (model is not None)]
     for name in trace.changed.get("edit", ()):
         if name.startswith(tuple(own)):
@@ -239,7 +239,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Query and key whose sums are spelled out: of a mask token, or of the strongest link."""
+    """Choose the query and key of the spelled sums: of a mask token, or of the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
@@ -248,7 +248,7 @@ def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
 
 
 def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
-    """Query and key of a head's largest weight."""
+    """Return the query and key of a head's largest weight."""
     if ("pattern", layer) not in trace:  # which the walk refuses
         return 0, 0
     weights = trace.pattern(layer, head)
@@ -257,7 +257,7 @@ def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
 
 
 def _one_text(x: Any, name: str) -> Array:
-    """Word vectors `(n, D)`, also given as a batch of one."""
+    """Convert word vectors to `(n, D)`; a batch of one is allowed."""
     array = as_array(x, call="walk", name=name)
     if array.ndim == 3 and len(array) == 1:
         array = array[0]
@@ -267,7 +267,7 @@ def _one_text(x: Any, name: str) -> Array:
 
 
 def _names(given: Sequence[str] | None, x: Array, what: str) -> list[str]:
-    """What rows are called: their numbers unless somebody named them."""
+    """Name the rows: by their numbers unless names are given."""
     if given is None:
         return [str(i) for i in range(len(x))]
     names = [str(name) for name in given]

@@ -14,7 +14,7 @@ from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
 from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
 from qkv.see.analysis.interventions import moved_in_both
-from qkv.see.analysis.links import Link, attended, strongest_by_token
+from qkv.see.analysis.measures import Link, attended, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
 from qkv.see.analysis.word_vectors import need_alike, similarity_by_layer, words_before_and_after
 from qkv.see.analysis.words import quoted
@@ -28,16 +28,16 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two texts: where the word stands, and what it looks at.
+    """One of the two texts: the positions of the word, and its attention.
 
     Attributes:
         trace: of the text.
         positions: of the word's tokens, the first time it occurs.
         occurrences: how often it occurs.
-        weights: what it looks at in the head that is shown, `(T,)`, the mean over its tokens.
-        strongest: what it looks at most, each in the head where it does so most.
-        heads: all heads of the tokens.
-        shown: all heads of the words; those of the tokens where pieces are shown as they are.
+        weights: its weights in the shown head, `(T,)`, the mean over its tokens.
+        strongest: its largest links, each in the head with the largest weight.
+        heads: all heads, between tokens.
+        shown: all heads, between words, or between tokens if subwords are shown as they are.
     """
 
     trace: Trace
@@ -50,41 +50,41 @@ class Side:
 
     @property
     def rows(self) -> list[int]:
-        """Where the word stands among what is shown."""
+        """Return the rows of the word in what is shown."""
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """What the word looks at, of what is shown."""
+        """Return the weights from the word, in what is shown."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
-        """The same, ready for JSON."""
+        """Convert its largest links for JSON."""
         return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
-        """What it looks at most, whatever token that is, and the weight."""
+        """Name the token with the largest weight, of any kind, and return the weight."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
-        itself = self.rows == [best]
-        return "itself" if itself else self.shown.keys.names[best], float(weights[best])
+        name = "itself" if self.rows == [best] else self.shown.keys.names[best]
+        return name, float(weights[best])
 
     @property
     def text(self) -> str:
-        """The text, as it was given where that is known."""
+        """Return the text, as it was given if that is known."""
         return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompareView(HeadShown):
-    """A word that two texts share: how alike it is in both, layer by layer, and what it looks at.
+    """A word that two texts share: its similarity in both by layer, and its attention.
 
     Attributes:
         word: the word.
-        similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty
-            where no vectors were traced.
+        similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty if
+            no vectors were traced.
         sides: the two texts.
-        why: why it is this word, in words.
+        why: the reason for the choice of the word.
     """
 
     word: str
@@ -94,11 +94,11 @@ class CompareView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """What the word looks at in both texts, and its similarity at both ends, in words."""
-        found = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
+        """Describe the word's attention in both texts, and its similarity at both ends."""
+        most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
             f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
-            for text, (name, weight) in found
+            for text, (name, weight) in most
         ]
         looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
         if self.head.stands_out is False:
@@ -114,7 +114,7 @@ class CompareView(HeadShown):
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is this word and this head, and where the word is taken from."""
+        """Explain the choice of the word, of its copy in each text, and of the head."""
         taken = [
             f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
             for name, side in zip("AB", self.sides, strict=True)
@@ -123,7 +123,7 @@ class CompareView(HeadShown):
         return [f"The word is {self.word} because {self.why}.", *super().reasons, *taken]
 
     def panels(self) -> list[list[Panel]]:
-        """Both texts, the head in each, how alike the word is by layer, and what it looks at."""
+        """Show both texts, the head in each, the word's similarity by layer, and its attention."""
         named = list(zip("AB", self.sides, strict=True))
         looks: list[Panel] = [
             Table(
@@ -157,7 +157,7 @@ class CompareView(HeadShown):
         return [*texts, maps, vectors, looks, most]
 
     def _alike(self) -> Lines:
-        """The cosine between both, at the embeddings and after each layer."""
+        """Show the cosine between both, at the embeddings and after each layer."""
         values = self.similarity.tolist()
         least = float(np.nan_to_num(self.similarity).min())
         return Lines(
@@ -170,9 +170,9 @@ class CompareView(HeadShown):
         )
 
     def _arrows(self) -> list[Panel]:
-        """All words of both texts in one plane, where all have vectors."""
-        found = (words_before_and_after(side.trace, side.shown) for side in self.sides)
-        parts = [part for part in found if part is not None]
+        """Show all words of both texts in one plane, if all have vectors."""
+        words = (words_before_and_after(side.trace, side.shown) for side in self.sides)
+        parts = [part for part in words if part is not None]
         if len(parts) < len(self.sides):
             return []
         before, after = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
@@ -191,7 +191,7 @@ class CompareView(HeadShown):
         return [heading_of(side.trace, name) for name, side in zip("AB", self.sides, strict=True)]
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view."""
+        """Return the numbers of the view."""
         return {
             **models_of([side.trace for side in self.sides]),
             "word": self.word,
@@ -231,7 +231,7 @@ class CompareView(HeadShown):
 
 
 class _Options(TypedDict, total=False):
-    """What `compare` takes, whatever it compares."""
+    """The options of `compare` for both kinds of comparison."""
 
     tokens: Sequence[Iterable[str]] | None
     model: Model | str | None
@@ -271,32 +271,32 @@ def compare(
     theme: str = "auto",
     stretch: bool = False,
 ) -> CompareView | RunsView:
-    """One word in two texts, or two runs of one text.
+    """Compare one word in two texts, or two runs of one text.
 
-    Of a word: how alike its vectors are, layer by layer, and what it looks at. A word that the
-    model cuts into pieces is the mean of their vectors and weights; of a word that occurs several
-    times the first is taken. Unless it is named, it is the content word that both share; of several
-    the one whose vectors after the last layer are least alike. Unless `layer` and `head` say
-    otherwise, the head shown is the one in which the links of the word that are above what is
-    usual, as `show` has it, differ most between the two texts; where the word is the gap in both,
-    the one whose removal changes both guesses most. Where that is less than 0.1, and of an
-    untrained model, the sentence says that no head stands out.
+    For a word: the similarity of its vectors by layer, and its attention. A word that the model
+    cuts into subwords is the mean of their vectors and weights; if a word occurs several times, the
+    first copy is taken. Unless it is named, the word is the content word that both texts share; of
+    several, the word whose vectors after the last layer are least alike. Unless `layer` and `head`
+    are given, the head is the one in which the word's links above the usual weight (see `show`)
+    differ most between the two texts; if the word is the gap in both, the head whose removal
+    changes both guesses most. If that difference is less than 0.1, or a model is untrained, the
+    sentence says that no head stands out.
 
-    Two traces of the same tokens without a word, say `model.trace(text)` and
-    `model.trace(text, ablate=[(0, 4)])`, are two runs: what changed in each token's output, largest
+    Two traces of the same tokens without a word, such as `model.trace(text)` and `model.trace(text,
+    ablate=[(0, 4)])`, are two runs: the view shows the change of each token's output, largest
     first.
 
     Args:
         text_a: a text, a trace of one, or weights as `show` takes them.
-        text_b: another one.
-        word: a word that both have; the one that they share if left out.
-        tokens: the tokens of both, where weights are given.
+        text_b: another text, trace or array of weights.
+        word: a word of both; the word that they share if left out.
+        tokens: the tokens of both, if weights are given.
         model: the model, or its name; the default model if left out.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
-        pieces: whether the pieces of a word are shown as they are, not merged into it.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales end at the largest weight that is shown, and not at 1.
+        pieces: whether subwords are shown as they are, instead of merged into words.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
         ValueError: a text is empty, or the word is not in both; the message names the words.
@@ -331,24 +331,24 @@ def compare(
     similarity = similarity_by_layer(a, places[0][0], b, places[1][0])
     need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
-    rows = [part.queries.rows_of(found[0]) for part, found in zip(shown, places, strict=True)]
+    rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, places, strict=True)]
     moved = None
     if None in (layer, head):
-        moved = moved_in_both(used, (a, b), [found[0][0] for found in places])
+        moved = moved_in_both(used, (a, b), [copies[0][0] for copies in places])
     chosen = selection.contrasting_head(
         shown[0], rows[0], shown[1], rows[1], layer, head, moved=moved
     )
     first, second = (
         Side(
             trace,
-            found[0],
-            len(found),
-            attended(own, chosen.layer, chosen.head, found[0]),
-            strongest_by_token(words, words.queries.rows_of(found[0]), 5),
+            copies[0],
+            len(copies),
+            attended(own, chosen.layer, chosen.head, copies[0]),
+            strongest_by_token(words, words.queries.rows_of(copies[0]), 5),
             own,
             words,
         )
-        for trace, found, own, words in zip((a, b), places, heads, shown, strict=True)
+        for trace, copies, own, words in zip((a, b), places, heads, shown, strict=True)
     )
     return CompareView(
         word, similarity, (first, second), why, head=chosen, theme=theme, stretch=stretch
@@ -356,7 +356,7 @@ def compare(
 
 
 def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
-    """The words that the word looks at most in the head that is shown, and a bar for each."""
+    """List the words that the word attends to most in the shown head, with a bar for each."""
     weights, names = side.looks_at(head), side.shown.keys.names
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))

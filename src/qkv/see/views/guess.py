@@ -1,4 +1,4 @@
-"""The words that a model guesses, and their chances: `guess`."""
+"""The words that a model guesses, and their probabilities: `guess`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qkv.text.tokenizer import MASKS
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GuessView(View):
-    """The likeliest words at each mask token of a text, or behind it.
+    """The likeliest words at each mask token of a text, or behind the text.
 
     Attributes:
         model: the name of the model.
         tokens: of the text, as a reader knows them.
-        places: the places of the mask tokens; empty where the next word is guessed.
-        guesses: of each the words and their probabilities, the likeliest first.
-        changed: what was left out or hidden, "ablate" and "hide", where there is any.
-        after: the same guesses then.
-        reason: of a story, why the guess changes.
+        places: the positions of the mask tokens; empty if the next word is guessed.
+        guesses: for each position the words and their probabilities, the likeliest first.
+        changed: the interventions, "ablate" and "hide", if there are any.
+        after: the guesses under the interventions.
+        reason: the reason for the change, if the text is a story.
     """
 
     model: str
@@ -46,14 +46,14 @@ class GuessView(View):
 
     @property
     def sentence(self) -> str:
-        """The first guess for each place, and what becomes of it."""
-        said = self._named(self.guesses)
+        """Name the first guess for each position, before and after."""
+        guesses = self._named(self.guesses)
         if self.after is not None:
-            said += f"; {run_name(self.changed)}: {self._named(self.after, short=True)}"
-        return f"{said}."
+            guesses += f"; {run_name(self.changed)}: {self._named(self.after, short=True)}"
+        return f"{guesses}."
 
     def panels(self) -> list[list[Panel]]:
-        """The words of each place with a bar for their chance, before and after side by side."""
+        """Show the words of each position with a bar for each probability, before and after."""
         rows: list[list[Panel]] = []
         for number, before in enumerate(self.guesses):
             title = "What comes next"
@@ -66,7 +66,7 @@ class GuessView(View):
         return [*rows, [Prose(text=self.reason)]] if self.reason else rows
 
     def _named(self, guesses: Guesses, *, short: bool = False) -> str:
-        """The first guess of each place, with its probability."""
+        """Name the first guess of each position, with its probability."""
         firsts = [f"{row[0][0]}, {row[0][1]:.2f}" for row in guesses]
         if short:
             return "; ".join(firsts)
@@ -81,9 +81,9 @@ class GuessView(View):
         return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:
-        """`before` and `after` are the words of one place; `after` is None where nothing changed.
+        """Return the words of each position; `after` is None without an intervention.
 
-        `token` is the place of a mask token, None for what comes next.
+        `token` is the position of a mask token, None for the next word.
         """
         guesses = [
             {
@@ -117,20 +117,20 @@ def guess(
     hide: Hide = (),
     theme: str = "auto",
 ) -> GuessView:
-    """The words that a model guesses at the mask tokens of a text, or, a decoder, behind it.
+    """Guess the words at the mask tokens of a text or, with a decoder, behind it.
 
-    With `ablate` or `hide` also those that it guesses then, beside the others. The numbers are
-    those of `Model.predict`.
+    With `ablate` or `hide`, show the guesses under these interventions too. The numbers are those
+    of `Model.predict`.
 
     Args:
-        text: with a gap where a word is missing, as `Model.mask` has it; of a decoder any text; or
-            one of `stories()`, which says itself what is hidden or left out.
-        model: the model, or its name; if left out the default model, of a story the one that it
-            is told of.
-        top_k: how many words.
-        ablate: heads to go without, as in `Model.trace`.
-        hide: words and places that no token may look at, as in `Model.trace`.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
+        text: with `Model.mask` in place of a missing word; for a decoder any text; or one of
+            `stories()`, which has its own interventions.
+        model: the model, or its name; if left out the default model, and for a story the model that
+            it belongs to.
+        top_k: the number of words.
+        ablate: heads to ablate, as in `Model.trace`.
+        hide: words and positions that no token may attend to, as in `Model.trace`.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
 
     Raises:
         TypeError: as for `Model.predict`; or there is an edit beside a story.
@@ -167,20 +167,15 @@ def guess(
         edits = edits_of(None, without, hidden, call="predict")
         after = used.guesses(tokens, places, top_k, edits)
     changed: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
+    firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
     named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
     return GuessView(
         used.name,
         named,
         [] if used.generates else places,
         before,
-        {name: found for name, found in changed.items() if found},
+        {name: edits for name, edits in changed.items() if edits},
         after,
-        _reason(story, before, after),
+        story.reason if story is not None and firsts == [story.before, story.after] else "",
         theme=theme,
     )
-
-
-def _reason(story: Story | None, before: Guesses, after: Guesses | None) -> str:
-    """Why a guess changes, of a story that a model tells as it is kept."""
-    firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
-    return story.reason if story is not None and firsts == [story.before, story.after] else ""

@@ -1,4 +1,4 @@
-"""Panels that several views have: the weights of a head, its links, the vectors of words."""
+"""Panels that several views share: the weights of a head, its links, the vectors of words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads
-from qkv.see.analysis.links import Link, strongest_links
-from qkv.see.analysis.measures import strongest
+from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
 from qkv.see.analysis.words import quoted
@@ -50,28 +49,28 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """All heads of each text, as they are shown."""
+        """Return all heads of each text, as they are shown."""
 
     @property
     def top(self) -> float:
-        """Where the scale of weights ends."""
+        """Return the end of the scale of weights."""
         layer, head = self.head.layer, self.head.head
         return scale_end((part.known(layer, head) for part in self._all_heads()), self.stretch)
 
     @property
     def where(self) -> str:
-        """Which head it is, in words."""
+        """Name the head in words."""
         return self.head.where
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is this head."""
+        """Explain the choice of the head."""
         return [f"This head is shown because {self.head.reason}."]
 
     def _maps(
         self, names: Sequence[str], outlined: Sequence[Sequence[int]] = ((), ())
     ) -> list[Panel]:
-        """The head in each text, as pictures beside each other."""
+        """Show the head in each text, as pictures side by side."""
         parts = zip(names, self._all_heads(), outlined, strict=True)
         options: dict[str, Any] = {"explained": EACH_ROW, "shown_in": PICTURE}
         return [
@@ -80,7 +79,7 @@ class HeadShown(View):
         ]
 
     def _chosen(self) -> dict[str, Any]:
-        """The head among the numbers of the view."""
+        """Return the head for the numbers of the view."""
         return {
             "layer": self.head.layer,
             "head": self.head.head,
@@ -90,7 +89,7 @@ class HeadShown(View):
         }
 
     def _start(self, query: int | None = None, **more: Any) -> dict[str, Any]:
-        """What a page shows first."""
+        """Return the first state of the page."""
         return start_at(query=query, **self._chosen(), headline=self.head.headline, **more)
 
 
@@ -99,9 +98,9 @@ class OneText(HeadShown):
     """A view of one head of one text.
 
     Attributes:
-        shown: all heads of the words; those of the tokens where pieces are shown as they are.
-        elsewhere: the link of each other head, those first that stand out most.
-        one_link: whether the heads were ranked by one link that was asked for.
+        shown: all heads, between words, or between tokens if subwords are shown as they are.
+        elsewhere: the links of other heads, those that stand out most first.
+        one_link: whether one link that was asked for ranked the heads.
     """
 
     shown: Heads
@@ -110,16 +109,16 @@ class OneText(HeadShown):
 
     @cached_property
     def links(self) -> list[Link]:
-        """The head's largest weights between two different content words."""
+        """Return the head's largest weights between two different content words."""
         return strongest_links(self.shown, self.head.layer, self.head.head, 10)
 
     @property
     def sentence(self) -> str:
-        """What is most striking about this head, in words."""
+        """Describe the most striking link of this head."""
         return link_in_words(self.shown, self.head)
 
     def panels(self) -> list[list[Panel]]:
-        """The head, and the other heads worth a look."""
+        """Show the head, and other heads worth a look."""
         head = head_panels(self.shown, self.head, self.links, self.top)
         return [*head, *other_heads(self.shown, self.elsewhere, self.one_link)]
 
@@ -127,7 +126,7 @@ class OneText(HeadShown):
         return [self.shown]
 
     def _show_page(self, parts: Sequence[Heads], **start: Any) -> dict[str, Any]:
-        """What a page reads of one text, or of the attentions of an encoder-decoder."""
+        """Return the data of a page of one text, or of the attentions of an encoder-decoder."""
         heads = parts[0]
         return self._page(
             "show",
@@ -140,12 +139,12 @@ class OneText(HeadShown):
 
 
 def places_of_layers(layers: int) -> list[str]:
-    """What a number at the embeddings and after each layer is called."""
+    """Name the embeddings and the output of each layer."""
     return ["embeddings", *(f"after layer {layer}" for layer in range(layers))]
 
 
 def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) -> str:
-    """What is said of a head as a sentence: its headline, or its strongest link."""
+    """Describe a head in a sentence: its headline, or its strongest link."""
     if head.headline:
         return head.headline
     if head.link is None:
@@ -158,7 +157,7 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
 
 
 def heading_of(trace: Trace, name: str = "") -> Heading:
-    """The text of a trace as a heading."""
+    """Make a heading of a trace's text."""
     unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
     return Heading(list(trace.tokens), list(trace.special), trace.model, name, unknown)
 
@@ -171,7 +170,7 @@ def weights_map(
     outlined: Sequence[int] = (),
     **options: Any,
 ) -> HeatMap:
-    """The weights of one head; of a long text those that were kept, which a picture shows."""
+    """Show the weights of one head; of a long text only a picture shows those that were kept."""
     if not heads.weights:
         places, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
@@ -202,7 +201,7 @@ def weights_map(
 def head_panels(
     heads: Heads, head: ChosenHead, links: Sequence[Link], top: float
 ) -> list[list[Panel]]:
-    """One head: its weights, its largest links; of a long text also what was looked at most."""
+    """Show a head's weights and largest links, and in a long text the most attended tokens."""
     query = [first_query(heads, head)]
     weights = weights_map(heads, head, top, f"Weights of {head.where}", query, explained=EACH_ROW)
     explained, most = "the largest weights between content words", 6
@@ -231,7 +230,7 @@ def head_panels(
 
 
 def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
-    """The link of each other head that stands out; `one_link` where all are the same."""
+    """Show the links of other heads; `one_link` if all are the same link."""
     if not links:
         return []
     title = ("Other heads worth a look", "the link of each that stands out")
@@ -249,7 +248,7 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
 
 
 def chances(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
-    """Words that a model guesses, with a bar for their probability."""
+    """Show a model's guesses with a bar for each probability."""
     return Bars(
         title=title,
         explained="the probability of each word",
@@ -261,7 +260,7 @@ def chances(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars
 
 
 def movement_table(heads: Heads, moved: Movement) -> Table:
-    """Each word's cosine between before and after, with a bar for what is missing to 1."""
+    """Show each word's cosine between before and after, with a bar for its distance from 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
@@ -291,7 +290,7 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
 def arrows(
     before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
 ) -> Arrows:
-    """Directions before and after `(n, D)`, in the plane that shows most of both."""
+    """Show directions before and after `(n, D)`, in the plane that shows most of both."""
     plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
         raise ValueError(
@@ -310,13 +309,13 @@ def arrows(
 
 
 def arrows_of(trace: Trace) -> list[Panel]:
-    """The words of a text before and after; none where their vectors were not traced."""
+    """Show the words of a text before and after; nothing if their vectors were not traced."""
     words = words_before_and_after(trace)
     return [Later(make=lambda: arrows(*words))] if words else []
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """The token to begin with: the one of the strongest link, else of the largest weight."""
+    """Return the token to begin with: of the strongest link, else of the largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
@@ -324,7 +323,7 @@ def first_query(heads: Heads, head: ChosenHead) -> int:
 
 
 def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
-    """A link, ready for JSON."""
+    """Convert a link for JSON."""
     return {
         "layer": link.layer,
         "head": link.head,

@@ -1,10 +1,10 @@
-"""Attention over an image: what a patch looks at, laid over the picture."""
+"""Attention over an image: the weights of one patch, laid over the picture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,33 +12,29 @@ from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
 from qkv.see.analysis.head_weights import told
 from qkv.see.analysis.inputs import one_text
-from qkv.see.draw import figure
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# What is laid over a place that is looked at: light, where the picture is not.
+# The colour over a patch with weight: light, since the picture is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
 MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
-_LOOKING = "#ffffff"  # the frame of the patch that looks
+_LOOKING = "#ffffff"  # the frame of the patch that attends
 _ACROSS = 4  # heads beside each other
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageView(View):
-    """What one patch of an image looks at, by each head of one layer.
+    """The attention of one patch of an image, in each head of one layer.
 
     Attributes:
         trace: of the image.
         image: (H, W, 3) of uint8.
-        layer: the layer that is shown, from 0.
+        layer: the shown layer, from 0.
         head: the head that is shown large, from 0.
-        query: the place of the token that looks: 0 for the first one, 1 for the first patch.
+        query: the position of the token that attends: 0 is the first token, 1 the first patch.
     """
 
     trace: Trace
@@ -49,51 +45,49 @@ class ImageView(View):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many patches there are below each other, and side by side."""
-        found = grid_of(self.trace.tokens)
-        assert found is not None
-        return found
+        """Return the numbers of rows and columns of patches."""
+        grid = grid_of(self.trace.tokens)
+        assert grid is not None
+        return grid
 
     @property
     def weights(self) -> Array:
-        """The weights of each head on the patches, `(heads, rows, columns)`."""
+        """Return the weights of each head on the patches, `(heads, rows, columns)`."""
         rows = self.trace["pattern", self.layer][0, :, self.query, 1:]
         return np.asarray(rows.reshape(-1, *self.grid))
 
     @property
     def first(self) -> Array:
-        """The weight of each head on the first token, `(heads,)`."""
+        """Return the weight of each head on the first token, `(heads,)`."""
         return np.asarray(self.trace["pattern", self.layer][0, :, self.query, 0])
 
     @property
     def strongest(self) -> tuple[int, int]:
-        """Row and column of the patch with the largest weight of the head that is shown."""
+        """Return row and column of the patch with the shown head's largest weight."""
         row, column = divmod(int(self.weights[self.head].argmax()), self.grid[1])
         return row, column
 
     @property
     def looking(self) -> tuple[int, int] | None:
-        """Row and column of the patch that looks; None for the first token."""
+        """Return row and column of the patch that attends; None for the first token."""
         return None if self.query == 0 else divmod(self.query - 1, self.grid[1])
 
     @property
     def sentence(self) -> str:
-        """What is to be seen, in words."""
-        row, column = self.strongest
-        weights = self.weights[self.head]
-        place = self.looking
-        who = self._name
+        """Describe where the head looks."""
+        (row, column), place = self.strongest, self.looking
+        weights, query = self.weights[self.head], self._name
         if place is not None:
-            who = f"The patch in row {place[0]}, column {place[1]} (white frame)"
+            query = f"The patch in row {place[0]}, column {place[1]} (white frame)"
         return (
-            f"{who} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
+            f"{query} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
             f"the patch in row {row}, column {column} (red frame); half of what it gives to "
             f"patches lies on {self.half} of {weights.size}."
         )
 
     @property
     def half(self) -> int:
-        """The fewest patches that hold half of the weight on patches."""
+        """Count the patches that hold half of the weight on patches, the largest first."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 
@@ -102,13 +96,13 @@ class ImageView(View):
         return str(self.trace.tokens[self.query])
 
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
-        """The image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
+        """Draw the image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
         times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
-        """The weights of a head as shares of its scale."""
+        """Divide the weights of a head by the end of its scale."""
         weights = self.weights[head]
         return np.asarray(weights / scale_end([weights], self.stretch))
 
@@ -127,7 +121,7 @@ class ImageView(View):
         }
 
     def panels(self) -> list[list[Panel]]:
-        """The image, what the head looks at in it, and each head of the layer."""
+        """Show the image, the head's weights over it, and each head of the layer."""
         frames = [(*self.strongest, AFTER)]
         if self.looking is not None:
             frames.append((*self.looking, _LOOKING))
@@ -153,26 +147,22 @@ class ImageView(View):
         return [[Prose(text=self.note, shown_in=PICTURE)], large, *rows, [cells]]
 
     def _small(self, head: int) -> Image:
-        """What one of the heads looks at, among all of them."""
+        """Draw one head among all of them."""
         pixels = self.shown(head, MOST_PIXELS // 4)
         return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
-
-    def figure(self) -> Figure:
-        """The panels of the view as a matplotlib figure, on the ground that its theme has."""
-        return figure.draw(self.title, [], self.panels(), dark=self.theme == "dark")
 
     def _headings(self) -> list[Heading]:
         return []  # its tokens are patches
 
     @property
     def caption(self) -> str:
-        """Who looks, and by which head."""
-        who = self._name if self.query == 0 else f"patch {self._name}"
-        return f"what {who} looks at: layer {self.layer}, head {self.head}"
+        """Name the token that attends, and the head."""
+        query = self._name if self.query == 0 else f"patch {self._name}"
+        return f"what {query} looks at: layer {self.layer}, head {self.head}"
 
     @property
     def note(self) -> str:
-        """What the colours mean, and what is not on a patch."""
+        """Explain the colours, and give the weight that is on no patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
         end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
@@ -193,21 +183,21 @@ def image_view(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ImageView:
-    """What a token of an image looks at, laid over the image, for each head of a layer.
+    """Show the attention of an image's token, laid over the image, for each head of a layer.
 
-    Unless `layer` and `head` say otherwise, the head is the one with the largest weight on a patch
-    other than the one that looks; ties go to the lowest layer, then head.
+    Unless `layer` and `head` are given, the head is the one with the largest weight on a patch
+    other than the one that attends; ties go to the lowest layer, then head.
 
     Args:
         trace: of one image, as `model.trace(image)` gives it.
         image: the image, (H, W, 3) or (H, W) of uint8, or one of Pillow's; of any size.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show large, the same.
-        query: who looks: 0 or "[CLS]" for the first token, "3,4" for the patch in row 3 and
-            column 4.
-        theme: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether the scale of each head ends at its largest weight, and not at 1, where
-            little is seen of weights that are spread over hundreds of patches.
+        query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
+            3 and column 4.
+        theme: "light", "dark", or "auto" to follow the site or system around it.
+        stretch: whether the scale of each head ends at its largest weight instead of 1; weights
+            that are spread over hundreds of patches need this.
 
     Raises:
         TypeError: the image is not of uint8.
@@ -245,13 +235,12 @@ def image_view(
                 f"image_view: weights of layer {number} are NaN, infinite or beyond 1e30: choose "
                 "another layer, or see which arrays of the trace are not finite"
             )
-    found = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
+    patches = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
+    others = np.arange(patches.shape[2]) != place - 1
+    best = np.where(others, patches, -1.0).max(axis=-1)
     if head is not None:
-        head = _checked(head, found.shape[1], "head")
-    others = np.arange(found.shape[2]) != place - 1
-    best = np.where(others, found, -1.0).max(axis=-1)
-    if head is not None:
-        best[:, [h for h in range(best.shape[1]) if h != head]] = -2.0
+        asked = _checked(head, best.shape[1], "head")
+        best[:, np.arange(best.shape[1]) != asked] = -2.0
     chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
     return ImageView(
         trace, _image(image), numbers[int(chosen)], int(shown), place, theme=theme, stretch=stretch
@@ -279,7 +268,7 @@ def _place(trace: Trace, query: str | int) -> int:
 
 
 def _image(image: Any) -> Array:
-    """The image as (H, W, 3) of uint8."""
+    """Convert the image to (H, W, 3) of uint8."""
     if hasattr(image, "convert"):
         image = np.asarray(image.convert("RGB"))
     pixels = as_array(image, call="image_view", name="image")
@@ -293,7 +282,7 @@ def _image(image: Any) -> Array:
 
 
 def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
-    """The image with at most so many pixels on its longer side."""
+    """Reduce the image to at most `most` pixels on its longer side."""
     step = max(image.shape[:2]) / most
     if step <= 1:
         return image
@@ -305,13 +294,13 @@ def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
 
 
 def laid_over(image: Array, shares: Array) -> Array:
-    """An image (H, W, 3) in grey, and light where shares of 0 to 1 (rows, columns) are large."""
+    """Draw an image (H, W, 3) in grey, and light where shares (rows, columns) are large."""
     high, wide = image.shape[:2]
     rows, columns = shares.shape
     share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
-    grey = image @ np.array([0.299, 0.587, 0.114], np.float32)
-    grey = 20 + 0.5 * grey  # no lighter than a middle grey, so that the light is always lighter
+    # no lighter than a middle grey, so that the light is always lighter
+    grey = 20 + 0.5 * (image @ np.array([0.299, 0.587, 0.114], np.float32))
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)
     return np.asarray(mixed.round().astype(np.uint8))

@@ -38,7 +38,7 @@ class WithModels(View):
     """A view whose page computes with the models that it holds.
 
     Attributes:
-        call: who is named in a warning.
+        call: the name of the call in a warning.
     """
 
     call: ClassVar[str] = "play"
@@ -46,7 +46,7 @@ class WithModels(View):
     @property
     @abstractmethod
     def _models(self) -> list[Model]:
-        """The models."""
+        """Return the models."""
 
     def _html(self) -> tuple[str, str]:
         title, body = super()._html()
@@ -64,20 +64,20 @@ class WithModels(View):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlayView(WithModels, OneText):
-    """A page with a model inside, and what it opens on: a place of a text, and a word to hide.
+    """A page with a model inside, and its first state: a position of a text, and a word to hide.
 
-    Its picture, what a terminal shows of it and `to_dict` are of what it opens on.
+    Its picture, its text in a terminal and `to_dict` describe the first state.
 
     Attributes:
         model: the model.
         text: the text.
         trace: of the text.
-        opening: the place, the word to hide, and the likeliest words before and after.
-        edits: the records of what is changed when the page opens.
-        opened: the likeliest words then; empty where nothing is changed.
-        state: what stands behind the # of an address that the page opens on, or nothing.
-        embed: whether a notebook gets the page itself, and not a frame of a file beside it.
-        other: the same of a decoder, which a reader of the page can turn to.
+        opening: the position, the word to hide, and the likeliest words before and after.
+        edits: the records of the first interventions.
+        opened: the likeliest words under them; empty without any.
+        state: the part behind the # of an address that the page opens on; or empty.
+        embed: whether a notebook embeds the page itself, instead of a frame of a file beside it.
+        other: the same for a decoder, to which a reader of the page can switch.
     """
 
     model: Model
@@ -92,22 +92,22 @@ class PlayView(WithModels, OneText):
 
     @property
     def sentence(self) -> str:
-        """The likeliest word at the place, and what becomes of it without the other."""
+        """Name the likeliest word at the position, before and after the other word is hidden."""
         shown = self.opening
         place = self.shown.queries.rows_of([shown.place])[0]
-        said = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
+        guesses = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
         if shown.hidden:
-            said += f"; {self._change}: {_first(shown.after)}"
+            guesses += f"; {self._change}: {_first(shown.after)}"
         if self.opened:
-            said += f"; as the page opens: {_first(self.opened)}"
-        return f"{said}."
+            guesses += f"; as the page opens: {_first(self.opened)}"
+        return f"{guesses}."
 
     @property
     def _change(self) -> str:
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """The words before and after, and the head that the page opens on."""
+        """Show the words before and after, and the head that the page opens on."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [chances(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -118,7 +118,7 @@ class PlayView(WithModels, OneText):
         return [heading_of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """What the page opens on; `after` is `before` where there is no word to hide."""
+        """Return the first state; `after` equals `before` if there is no word to hide."""
         return {
             "model": self.trace.model,
             "text": self.text,
@@ -158,7 +158,7 @@ class PlayView(WithModels, OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _repr_html_(self) -> str:
-        """A frame of the page, which is written to a file beside the notebook unless `embed`."""
+        """Frame the page, which is a file beside the notebook unless it is embedded."""
         page = self._document()
         if self.embed:
             source = f'srcdoc="{escape(page, quote=True)}"'
@@ -176,7 +176,7 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
 
 
 def _of_address(address: str) -> tuple[str | None, str]:
-    """The text of a page's address, if it has one, and what stands behind the #.
+    """Return the text of a page's address, if it has one, and the part from the # on.
 
     >>> _of_address("http://127.0.0.1/#text=a+cat&layer=3")
     ('a cat', '#text=a+cat&layer=3')
@@ -209,39 +209,38 @@ def play(
     theme: str = "auto",
     embed: bool = False,
 ) -> PlayView:
-    """A page with a model inside: it computes what a reader types and changes, offline.
+    """Make a page with a model inside: it computes what a reader types and changes, offline.
 
-    Without `model` it has two: the default encoder, which guesses missing words, and the decoder
-    that comes with qkv, which writes on; a reader turns from the one to the other.
+    Without `model` it has two models, between which a reader switches: the default encoder, which
+    guesses missing words, and the decoder that comes with qkv, which continues a text.
 
-    `to_html(path)` writes it, one file: of at most 16 MB with these two, and with another model of
-    about four thirds of its numbers in float16; a warning says if that is over 64 MB. A notebook
-    writes it to a file beside itself (`qkv-play-....html`) and frames that one.
+    `to_html(path)` writes one file: of at most 16 MB with these two, and with another model of
+    about four thirds of its size in float16; a warning says if that is over 64 MB. A notebook
+    writes the page to a file beside itself (`qkv-play-....html`) and frames that file.
 
-    It opens on one sentence with the guess in its gap, where a press on a word hides it; a story,
-    games and a lab with everything at once are behind buttons. The guess is that at one place: the
-    first mask token, or else the last content word; for a decoder the last token, behind which the
-    next word comes. The word to hide first is the one that matters most there: the content word
-    without which the probabilities at this place differ most, of those without which another word
-    is the likeliest if there are any. The head is the one that
-    the rule of `show` chooses. Another text that is typed opens on a head of its own by the same
-    rule, until a head is chosen by hand.
+    The page opens on one sentence with the guess in its gap; a click on a word hides the word.
+    Buttons lead to a story, games and a lab with everything at once. The guess belongs to one
+    position: the first mask token, or else the last content word; for a decoder the last token,
+    which the next word follows. The first word to hide is the content word whose hiding changes the
+    probabilities there most, among the words whose hiding changes the likeliest word, if there are
+    any. The rule of `show` chooses the head. Another text that is typed opens on a head of its own
+    by the same rule, until the reader chooses a head.
 
     Args:
-        text: what the page begins with; a sentence with a missing word, or for a decoder an
-            opening, if left out.
+        text: the first text; if left out, a sentence with a missing word, or an opening for a
+            decoder.
         model: an encoder with a head over words (BERT, DistilBERT, ELECTRA's generator, RoBERTa,
             ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2 and 3,
             Gemma 1 to 3, and what is made of the same parts), or its name; both that come with qkv
             if left out.
-        edit: what is changed when the page opens, as records of `qkv.edits`, or a mapping from
-            activations to arrays, which become records; a reader can take it back.
-        ablate: heads that are left out then, as for `Model.trace`.
-        hide: words, places and edges that are not looked at then, as there.
-        state: the address of a page, or what stands behind its #: the page opens as that one was,
-            and `text` and changes are left out.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        embed: whether a notebook gets the page itself, all of its size, and needs no file.
+        edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
+            to arrays, which become records; a reader can undo them.
+        ablate: heads to ablate at first, as for `Model.trace`.
+        hide: words, positions and links to hide at first, as for `Model.trace`.
+        state: the address of a page, or the part behind its #: the page opens in that state; leave
+            out `text` and interventions.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        embed: whether a notebook embeds the whole page, and needs no file.
 
     Raises:
         TypeError: the text is no string, or a change is something else than its argument takes.
@@ -271,8 +270,7 @@ def play(
     trace = readable_trace(used.trace(text))
     asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)
     edits = used._plain(asked, tokens)
-    heads = heads_of(trace)
-    shown = by_word(heads)
+    shown = by_word(heads_of(trace))
     opening = opening_of(used, trace)
     removing = partial(removal_of, used, trace)
     head, _ = choose_head(shown, call="play", removing=removing, written=PAGE)
@@ -293,7 +291,7 @@ def play(
     )
 
 
-MOST = 256  # tokens of a text that a page runs, MOST of assets/store/store.js
+MOST = 256  # tokens of a text in a page, like MOST of assets/store/store.js
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -302,9 +300,9 @@ class FindingsView(WithModels):
 
     Attributes:
         model: the model.
-        parts: what the page shows in order: findings as their files have them, and the HTML of the
-            article around them.
-        heading: what the page is called.
+        parts: the contents in order: findings as in their files, and the HTML of the article around
+            them.
+        heading: the title of the page.
     """
 
     call = "publish"
@@ -315,41 +313,40 @@ class FindingsView(WithModels):
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """The findings in order."""
+        """Return the findings in order."""
         return [part for part in self.parts if isinstance(part, dict)]
 
     @property
     def sentence(self) -> str:
-        """What the page is called."""
+        """Return the title of the page."""
         return self.heading
 
     def panels(self) -> list[list[Panel]]:
-        """The words of each finding before and after."""
+        """Show the words of each finding before and after."""
+        names = {"before": "before", "after": "after the edits"}
         return [
             [
-                chances(one["before"], one["claim"] or one["text"], "before"),
-                chances(one["after"], one["claim"] or one["text"], "after the edits"),
+                chances(part[when], part["claim"] or part["text"], name)
+                for when, name in names.items()
             ]
-            for one in self.findings
+            for part in self.findings
         ]
 
     def _headings(self) -> list[Heading]:
-        found = []
-        for one in {one["text"]: one for one in self.findings}.values():
-            tokens = self.model.tokenize(one["text"])
-            named = list(tokens.tokens), list(tokens.special), self.model.name
-            found.append(Heading(*named, unknown=tokens.unknown()))
-        return found
+        texts = dict.fromkeys(finding["text"] for finding in self.findings)
+        tokenized = [self.model.tokenize(text) for text in texts]
+        return [
+            Heading(list(x.tokens), list(x.special), self.model.name, unknown=x.unknown())
+            for x in tokenized
+        ]
 
     def _numbers(self) -> dict[str, Any]:
         return {"model": self.model.name, "findings": self.findings}
 
     def _payload(self) -> dict[str, Any]:
         first = self.findings[0]
-        start = {name: first[name] for name in ("text", "edits")} | {
-            **{"place": first["position"], "query": first["position"]},
-            **{"hide": [], "view": "findings"},
-        }
+        start = {name: first[name] for name in ("text", "edits")} | {"hide": [], "view": "findings"}
+        start |= {"place": first["position"], "query": first["position"]}
         numbers, slots = iter(range(len(self.findings))), iter(range(len(self.parts)))
         parts = [
             next(numbers) if isinstance(part, dict) else f"prose-{next(slots)}"
@@ -375,12 +372,12 @@ class FindingsView(WithModels):
 def findings_view(
     model: Model, parts: Sequence[dict[str, Any] | str], heading: str, *, theme: str = "auto"
 ) -> FindingsView:
-    """The page of findings that fit the model.
+    """Make the page of findings that fit the model.
 
     Args:
         model: the model.
-        parts: findings as their files have them, and HTML.
-        heading: what the page is called.
+        parts: findings as in their files, and HTML.
+        heading: the title of the page.
         theme: of the page.
 
     Raises:
@@ -390,12 +387,12 @@ def findings_view(
     call = FindingsView.call
     check_theme(theme, call)
     need_engine(model, call)
-    found = FindingsView(model, parts, heading, theme=theme)
-    for one in found.findings:
-        size = len(model.tokenize(one["text"]))
+    view = FindingsView(model, parts, heading, theme=theme)
+    for finding in view.findings:
+        size = len(model.tokenize(finding["text"]))
         if size > MOST:
             raise ValueError(
-                f"{call}: the text {one['text']:.40} has {size} tokens and a page runs at most "
+                f"{call}: the text {finding['text']:.40} has {size} tokens and a page runs at most "
                 f"{MOST}: shorten it"
             )
-    return found
+    return view

@@ -1,4 +1,4 @@
-"""A training run as a view: a head going from noise to structure, step by step."""
+"""A training run as a view: a head from noise to structure, step by step."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from qkv.trace import Trace
 
 _STRIP = 6  # steps side by side in a picture
 _MOST_ROWS = 24
-_DASHES = (), (8, 4), (2, 4), (10, 3, 2, 3)  # of lines, which their colours tell apart as well
+_DASHES = (), (8, 4), (2, 4), (10, 3, 2, 3)  # of lines, which also differ in colour
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReplayView(HeadShown):
-    """What the heads of a model look at in one text, at each snapshot of its training.
+    """The attention of a model's heads in one text, at each snapshot of its training.
 
     Attributes:
         replay: the weights, the scores and the loss.
-        score: which of `replay.scores` it is shown for.
+        score: the index in `replay.scores` of the measure that the view shows.
     """
 
     replay: Replay
@@ -50,38 +50,38 @@ class ReplayView(HeadShown):
 
     @property
     def top(self) -> float:
-        """Where the scale of weights ends."""
+        """Return the end of the scale of weights."""
         return scale_end([self.weights], self.stretch)
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens of the text."""
+        """Return the tokens of the text."""
         return list(self.replay.first.tokens)
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the snapshots."""
+        """Return the steps of the snapshots."""
         return list(self.replay.steps)
 
     @property
     def weights(self) -> Array:
-        """The weights of the head that is shown, `(steps, T, T)`; of many snapshots some."""
+        """Return the weights of the shown head, `(steps, T, T)`; of many snapshots only some."""
         return self.replay.patterns(self.head)
 
     @property
     def sentence(self) -> str:
-        """What became of the head that is shown, in words."""
+        """Describe the course of the shown head."""
         return in_words(self.replay, self.head, self.score)
 
     @property
     def strip(self) -> list[int]:
-        """The places among the steps shown that a picture has room for."""
+        """Choose the indices of the shown steps that a picture has room for."""
         return spread(len(self.replay.shown), _STRIP)
 
     def panels(self) -> list[list[Panel]]:
-        """A strip of the head's weights through training, its scores, and the loss."""
+        """Show a strip of the head's weights through training, its scores, and the loss."""
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
-        said = (
+        caption = (
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
             f"at (columns); white is a weight of 0, dark blue {self.top:.2f}"
             f"{' (stretched)' if self.stretch else ''}."
@@ -95,10 +95,10 @@ class ReplayView(HeadShown):
             for place in self.strip
         ]  # fmt: skip
         tables: list[list[Panel]] = [[self._steps()], [self._first_and_last()]]
-        return [[Prose(text=said, shown_in=PICTURE)], strip, self._charts(), *tables]
+        return [[Prose(text=caption, shown_in=PICTURE)], strip, self._charts(), *tables]
 
     def _charts(self) -> list[Panel]:
-        """Each score of the head as a line over the steps, and the loss."""
+        """Show each score of the head as a line over the steps, and the loss."""
         replay, knots = self.replay, self.replay.knots
         names, along = [f"{knot:,}" for knot in knots], "training step"
 
@@ -132,7 +132,7 @@ class ReplayView(HeadShown):
         return charts
 
     def _steps(self) -> Table:
-        """The score that the head is shown for, and the loss, step by step."""
+        """List the score that the view shows, and the loss, step by step."""
         replay, score = self.replay, self.replay.scores[self.score]
         course = replay.course(self.head, self.score)
         shown = spread(len(replay.steps), _MOST_ROWS // 2)
@@ -152,7 +152,7 @@ class ReplayView(HeadShown):
         )
 
     def _first_and_last(self) -> Table:
-        """The scores of each head at the first step and at the last."""
+        """List the scores of each head at the first step and at the last."""
         replay = self.replay
         first, last = (replay.values[at].reshape(-1, len(replay.scores)) for at in (0, -1))
         shown = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
@@ -182,10 +182,10 @@ class ReplayView(HeadShown):
         return [heading_of(self.replay.first)]
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view.
+        """Return the numbers of the view.
 
-        `scores` has for each score its value at each step, layer and head; `weights` are those of
-        the head that is shown at each of `shown_steps`.
+        `scores` has the value of each score at each step, layer and head; `weights` are those of
+        the shown head at each of `shown_steps`.
         """
         replay = self.replay
         return {
@@ -219,22 +219,22 @@ def replay(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ReplayView:
-    """What the heads of a model look at in a text, at each snapshot of its training.
+    """Show the attention of a model's heads in a text, at each snapshot of its training.
 
-    Each head is scored at each step by the weight that it puts on the previous token, on the next
-    token, on the first token and, where the text repeats tokens, on the token after an earlier copy
-    (induction). Unless `layer` and `head` say otherwise, the head is the one of which one of these
-    rose most from the first snapshot to the last; ties go to the lowest layer, then head.
+    Each head is scored at each step by its weight on the previous token, on the next token, on the
+    first token and, if the text repeats tokens, on the token after an earlier copy (induction).
+    Unless `layer` and `head` are given, the head is the one with the score that rose most from the
+    first snapshot to the last; ties go to the lowest layer, then head.
 
     Args:
         run: the folder of a run of `qkv train`, with the models in `snapshots/step-00000100/` and
-            so on and the losses in `metrics.jsonl`; or a mapping from step to model, or to trace
+            so on and the losses in `metrics.jsonl`; or a mapping from step to model, or to a trace
             of one text.
-        text: the text, or the ids of its tokens; left out where there are traces.
+        text: the text, or the ids of its tokens; left out for traces.
         layer: the layer to show first, from 0, or from the end with -1.
         head: the head to show first, from 0.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales end at the largest weight that is shown, and not at 1.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -249,6 +249,6 @@ def replay(
     ([0, 10, 20], (3, 3, 3))
     """
     check_theme(theme, "replay")
-    found = replay_of(read_run(run), text)
-    chosen, score = choose(found, layer, head)
-    return ReplayView(found, score, head=chosen, theme=theme, stretch=stretch)
+    snapshots = replay_of(read_run(run), text)
+    chosen, score = choose(snapshots, layer, head)
+    return ReplayView(snapshots, score, head=chosen, theme=theme, stretch=stretch)

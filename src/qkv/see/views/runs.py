@@ -1,4 +1,4 @@
-"""Two runs of one text beside each other: what a head or a word changes."""
+"""Two runs of one text side by side: the effect of an intervention."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one token's last vector.
+    """The change of one token's last vector.
 
     Attributes:
-        token: its place.
+        token: its position.
         distance: between its two vectors.
         cosine: between them.
-        length: of the first one.
+        length: of the first vector.
     """
 
     token: int
@@ -42,11 +42,11 @@ class Change:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunsView(HeadShown):
-    """Two runs of one text: what changed in each token's output, largest first.
+    """Two runs of one text: the change of each token's output, largest first.
 
     Attributes:
         traces: of both runs.
-        names: what each run is called.
+        names: the names of the runs.
         heads: all heads of both runs.
         changes: one for each token, the largest distance first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
@@ -60,18 +60,18 @@ class RunsView(HeadShown):
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens of the text."""
+        """Return the tokens of the text."""
         return list(self.traces[0].tokens)
 
     @property
     def sentence(self) -> str:
-        """The largest change, in words."""
+        """Describe the largest change."""
         first = self.changes[0]
-        what = f"From '{self.names[0]}' to '{self.names[1]}'"
+        runs = f"From '{self.names[0]}' to '{self.names[1]}'"
         if not first.distance:
-            return f"{what} no token's output changes."
+            return f"{runs} no token's output changes."
         return (
-            f"{what} the output of {self.tokens[first.token]} changes most: by "
+            f"{runs} the output of {self.tokens[first.token]} changes most: by "
             f"{first.distance:.2f}, where its length is {first.length:.2f} "
             f"(cosine {first.cosine:.3f})."
         )
@@ -91,7 +91,7 @@ class RunsView(HeadShown):
         }
 
     def panels(self) -> list[list[Panel]]:
-        """The head in both runs, each token's change, and what the most changed one looks at."""
+        """Show the head in both runs, each token's change, and one token's attention."""
         parts = self.heads
         shown = self.changes[:_MOST_ROWS]
         changed = Bars(
@@ -159,14 +159,14 @@ class RunsView(HeadShown):
 
 
 def _run_names(a: Trace, b: Trace) -> tuple[str, str]:
-    """What two runs are called: their models where these differ, and what each went without."""
-    one, other = run_name(a.changed), run_name(b.changed)
+    """Name two runs by their interventions, and by their models if these differ."""
+    first, second = run_name(a.changed), run_name(b.changed)
     if a.model != b.model:
-        one, other = (
+        first, second = (
             ", ".join([trace.model or "a model without a name", *([name] if trace.changed else [])])
-            for trace, name in ((a, one), (b, other))
+            for trace, name in ((a, first), (b, second))
         )
-    return (one, other) if one != other else (f"A, {one}", f"B, {other}")
+    return (first, second) if first != second else (f"A, {first}", f"B, {second}")
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -178,7 +178,7 @@ def compare_runs(
     theme: str = "auto",
     stretch: bool = False,
 ) -> RunsView:
-    """Two traces of the same tokens, say one as it is and one with `ablate=` or `hide=`.
+    """Compare two traces of the same tokens, such as runs with and without `ablate=` or `hide=`.
 
     Raises:
         ValueError: the tokens are not the same, or the vectors after the last layer are missing.

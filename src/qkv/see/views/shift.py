@@ -28,7 +28,7 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftView(View):
-    """How the words of one or more sentences move from their static vectors, layer by layer.
+    """The path of the words of one or more sentences from their static vectors, by layer.
 
     Attributes:
         traces: of the sentences.
@@ -40,7 +40,7 @@ class ShiftView(View):
 
     @property
     def names(self) -> list[str]:
-        """The tokens, with the number of their sentence where there are several."""
+        """Return the tokens, each with the number of its sentence if there are several."""
         if len(self.shift.sentences) == 1:
             return list(self.shift.tokens)
         pairs = zip(self.shift.tokens, self.shift.of, strict=True)
@@ -48,7 +48,7 @@ class ShiftView(View):
 
     @property
     def sentence(self) -> str:
-        """Which word has the longest arrow in the plane, and how far its vector turned."""
+        """Name the word with the longest arrow in the plane, and the rotation of its vector."""
         last = self.shift.stages[-1]
         moved = self.shift.moved(last)
         longest = int(moved.argmax())
@@ -65,7 +65,7 @@ class ShiftView(View):
         return models_of(self.traces) | own | shift_payload(self.shift)
 
     def panels(self) -> list[list[Panel]]:
-        """Cosines by layer, and the arrows from the static vectors to those of the last layer."""
+        """Show cosines by layer, and arrows from the static vectors to those of the last layer."""
         shift = self.shift
         map_ = HeatMap(
             title="Cosine of each word's vector with its static one",
@@ -95,7 +95,7 @@ class ShiftView(View):
         return rows
 
     def _cosines(self) -> Table:
-        """The words that turned furthest: their cosines at the last layers, their arrows."""
+        """List the words that rotated furthest: their cosines at the last layers, their arrows."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
@@ -117,7 +117,7 @@ class ShiftView(View):
         )
 
     def _shared(self) -> Table:
-        """The words that sentences share, and how alike they are first and last."""
+        """List the words that sentences share, and their similarity at both ends."""
         shift = self.shift
         sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
@@ -163,7 +163,7 @@ def plot_shift(
     theme: str = "auto",
     pieces: bool = False,
 ) -> ShiftView | Figure:
-    """Word vectors before and after attention, as arrows in one plane.
+    """Show word vectors before and after attention, as arrows in one plane.
 
     Vectors are scaled to length 1, so that the picture shows directions, which cosines compare. The
     plane is the PCA plane of both sets together, each centred on its own mean first. Before is
@@ -171,14 +171,14 @@ def plot_shift(
 
     Args:
         original: `(T, D)`, the vectors before. Or a text, a model's trace of one, or a list of
-            either: from each word's row in the token table, through each layer, to its last vector;
-            special tokens are left out.
+            either: these show each word from its row in the token table, through each layer, to its
+            last vector, without special tokens.
         contextual: `(T, D)`, the vectors after.
         tokens: T words.
         model: the model for a text, or its name; the default model if left out.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        pieces: whether the pieces of a word have arrows of their own; else its vector is the mean
-            of theirs.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        pieces: whether subwords have arrows of their own; else a word's vector is the mean of
+            theirs.
 
     Returns:
         Of texts and traces a view; of bare arrays a matplotlib figure.

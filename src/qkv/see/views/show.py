@@ -29,8 +29,8 @@ class ShowView(OneText):
 
     Attributes:
         trace: of the text.
-        movement: how far each word moved, where its vectors were traced.
-        heads: all heads of the tokens.
+        movement: how far each word moved, if its vectors were traced.
+        heads: all heads, with tokens as queries and keys.
     """
 
     trace: Trace
@@ -39,12 +39,12 @@ class ShowView(OneText):
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens of the text."""
+        """Return the tokens of the text."""
         return list(self.trace.tokens)
 
     @property
     def weights(self) -> Array:
-        """The weights of the head that is shown, `(T, T)`.
+        """Return the weights of the shown head, `(T, T)`.
 
         Raises:
             ValueError: only the largest of each query were kept (`top_k`): see `links`.
@@ -54,7 +54,7 @@ class ShowView(OneText):
         return self.trace.pattern(self.head.layer, self.head.head)
 
     def panels(self) -> list[list[Panel]]:
-        """The head, the other heads worth a look, and how far attention moved each word."""
+        """Show the head, other heads worth a look, and how far attention moved each word."""
         rows = super().panels()
         if self.movement is not None:
             rows.append([movement_table(self.shown, self.movement)])
@@ -64,11 +64,11 @@ class ShowView(OneText):
         return [heading_of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view; the weights are exactly the trace's.
+        """Return the numbers of the view; the weights are exactly the trace's.
 
-        `weights` is None where only the largest of each query were kept. Links and movement are
-        of words, unless pieces are shown as they are: `from` and `to` are the places of their first
-        tokens.
+        `weights` is None if only the largest of each query were kept. Links and movement are of
+        words, unless subwords are shown as they are: `from` and `to` are the positions of their
+        first tokens.
         """
         moved = self.movement
         return {
@@ -102,42 +102,41 @@ def show(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ShowView:
-    """One head's weights over a text, and how far attention moved each word.
+    """Show one head's weights over a text, and how far attention moved each word.
 
-    Unless `layer` and `head` say otherwise, the head is chosen by the rule of all views. In a text
-    with a gap (the model's mask token) it is the head whose removal moves most of the probability
-    at the first gap to other words. Without a gap it is the head whose link is furthest above what
-    is usual. A link is a head's largest weight between two different content words; usual is what
-    the head gives anyway: twice the mean weight of all pairs of words at that distance, or, if it
-    is larger, the mean weight of the other words on that one. A head that gives 0.4 or more to
-    either looks at a place and not at words: its links do not count. Ties go to the lowest layer,
-    then head.
+    Unless `layer` and `head` are given, all views choose the head by one rule. In a text with a gap
+    (the model's mask token) it is the head whose removal moves the most probability at the first
+    gap to other words. Without a gap it is the head whose link is furthest above the usual weight.
+    A link is a head's largest weight between two different content words. The usual weight is the
+    larger of two averages: twice the head's mean weight of all pairs of words at that distance, and
+    the mean weight of the other words on that word. A head with an average of 0.4 or more attends
+    to a position and not to words: its links do not count. Ties go to the lowest layer, then head.
 
-    What is less than 0.1, of the weight or of the probability, is no finding: the sentence then
-    says that no head stands out, and so it does of an untrained model. Of weights that come without
-    a model, and of a trace without `model`, the guess cannot be made again: there links decide. So
-    they do in a text of more than 512 tokens; of a model with more than 48 heads those of its last
-    layers are removed, as many as have 48.
+    A difference below 0.1, of the weight or of the probability, is no finding: the sentence then
+    says that no head stands out. It says the same for an untrained model. Links also decide if the
+    guess cannot be repeated: for weights without a model, for a trace without `model`, and for a
+    text of more than 512 tokens. Of a model with more than 48 heads, the heads of the last layers
+    are removed, up to 48.
 
-    Content words are all but special tokens, punctuation, what the model has no word for, and the
-    function words of English (the, of, she, is). Other languages have no such list here: there,
-    and where fewer than two are left, each word counts.
+    Content words are all words but special tokens, punctuation, words that the model does not know,
+    and the function words of English (the, of, she, is). For other languages there is no such list:
+    there, and in a text with fewer than two content words, each word counts.
 
     Args:
         trace_or_text: a model's trace of one text, or the text; or weights, as one array
             `(layers, heads, L, L)` or as `transformers` returns them, with `tokens`.
-        tokens: the L tokens, where weights are given.
+        tokens: the L tokens, if weights are given.
         model: the model for a text, or its name; the default model if left out. With a trace it
             adds the length of what each token gives, `|v W_O|`.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
-        query: the word to look from, or the place of a token: the heads are ranked by its links.
-        key: the word to look at, or the place of a token; with `query` the heads are ranked by this
-            one link.
-        pieces: whether the pieces of a word are shown as they are, not merged into it: what they
-            receive summed, what they look at averaged.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales end at the largest weight that is shown, and not at 1.
+        query: the word to look from, or the position of a token: its links rank the heads.
+        key: the word to look at, or the position of a token; with `query` this one link ranks the
+            heads.
+        pieces: whether subwords are shown as they are, instead of merged into words: the weights on
+            the subwords of a word are summed, the weights from them averaged.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
         ValueError: the text is empty, the trace holds several texts or no weights, arrays and
@@ -189,25 +188,25 @@ _ACTIONS = ("view", "return")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadView(OneText):
-    """One head of attention that came from elsewhere.
+    """One head of attention from another library.
 
     Attributes:
         parts: the attentions: one, or those of an encoder-decoder.
         asked: the heads that were asked for.
-        pieces: whether the pieces of words are shown as they are.
+        pieces: whether subwords are shown as they are.
     """
 
     parts: list[Heads]
-    asked: list[int] | None = None
+    asked: Sequence[int] | None = None
     pieces: bool = False
 
     @property
     def data(self) -> str:
-        """The view as a piece of HTML, as bertviz's `html_action="return"` has it."""
+        """Return the view as a piece of HTML, like bertviz with `html_action="return"`."""
         return self._repr_html_()
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view: the weights of the head that is shown."""
+        """Return the numbers of the view: the weights of the shown head."""
         heads = self.parts[0]
         place = heads.layers.index(self.head.layer)
         return {
@@ -246,11 +245,11 @@ def head_view(
     theme: str = "auto",
     stretch: bool = False,
 ) -> HeadView | None:
-    """Attention from any model, called as bertviz's `head_view` is.
+    """Show attention from any model, with the arguments of bertviz's `head_view`.
 
-    Changing `from bertviz import head_view` to `from qkv import head_view` is enough. Arrays and
-    tensors are taken wherever they are; nothing is loaded from a network, and a saved notebook
-    keeps its pictures.
+    To switch, change `from bertviz import head_view` to `from qkv import head_view`. Arrays and
+    tensors may be on any device; nothing is loaded from a network, and a saved notebook keeps its
+    pictures.
 
     Args:
         attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
@@ -258,8 +257,8 @@ def head_view(
             which the default model reads, or a trace of one, `model.trace(text)`; or what
             `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
         tokens: the L tokens; a trace has its own.
-        sentence_b_start: where the second of two sentences begins.
-        prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are taken off.
+        sentence_b_start: the position at which the second of two sentences begins.
+        prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
         heads: the heads to mark; the first is shown first.
         encoder_attention: of an encoder-decoder, with `encoder_tokens`.
@@ -270,9 +269,9 @@ def head_view(
         include_layers: the layers to take; all unless given.
         html_action: "view" shows the view at once where this runs in a notebook, and returns it
             elsewhere; "return" returns it, with its HTML in `.data`.
-        pieces: whether the pieces of a word are shown as they are, not merged into it.
+        pieces: whether subwords are shown as they are, instead of merged into words.
         theme: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales end at the largest weight that is shown, and not at 1.
+        stretch: whether scales end at the largest shown weight instead of 1.
 
     Returns:
         The view, or None where a notebook has shown it.
@@ -303,13 +302,9 @@ def head_view(
         parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
-    asked = None if heads is None else [int(head) for head in heads]
-    for head in asked or ():
-        if not -parts[0].count <= head < parts[0].count:
-            raise IndexError(
-                f"head_view: there is no head {head}: the heads are 0 to {parts[0].count - 1}"
-            )
-    asked = asked and [parts[0].from_start(head, of="head") for head in asked]
+    for head in heads or ():
+        selection.checked_place(parts[0], None, int(head), "head_view")
+    asked = heads and [parts[0].from_start(int(head), of="head") for head in heads]
     shown = parts[0] if pieces else by_word(parts[0])
     chosen, links = selection.choose_head(
         shown, layer, asked[0] if asked else None, call="head_view"
@@ -333,7 +328,7 @@ def head_view(
 def _of_given(
     given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
 ) -> list[Heads]:
-    """The attentions that were given, by the names of their arguments."""
+    """Read the given attentions, by the names of their arguments."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
         raise TypeError("head_view: there is no attention: give attention and tokens")
@@ -352,7 +347,7 @@ def _of_given(
 
 
 def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
-    """The attentions of a text or of a trace: of an encoder-decoder's, all three."""
+    """Read the attention of a text or trace; all three attentions of an encoder-decoder's trace."""
     if not isinstance(given, Seq2SeqTrace):
         trace, _ = traced(given, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]
@@ -363,8 +358,8 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
         for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
     )
-    found = kept_in(pair, range(pair.num_layers), "cross_attn.")
-    cross = Heads(written.queries, *found, other_keys=read.queries, name="Cross")
+    kept = kept_in(pair, range(pair.num_layers), "cross_attn.")
+    cross = Heads(written.queries, *kept, other_keys=read.queries, name="Cross")
     parts = [part for part in (read, written, cross) if part.layers]
     if not parts:
         raise ValueError("head_view: this trace holds no weights: trace hook_pattern too")
@@ -376,7 +371,7 @@ def _of_arrays(
     words: Mapping[str, Iterable[str] | None],
     layers: Sequence[int] | None,
 ) -> list[Heads]:
-    """The attentions of plain arrays, each with the tokens that it is between."""
+    """Read the attentions of plain arrays, each with its tokens."""
     known = {
         name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
         for name, tokens in words.items()
@@ -403,41 +398,36 @@ def _of_arrays(
 
 
 def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
-    """These layers, or all; `there` says in an error which there are."""
+    """Keep these layers, or all; `there` lists the layers in an error."""
     if layers is None:
         return heads
-    given, layers = layers, [heads.from_start(number, of="layer") for number in layers]
-    wrong = [
-        asked for asked, number in zip(given, layers, strict=True) if number not in heads.layers
-    ]
-    if wrong or not len(layers):
-        what = f"no layer {wrong[0]}" if wrong else "no layer left"
-        raise ValueError(f"head_view: there is {what}: {there}")
-    places = [heads.layers.index(number) for number in layers]
+    numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}
+    wrong = [f" {asked}" for asked, number in numbers.items() if number not in heads.layers]
+    if wrong or not numbers:
+        raise ValueError(f"head_view: there is no layer{wrong[0] if wrong else ' left'}: {there}")
+    places = [heads.layers.index(numbers[asked]) for asked in layers]
     return replace(
         heads,
-        layers=list(layers),
+        layers=[heads.layers[place] for place in places],
         weights=[heads.weights[place] for place in places if heads.weights],
         summary=[heads.summary[place] for place in places if heads.summary],
     )
 
 
 def _weights_of(trace: Trace) -> list[Array]:
-    """The weights of all layers of one text's trace."""
+    """Return the weights of all layers of one text's trace."""
     layers = range(1 + max(trace.layers, default=-1))
     lacking = [n for n in layers if ("pattern", n) not in trace]
     if lacking or not layers:
         kept = any(("top_weights", n) in trace for n in lacking)
-        what = f"layer {lacking[0]}" if lacking else "any layer"
-        raise ValueError(
-            f"head_view: this trace does not hold the weights of {what}: "
-            + ("it holds summaries: leave tokens out" if kept else "trace hook_pattern")
-        )
+        which = f"layer {lacking[0]}" if lacking else "any layer"
+        remedy = "it holds summaries: leave tokens out" if kept else "trace hook_pattern"
+        raise ValueError(f"head_view: this trace does not hold the weights of {which}: {remedy}")
     return [trace["pattern", layer] for layer in layers]
 
 
 def _readable(heads: Heads) -> Heads:
-    """The same with tokens to read: without the marks that tokenizers put on them."""
+    """Remove the marks that tokenizers put on tokens."""
 
     def pretty(axis: Axis) -> Axis:
         return replace(axis, shown=[_pretty(token) for token in axis.tokens])
@@ -447,7 +437,7 @@ def _readable(heads: Heads) -> Heads:
 
 
 def _pretty(token: str) -> str:
-    """A token without the marks by which tokenizers write blanks and ends of words.
+    """Remove the marks of blanks and word ends from a token.
 
     >>> _pretty("Ġriver"), _pretty("river</w>"), _pretty("##ing"), _pretty("▁")
     ('river', 'river', '##ing', '▁')
@@ -466,7 +456,7 @@ def _split(heads: Heads, start: Any) -> Heads:
 
 
 def _in_notebook() -> bool:
-    """Whether a kernel runs this, so that what is displayed goes to a notebook."""
+    """Whether a notebook's kernel runs this code."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")

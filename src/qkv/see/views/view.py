@@ -1,4 +1,4 @@
-"""What all views can do: print themselves, become a page, a picture or numbers."""
+"""The outputs of all views: text, a page, a picture, or numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def one_model(models: Sequence[str]) -> str:
-    """The models of several texts as one name.
+    """Join the models of several texts to one name.
 
     >>> one_model(["books", "books"]), one_model(["books", "minilm"])
     ('books', 'books and minilm')
@@ -35,15 +35,15 @@ def one_model(models: Sequence[str]) -> str:
 
 
 def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
-    """The models of several traces among the numbers of a view."""
+    """Return the models of several traces for the numbers of a view."""
     models = [trace.model for trace in traces]
     return {"model": one_model(models), "models": models}
 
 
 class Heading(NamedTuple):
-    """A text that a view is of: its tokens, which of them are special, its model, its name.
+    """A text of a view: its tokens, which of them are special, its model and its name.
 
-    `unknown` is what stands in it where a token is that of an unknown word.
+    `unknown` holds the words of the text that became tokens of an unknown word.
     """
 
     tokens: list[str]
@@ -55,21 +55,21 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
-    """Something to look at.
+    """A picture of attention that prints itself, and becomes a page, an image or numbers.
 
-    In a notebook it shows itself; elsewhere there are `print()`, `str(view)`, `to_html(path)`,
-    `to_png(path)`, `to_svg(path)`, `figure()`, `svg()` and, for the numbers, `to_dict()`.
+    A notebook shows it at once; elsewhere call `print()`, `str(view)`, `to_html(path)`,
+    `to_png(path)`, `to_svg(path)`, `figure()`, `svg()` or, for the numbers, `to_dict()`.
 
     Attributes:
         theme: of its page: "auto", "light" or "dark".
-        stretch: whether scales end at the largest weight, and not at 1.
+        stretch: whether scales end at the largest weight instead of 1.
     """
 
     theme: str = "auto"
     stretch: bool = False
 
     def __str__(self) -> str:
-        """The view as plain text, 80 columns wide."""
+        """Draw the view as plain text, 80 columns wide."""
         from rich.console import Console
 
         # rich would display it in a notebook, whatever the file is
@@ -83,27 +83,27 @@ class View(ABC):
     __repr__ = __str__  # what an interpreter prints of it
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: one piece of HTML that needs no network."""
+        """Return one piece of HTML for a notebook, which needs no network."""
         return self._html()[1]
 
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """What there is to see, in words."""
+        """Say in words what the view shows."""
 
     @property
     def title(self) -> str:
-        """What stands on top."""
+        """Return the words on top."""
         return self.sentence
 
     @property
     def reasons(self) -> list[str]:
-        """Why this is shown, in sentences."""
+        """Explain in sentences why this is shown."""
         return []
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know of the models and of the tokens: pieces, unknown words."""
+        """Explain the models and the tokens: subwords and unknown words."""
         texts = self._headings()
         pieces = [
             note
@@ -116,88 +116,88 @@ class View(ABC):
         return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: Console | None = None) -> None:
-        """Write the view to a terminal, as wide and as colourful as this one allows."""
+        """Write the view to a terminal, in its width and its colours."""
         from rich.console import Console
 
         console = with_a_width(console or Console(highlight=False))
         self._write(console, Screen.of(console))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the view to one HTML file that needs nothing else, whole or not at all."""
+        """Write the view to one self-contained HTML file; a failed write leaves no file."""
         page = self._document().encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write `svg()` to a file, whole or not at all."""
+        """Write `svg()` to a file; a failed write leaves no file."""
         data = self.svg().encode("utf-8")
         with replacing(path) as file:
             file.write(data)
 
     def to_png(self, path: str | os.PathLike[str]) -> None:
-        """Write `figure()` to a PNG file, whole or not at all."""
+        """Write `figure()` to a PNG file; a failed write leaves no file."""
         figure.write_png(self.figure(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of the view, ready for JSON: None for what is not finite or was not kept."""
-        found: dict[str, Any] = finite(self._numbers() | {"notes": self.notes})
-        return found
+        """Return the numbers of the view for JSON; None for numbers not finite or not kept."""
+        return dict(finite(self._numbers() | {"notes": self.notes}))
 
     def figure(self) -> Figure:
-        """The panels of the view as a matplotlib figure, on the ground of its theme."""
-        notes = [*self.reasons, *self.notes]
-        return figure.draw(self.title, notes, self.panels(), dark=self.theme == "dark")
+        """Draw the panels as a matplotlib figure, in the colours of the theme."""
+        return figure.draw(self.title, self._below(), self.panels(), dark=self.theme == "dark")
 
     def svg(self) -> str:
-        """The panels of the view as SVG, on the ground of its theme."""
-        notes = [*self.reasons, *self.notes]
-        return svg.draw(self.title, notes, self.panels(), dark=self.theme == "dark")
+        """Draw the panels as SVG, in the colours of the theme."""
+        return svg.draw(self.title, self._below(), self.panels(), dark=self.theme == "dark")
 
     @abstractmethod
     def panels(self) -> list[list[Panel]]:
-        """What the view shows: rows of panels beside each other."""
+        """Return the contents of the view: rows of panels side by side."""
 
     @abstractmethod
     def _headings(self) -> list[Heading]:
-        """The texts that it is of."""
+        """Return the texts of the view."""
 
     @abstractmethod
     def _numbers(self) -> dict[str, Any]:
-        """What `to_dict` gives, arrays as they are."""
+        """Return the numbers for `to_dict`, with arrays unchanged."""
 
     def _payload(self) -> dict[str, Any] | None:
-        """What a page's script reads (page/payload.py); None where the picture is all there is."""
+        """Return the data of a page's script (page/payload.py); None if the page is a picture."""
         return None
 
     def _html(self) -> tuple[str, str]:
-        """Title and body of a page."""
+        """Return the title and the body of a page."""
         payload = self._payload()
         if payload is None:
-            notes = [*self.reasons, *self.notes]
-            return self.title, picture(self.title, notes, self.panels(), self.theme)
+            return self.title, picture(self.title, self._below(), self.panels(), self.theme)
         return payload["title"], fragment(
             payload | {"notes": self.notes}, self.svg(), self._about()
         )
 
+    def _below(self) -> list[str]:
+        """Return the prose below a picture."""
+        return [*self.reasons, *self.notes]
+
     def _about(self) -> str:
-        """What a page says of a model whose parameters it holds (page/html.py)."""
+        """Describe a model whose parameters a page holds (page/html.py)."""
         return ""
 
     def _document(self) -> str:
-        """The page, whole."""
+        """Return the whole page."""
         return document(*self._html(), self.theme)
 
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
     ) -> dict[str, Any]:
-        """The same from its own parts; `start` among them."""
+        """Assemble the data of a page from its parts, `start` among them."""
         model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts
         )
 
     def _lines(self, screen: Screen) -> Iterator[Text]:
-        """The view line by line; prose is wrapped by the console."""
+        """Draw the view line by line; the console wraps prose."""
         texts = self._headings()
         for text in texts:
             yield terminal.heading(screen, text.name, text.model, text.tokens)

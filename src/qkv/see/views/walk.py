@@ -27,18 +27,18 @@ from qkv.see.views.head_panels import EACH_ROW, arrows_of, heading_of
 from qkv.see.views.view import Heading, View
 from qkv.trace import Seq2SeqTrace, Trace
 
-# What `to_dict` gives of a step.
-_SAID = ("title", "formula", "shape", "code", "name", "sum", "note")
+# Attributes of a step in `to_dict`.
+_OF_A_STEP = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
-    """One head step by step and on to the words, and the recomputed numbers beside the model's.
+    """One head step by step and on to the words, with the model's own numbers beside them.
 
     Attributes:
         walk: the steps.
-        model: whose parameters they are of, None where it is not known.
-        head: the head, where a rule chose it or it was asked for; None for a layer on its own.
+        model: the model of the parameters, None if it is not known.
+        head: the head and the reason for its choice; None for a layer on its own.
     """
 
     walk: Walk
@@ -47,53 +47,54 @@ class WalkView(View):
 
     @property
     def top(self) -> float:
-        """Where the scale of weights ends."""
-        return scale_end([step.values for step in self.walk.steps if _is_map(step)], self.stretch)
+        """Return the end of the scale of weights."""
+        maps = (step for step in self.walk.steps if step.weights and step.name != "chances")
+        return scale_end([step.values for step in maps], self.stretch)
 
     @property
     def steps(self) -> list[Step]:
-        """The steps, in order."""
+        """Return the steps, in order."""
         return self.walk.steps
 
     @property
     def words(self) -> list[tuple[str, float]]:
-        """The likeliest words at the place that is walked, and their chances, largest first.
+        """Return the likeliest words at the walk's position and their probabilities, largest first.
 
-        Empty where the walk does not come so far.
+        Empty if the walk ends before the words.
         """
         return self.walk.words
 
     @property
     def difference(self) -> float:
-        """The largest difference between recomputed numbers and the model's own."""
+        """Return the largest difference between recomputed numbers and the model's own."""
         return self.walk.difference
 
     @property
     def sentence(self) -> str:
-        """The likeliest word, and how recomputed numbers compare with the model's own, in words."""
+        """Name the likeliest word, and compare recomputed numbers with the model's own."""
         first, last = self.walk.compared[0][1], self.walk.own_name
-        which = last if first == last else f"numbers, from {first} to {last}"
-        said = (
-            f"Recomputed by these lines against the model's own {which}: "
+        own = last if first == last else f"numbers, from {first} to {last}"
+        compared = (
+            f"Recomputed by these lines against the model's own {own}: "
             f"the largest difference is {self.difference:.1e}."
         )
-        return f"{self.walk.likeliest} {said}" if self.words else said
+        return f"{self.walk.likeliest} {compared}" if self.words else compared
 
     @property
     def title(self) -> str:
-        """Which head it is."""
+        """Name the head."""
         which = f"Layer {self.walk.layer}, head {self.walk.head}, step by step."
         return f"{which} {self.head.headline}" if self.head and self.head.headline else which
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is this head, where a rule chose it."""
+        """Explain the choice of the head, unless the reader asked for it."""
         if self.head is None or self.head.stands_out is None:
             return []
         return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
-        """Each step; then both outputs, and as pictures scores, weights, words and chances."""
+        """Show each step and both outputs, and as pictures scores, weights and words."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
@@ -111,17 +112,17 @@ class WalkView(View):
         return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
 
     def _few(self, values: Array) -> Array:
-        """Of numbers that the model has for the last step compared, those that are shown."""
+        """Return the shown columns of the last compared step's numbers."""
         shown = self.walk.last_compared.shown
         return values if shown is None else values[:, list(shown)]
 
     def _chances(self, step: Step) -> Bars:
-        """A bar for the chance of each word."""
+        """Show a bar for the probability of each word."""
         values = [chance for _, chance in self.words] or step.few[0].tolist()
         return Bars(names=step.names or [], values=values, top=1.0, shown_in=TERMINAL)
 
     def _step(self, number: int, step: Step) -> list[Panel]:
-        """One step as a terminal shows it."""
+        """Show one step in a terminal."""
         title = f"{number}. {step.title}"
         line = Prose(text=f"{title}: {step.formula} {step.shape}", shown_in=PICTURE)
         code = Prose(text=step.code, style="green", indent=3, code=True, shown_in=TERMINAL)
@@ -141,15 +142,15 @@ class WalkView(View):
                 values=step.values, rows=step.rows, columns=self.walk.keys, hidden=step.hidden,
                 top=self.top, most_rows=12, shown_in=TERMINAL,
             )  # fmt: skip
-        said = [
+        notes = [
             Prose(text=text, style=style, indent=3, shown_in=TERMINAL)
             for text, style in ((step.sum, ""), (step.note, "dim"))
             if text
         ]
-        return [line, *lines, values, *said]
+        return [line, *lines, values, *notes]
 
     def _pictures(self) -> list[Panel]:
-        """The scaled scores, the weights they become, and the words before and after."""
+        """Show the scaled scores, their softmax, and the words before and after."""
         walk, where = self.walk, f"layer {self.walk.layer}, head {self.walk.head}"
         by_name = {step.name: step for step in walk.steps}
         scores, weights = by_name.get("masked", by_name["scaled"]), by_name["weights"]
@@ -184,7 +185,7 @@ class WalkView(View):
             "stands_out": self.head and self.head.stands_out,
             "place": walk.place,
             "steps": [
-                {name: getattr(step, name) for name in _SAID}
+                {name: getattr(step, name) for name in _OF_A_STEP}
                 | {"columns": step.names, "values": step.few}
                 | {"shown": None if step.shown is None else list(step.shown)}
                 for step in walk.steps
@@ -206,11 +207,6 @@ class WalkView(View):
         return about_model(self.model)
 
 
-def _is_map(step: Step) -> bool:
-    """Whether a step's numbers are weights from every query to every key."""
-    return step.weights and step.name != "chances"
-
-
 def walk(
     text_or_trace: str | Trace | MultiHeadAttention | Block,
     layer: int | None = None,
@@ -225,33 +221,33 @@ def walk(
     keys: Sequence[str] | None = None,
     **options: Any,
 ) -> WalkView:
-    """Each step of one head with its formula, its NumPy line and its real numbers, to the word.
+    """Show each step of one head with its formula, its NumPy line and its real numbers.
 
-    Computed anew, in plain NumPy: from words through the head, then on through the rest of the
-    layer, residual connections, norms and MLP in their order; what later layers do is one step,
-    read from the trace; then the final norm, the head, and the likeliest words with their chances,
-    those of `model.predict`. All of it is compared with the model's own numbers.
+    Plain NumPy computes the steps anew: from words through the head, then through the rest of the
+    layer, residual connections, norms and MLP in their order. Later layers are one step, read from
+    the trace; then come the final norm, the head, and the likeliest words with their probabilities,
+    those of `model.predict`. All steps are compared with the model's own numbers.
 
-    The sums are spelled out, and the words are those, at one token: the first mask token
-    ("[MASK]") of the text, or else the one that the head's strongest link goes from. A decoder's
-    words are those that follow it. A model without a head over words is walked to its last vectors.
+    The spelled sums, and the words, belong to one token: the first mask token ("[MASK]") of the
+    text, or else the query of the head's strongest link. A decoder's words are those that follow
+    this token. The walk through a model without a head over words ends at its last vectors.
 
     Args:
-        text_or_trace: a text, or a model's trace of one text. Without `model` the walk over a trace
-            starts from its Q, K and V, and what stands behind the heads is shown as far as the
-            trace holds it; the last step's note says what would be needed. Or a layer: a
+        text_or_trace: a text, or a model's trace of one text. Without `model`, the walk over a
+            trace starts from its Q, K and V, and goes on behind the heads as far as the trace holds
+            the numbers; the note of the last step says what is missing. Or a layer: a
             `MultiHeadAttention`, `SelfAttention` or `Block`, with `x`.
         layer: the layer, from 0, or from the end with -1.
-        head: the head, from 0. What is left out of these two is chosen by the rule of `show`; of a
-            layer that is given, head 0 is walked.
+        head: the head, from 0. The rule of `show` chooses the layer and the head that are left out;
+            of a layer that is given, head 0 is walked.
         model: the model, or its name; for a text the default model if left out.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales end at the largest weight that is shown, and not at 1.
-        x: `(L, D)`, the word vectors that a layer is given.
-        context: `(S, D)`, what a layer looks at where that is not `x`.
+        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        stretch: whether scales end at the largest shown weight instead of 1.
+        x: `(L, D)`, the word vectors that a layer reads.
+        context: `(S, D)`, the word vectors that a layer attends to, if they are not `x`.
         tokens: L names for the rows of `x`.
         keys: S names for the rows of `context`.
-        **options: what a layer runs with: `is_causal`, `window`, `attn_mask` and so on.
+        options: options of a layer: `is_causal`, `window`, `attn_mask` and so on.
 
     Raises:
         ValueError: the text is empty, or the trace lacks what is needed.
@@ -274,19 +270,18 @@ def walk(
     if isinstance(text_or_trace, MultiHeadAttention | Block):
         if x is None:
             raise TypeError("walk: a layer needs word vectors: walk(layer, x=...)")
-        found = walk_layer(
+        steps = walk_layer(
             text_or_trace, x, context, head=head or 0, tokens=tokens, keys=keys, **options
         )
-        return WalkView(found, theme=theme, stretch=stretch)
+        return WalkView(steps, theme=theme, stretch=stretch)
     if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
         raise TypeError(
             "walk: weights alone cannot be walked through, without queries, keys and values: give "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
         )
-    given = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}
-    needless = [name for name, value in given.items() if value is not None]
-    if needless:
-        raise TypeError(f"walk: {needless[0]} is for a walk through a layer: leave it out")
+    of_layers = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}
+    for name in (name for name, value in of_layers.items() if value is not None):
+        raise TypeError(f"walk: {name} is for a walk through a layer: leave it out")
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
         trace = one_text(text_or_trace, "walk")
         used = None if model is None else model_of(model, [" ".join(trace.tokens)])
@@ -301,5 +296,5 @@ def walk(
         call="walk",
         removing=partial(removal_of, used, trace),
     )
-    found = walk_head(trace, chosen.layer, chosen.head, used)
-    return WalkView(found, used, chosen, theme=theme, stretch=stretch)
+    steps = walk_head(trace, chosen.layer, chosen.head, used)
+    return WalkView(steps, used, chosen, theme=theme, stretch=stretch)
