@@ -5,7 +5,8 @@ Sources: Vaswani et al. 2017 (three parts a block), Xiong et al. 2020 (the norm 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from types import MappingProxyType
 from typing import Any
@@ -13,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking import findings
 from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group, Marking
-from qkv.marking.findings import Finding
+from qkv.marking.engine import Group
 from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, close, first_wrong, name_of, outcome
+from qkv.marking.outcome import close
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import same
-from qkv.marking.tasks.block.marker import style_of
+from qkv.marking.tasks.block.marker import BlockMarking
 from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS
 from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
 from qkv.marking.tasks.block.steps import RIGHT as BLOCK
@@ -302,61 +301,36 @@ def _others() -> tuple[Group, ...]:
     two, three = _drawn(711, 2, 4, 3, "110", "101"), _drawn(712, 3, 4, 2, "1100", "1111", "1010")
     empty, large = _drawn(np.random.default_rng(8), 2, 2, 2, "10"), _drawn(728, 2, 2, 2, "11")
     empty.x[0] = 0
-    ones = {"self_q": 1000 * np.eye(2), "self_k": np.eye(2)}
+    ones = {**large.parameters, "self_q": 1000 * np.eye(2), "self_k": np.eye(2)}
     return (
         Group("batches", [two, three], batches, one_text_only),
         Group("a word of zeros", [empty], EMPTY),
-        Group("scores of 1000", [_changed(large, ones)], LARGE),
+        Group("scores of 1000", [replace(large, parameters=ones)], LARGE),
     )
-
-
-def _changed(case: TwoTexts, parameters: Mapping[str, Array]) -> BlockOfTwoTexts:
-    """Return a case with other values of some parameters."""
-    return BlockOfTwoTexts(case.x, case.context, {**case.parameters, **parameters}, case.mask)
-
-
-class _BlockMarking(Marking):
-    """A decoder's block on its way through the tests."""
-
-    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Find the part with the mistake, by parameters that are zero."""
-        case = first_wrong(runs).case
-        hints = []
-        for part, names in (
-            ("self-attention", ["self_o"]),
-            ("cross-attention", ["cross_o"]),
-            ("the MLP", ["w_out", "b_out"]),
-        ):
-            zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
-            if self.call(_changed(case, zeros)).is_right:
-                hints.append(f"right where {' and '.join(names)} are zeros: look into {part}")
-        return findings.unexplained(runs, what, self.returns, hints)
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a decoder's block."""
     options_of(function, ("x", "context", "parameters", "mask"), {})
-
-    def call(case: TwoTexts) -> Any:
-        return function(case.x, case.context, case.parameters, case.mask)
-
-    runs = [outcome(case, call, compute(case, RIGHT)) for case in one_text()]
-    steps, said = style_of(runs, RIGHT, KNOWN, compute)
-    right = {**RIGHT, **steps}
-    m = _BlockMarking(
+    first = Group("three parts, residuals, norms, padding of the context", one_text(), KNOWN)
+    m = BlockMarking(
         "decoder-block",
-        name_of(function),
-        lambda case: outcome(case, call, compute(case, right)),
+        function,
+        lambda case: function(case.x, case.context, case.parameters, case.mask),
         compute,
-        right,
+        RIGHT,
+        first,
+        {
+            "self-attention": ["self_o"],
+            "cross-attention": ["cross_o"],
+            "the MLP": ["w_out", "b_out"],
+        },
         returns="return x  # (..., T, D)",
     )
-    m.limits += said
     m.first_call(one_text()[0])
     if m.wrong:
         return m.result()
-    parts = Group("three parts, residuals, norms, padding of the context", one_text(), KNOWN)
-    for group in (parts, *_others()):
+    for group in (first, *_others()):
         m.test(group)
     return m.result()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -121,49 +122,76 @@ def style_of(
 
 
 class BlockMarking(Marking):
-    """A block on its way through the tests."""
+    """A block on its way through the tests, marked in its own style.
+
+    Args:
+        task: the task's name.
+        function: a learner's block.
+        call: calls the block for a case, and returns its output.
+        compute: computes the output of a case by some steps.
+        steps: the right steps, in the first style.
+        first: the first test.
+        parts: the parameters that switch a part off if they are zero, by the part's name.
+        returns: the right return statement.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        call: Callable[[Any], Any],
+        compute: Compute,
+        steps: Steps,
+        first: Group,
+        parts: Mapping[str, Sequence[str]],
+        *,
+        returns: str,
+    ) -> None:
+        runs = [outcome(case, call, compute(case, steps)) for case in first.cases]
+        style, said = style_of(runs, steps, first.known, compute)
+        right = {**steps, **style}
+        super().__init__(
+            task,
+            name_of(function),
+            lambda case: outcome(case, call, compute(case, right)),
+            compute,
+            right,
+            returns=returns,
+        )
+        self.parts = parts
+        self.limits += said
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """In which half the mistake is, found by parameters that are zero."""
+        """Find the part with the mistake, by parameters that are zero."""
         case = first_wrong(runs).case
         hints = []
-        for names, half in ((("w_out", "b_out"), "the MLP's half"), (("w_o",), "attention's half")):
-            none = {name: np.zeros_like(case.parameters[name]) for name in names}
-            if self.call(Call(case.x, {**case.parameters, **none}, case.heads)).is_right:
-                hints.append(f"right where {' and '.join(names)} are zeros: look into {half}")
+        for part, names in self.parts.items():
+            zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
+            if self.call(replace(case, parameters={**case.parameters, **zeros})).is_right:
+                hints.append(f"right where {' and '.join(names)} are zeros: look into {part}")
         return findings.unexplained(runs, what, self.returns, hints)
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     """Mark a block."""
     options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
-    known = (*KNOWN, *ONE_HEAD) if options else KNOWN
 
     def call(case: Call) -> Any:
-        given = {options["heads"]: case.heads} if options else {}
-        return function(case.x, case.parameters, **given)
+        heads = {options["heads"]: case.heads} if options else {}
+        return function(case.x, case.parameters, **heads)
 
-    runs = [outcome(case, call, compute(case, RIGHT)) for case in words()]
-    steps, said = style_of(runs, RIGHT, known, compute)
-    right = {**RIGHT, **steps}
+    known = (*KNOWN, *ONE_HEAD) if options else KNOWN
+    first = Group("attention, residuals, norms, MLP", words(), known)
+    parts = {"the MLP's half": ["w_out", "b_out"], "attention's half": ["w_o"]}
     m = BlockMarking(
-        "block",
-        name_of(function),
-        lambda case: outcome(case, call, compute(case, right)),
-        compute,
-        right,
-        returns="return x  # (T, D)",
+        "block", function, call, compute, RIGHT, first, parts, returns="return x  # (T, D)"
     )
-    m.limits += said
     m.first_call(words()[0])
     if m.wrong:
         return m.result()
-    m.test(Group("attention, residuals, norms, MLP", words(), known))
-    for group in _others():
+    for group in (first, *_others(), *([_two_heads()] if options else [])):
         m.test(group)
-    if options:
-        m.test(_two_heads())
-    else:
+    if not options:
         m.untried.append("num_heads")
     return m.result()
 
