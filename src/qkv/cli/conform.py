@@ -1,4 +1,4 @@
-"""`qkv conform`: a report card for anybody's attention."""
+"""`qkv conform`: a report card for an attention function."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 _COLOURS = {"right": "green", "wrong": "bold red", "refused": "yellow", "absent": "dim"}
 
 
-def _split(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
-    return None if given is None else [one.strip() for one in given.split(",") if one.strip()]
+def _split(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _pairs(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> Any:
-    """theirs=ours, as a dict."""
-    pairs = [one for text in given for one in text.split(",")]
-    if wrong := [one for one in pairs if one.count("=") != 1]:
+def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Any:
+    """Read theirs=ours into a dict."""
+    pairs = [pair for text in texts for pair in text.split(",")]
+    if wrong := [pair for pair in pairs if pair.count("=") != 1]:
         raise click.BadParameter(f"{wrong[0]}: write THEIRS=OURS, as mask=attn_mask")
-    return dict(one.split("=") for one in pairs) or None
+    return dict(pair.split("=") for pair in pairs) or None
 
 
 @click.command()
@@ -34,14 +34,14 @@ def _pairs(context: click.Context, parameter: click.Parameter, given: tuple[str,
     default="numpy",
     show_default=True,
     metavar="LIBRARY",
-    help="What it takes: numpy, torch or jax.",
+    help="The library whose arrays it takes: numpy, torch or jax.",
 )
 @click.option(
     "--names",
     multiple=True,
     metavar="THEIRS=OURS",
     callback=_pairs,
-    help="An argument with another name, as mask=attn_mask; may be given repeatedly.",
+    help="An argument with another name, as mask=attn_mask; may be repeated.",
 )
 @click.option(
     "--dtypes",
@@ -54,20 +54,20 @@ def _pairs(context: click.Context, parameter: click.Parameter, given: tuple[str,
 @click.option(
     "--gradient",
     metavar="FUNCTION",
-    help="Its backward pass, called with the upstream gradient behind value.",
+    help="Its backward pass, called with the upstream gradient after value.",
 )
-@click.option("--features", callback=_split, metavar="NAME,...", help="Judge these alone.")
+@click.option("--features", callback=_split, metavar="NAME,...", help="Judge only these.")
 @click.option(
     "--aligned",
     default="end",
     show_default=True,
     metavar="start|end",
-    help="Where its queries stand if L and S differ and it takes no q_offset.",
+    help="The position of its queries if L and S differ and it takes no q_offset.",
 )
-@click.option("--device", default="", metavar="NAME", help="Where torch or JAX arrays stand.")
+@click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Draws the random cases.")
 @click.option(
-    "--seconds", type=float, default=10.0, show_default=True, help="How long one call may take."
+    "--seconds", type=float, default=10.0, show_default=True, help="The time limit of one call."
 )
 @click.option(
     "--html",
@@ -89,18 +89,17 @@ def conform(
     html: str | None,
     junit: str | None,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Judge an attention function against the formula: which features are right, what is wrong?
+    """Judge an attention function by the formula: which features are right, which are wrong?
 
-    FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of a
-    library that is installed: torch.sdpa. It is called as function(query, key, value, **arguments)
-    with arrays (B, H, L, d), in a process of its own. Exit code 0 means that nothing is wrong, 1
-    that something is.
+    FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
+    installed library: torch.sdpa. It is called as function(query, key, value, **arguments) with
+    arrays (B, H, L, d), in a process of its own. The exit code is 0 if nothing is wrong, else 1.
     """
     from qkv.marking.conformance import conform as judge
 
-    report = judge(given.pop("function"), **given)
+    report = judge(options.pop("function"), **options)
     if html is not None:
         report.to_html(html)
     if junit is not None:
@@ -114,7 +113,7 @@ def conform(
 
 
 def _print(report: Report) -> None:
-    """The card, a row for each feature and what went wrong below it."""
+    """Print the card: a row for each feature, with its errors below."""
     from rich.table import Table
     from rich.text import Text
 
@@ -123,11 +122,11 @@ def _print(report: Report) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, status in report.features.items():
-        told = Text(visible(report.remark(name)))
+        says = Text(visible(report.remark(name)))
         for line in report.details(name):
             style = {"- ": "red", "+ ": "green"}.get(line[:2], "dim")
-            told.append("\n" + visible(line), style=style)
-        table.add_row(name, Text(status, style=_COLOURS[status]), told)
+            says.append("\n" + visible(line), style=style)
+        table.add_row(name, Text(status, style=_COLOURS[status]), says)
     screen = console()
     screen.print(Text(visible(report.name), style="bold"))
     screen.print(table)
