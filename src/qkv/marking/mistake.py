@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import MappingProxyType
@@ -16,10 +16,6 @@ Kind = Literal["wrong", "fragile", "convention"]
 # a computation: each step by its name
 Steps = Mapping[str, Callable[..., Any]]
 
-# read now, since a student's file may later change the functions that read files
-TEXTS: Mapping[str, dict[str, str]] = MappingProxyType(
-    tomllib.loads(files(__package__).joinpath("mistakes.toml").read_text("utf-8"))
-)
 _NO_NUDGE = "Compute the smallest input by hand: which of your steps gives the first wrong number?"
 _NO_LINE = "The example has the right output: work back from there, step by step."
 
@@ -59,6 +55,34 @@ class Mistake:
         return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
 
 
+def read_texts(module: str) -> dict[str, dict[str, Any]]:
+    """Read the fields of each mistake in the TOML file beside a module, which has its name.
+
+    A table is a mistake; a table that contains tables is a group, whose fields are the defaults of
+    the mistakes in it.
+    """
+    package, _, name = module.rpartition(".")
+    tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
+    return dict(_rows(tables, {}))
+
+
+def _rows(
+    tables: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the fields of each mistake in these tables."""
+    for name, table in tables.items():
+        inner = {key: value for key, value in table.items() if isinstance(value, dict)}
+        fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
+        if inner:
+            yield from _rows(inner, fields)
+        else:
+            yield name, fields
+
+
+# read now, since a student's file may later change the functions that read files
+TEXTS = MappingProxyType(read_texts("qkv.marking.mistakes"))
+
+
 def described(key: str, shows: str = "", **names: str) -> Mistake:
     """Describe a mistake by its texts in mistakes.toml.
 
@@ -72,7 +96,7 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
     """
     row = TEXTS[key]
     texts = {field: text.format_map(names) for field, text in row.items() if field != "raised"}
-    return Mistake(**({"key": key, "shows": shows} | texts))  # type: ignore[arg-type]
+    return Mistake(**({"key": key, "shows": shows} | texts))
 
 
 def mistake(

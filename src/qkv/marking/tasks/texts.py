@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qkv.marking.findings import Finding
-from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.mistake import Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome
 
 
@@ -27,9 +25,7 @@ class Texts:
     """
 
     def __init__(self, module: str) -> None:
-        package, _, name = module.rpartition(".")
-        tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
-        self._mistakes = dict(_mistakes(tables, {}))
+        self._mistakes = read_texts(module)
 
     def mistake(self, name: str, *variants: Steps, **values: object) -> Mistake:
         """Return the mistake of a table.
@@ -69,16 +65,3 @@ class Texts:
     ) -> Finding:
         """Return the mistake of a table as it shows in a run; `more` goes into the example."""
         return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})
-
-
-def _mistakes(
-    tables: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the fields of each mistake in these tables."""
-    for name, table in tables.items():
-        inner = {key: value for key, value in table.items() if isinstance(value, dict)}
-        fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
-        if inner:
-            yield from _mistakes(inner, fields)
-        else:
-            yield name, fields
