@@ -11,8 +11,8 @@ import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors
 from qkv.circuits import head_scores
-from qkv.circuits.head_measures import head_sums
 from qkv.circuits.inputs import watch
+from qkv.circuits.means import head_sums
 from qkv.layers import MLP
 from qkv.models.untrained import fresh_model
 
@@ -202,7 +202,7 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
         assert max(map(len, batch)) * len(batch) <= 64
         watch(model, batch, use)
 
-    monkeypatch.setattr("qkv.circuits.head_measures.watch", spied)
+    monkeypatch.setattr("qkv.circuits.means.watch", spied)
     monkeypatch.setattr("qkv.circuits.inputs.PLACES", 64)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 20)
     found = head_scores(bert, texts())

@@ -67,7 +67,7 @@ def test_a_model_and_itself_do_not_part(small):
 def test_however_texts_are_batched(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, TEXTS)
-    monkeypatch.setattr("qkv.circuits.model_diff.PLACES", 8)
+    monkeypatch.setattr("qkv.circuits.means.PLACES", 8)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
     for name, value in diff(one, other, TEXTS).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)

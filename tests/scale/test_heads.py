@@ -12,7 +12,7 @@ import pytest
 import qkv
 from qkv import scale
 from qkv.circuits import head_scores
-from qkv.circuits.head_measures import HeadSums, head_sums
+from qkv.circuits.means import HeadSums, head_sums
 from qkv.scale.counting import blocks_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "river", "bank", ",", "."]

@@ -3,9 +3,8 @@
 from qkv.circuits.caching import Cache, cache
 from qkv.circuits.edge_effects import discover, edges, path
 from qkv.circuits.flow import composition, copying_scores, rollout, value_weighted
-from qkv.circuits.head_measures import head_scores
 from qkv.circuits.logits import attribute_logits, integrated_gradients, logit_lens
-from qkv.circuits.model_diff import diff
+from qkv.circuits.means import diff, head_scores
 from qkv.circuits.patching import attribution_patch, patch
 from qkv.circuits.plot_view import PlotView
 from qkv.circuits.plotting import plot

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, shown, whole_number
-from qkv.circuits.head_measures import NAMES, STRONGEST, Measurement, checked_names, summed
 from qkv.circuits.inputs import Read, check_index, check_model, one_site, rows_of
+from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, summed
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
 from qkv.circuits.results import Result
 from qkv.circuits.sae import SAE
@@ -329,7 +329,8 @@ class HeadScan:
     """
 
     scores: dict[str, Result]
-    _examples: dict[str, list[list[list[HeadExample]]]]
+    _best: Best
+    _spelled: Mapping[int, str]
 
     def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
         """Return a page of cards: for each head, the texts with the most of a measure.
@@ -350,12 +351,12 @@ class HeadScan:
             ValueError: `top` is below 1, or `theme` is unknown.
         """
         top = whole_number(top, call="cards", name="top", least=1)
-        self._check_name(name, "cards")
+        layers, columns = self._shape(name, "cards")
+        every = ((layer, head) for layer in range(layers) for head in range(columns))
         heads = [
             (layer, head, examples[:top])
-            for layer, row in enumerate(self._examples[name])
-            for head, examples in enumerate(row)
-            if examples
+            for layer, head in every
+            if (examples := self.examples(name, layer, head))
         ]
         largest = sorted(heads, key=lambda entry: -entry[2][0].value)[:MOST_CARDS]
         cards = [
@@ -383,15 +384,22 @@ class HeadScan:
             KeyError: `scan_heads` was not called with this measure.
             TypeError, IndexError: `layer` or `head` is no whole number, or there is none such.
         """
-        self._check_name(name, "examples")
-        rows = self._examples[name]
-        row = rows[check_index(layer, len(rows), "examples", "layer")]
-        return list(row[check_index(head, len(row), "examples", "head")])
+        layers, heads = self._shape(name, "examples")
+        layer = check_index(layer, layers, "examples", "layer")
+        head = check_index(head, heads, "examples", "head")
+        unit = ([*self.scores].index(name) * layers + layer) * heads + head
+        entries = self._best.entries(unit, self._spelled)
+        return [
+            HeadExample(value, number, text, tokens, query, None if key < 0 else key, weights)
+            for value, number, text, tokens, query, (key, weights) in entries
+        ]
 
-    def _check_name(self, name: str, call: str) -> None:
-        if name not in self._examples:
-            known = ", ".join(self._examples)
-            raise KeyError(f"{call}: there is no {shown(name)}: it has {known}")
+    def _shape(self, name: str, call: str) -> tuple[int, int]:
+        """Return the numbers of layers and heads of a measure."""
+        if name not in self.scores:
+            raise KeyError(f"{call}: there is no {shown(name)}: it has {', '.join(self.scores)}")
+        layers, heads = self.scores[name].shape
+        return layers, heads
 
 
 def scan_heads(
@@ -438,20 +446,15 @@ def scan_heads(
     model = check_model(model, "scan_heads")
     names = checked_names(of, "scan_heads", _NAMES)
     top_k = whole_number(top_k, call="scan_heads", name="top_k", least=1)
-    layers, heads = range(model.num_layers), range(model.num_heads)
-    best = Best(len(names) * len(layers) * len(heads), top_k)
-    starts = {
-        (name, layer): (number * len(layers) + layer) * len(heads)
-        for number, name in enumerate(names)
-        for layer in layers
-    }  # the unit of the first head
+    layers, heads = model.num_layers, model.num_heads
+    best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
         """Add the best query of each text and head, if it is among the best so far."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
-        unit = starts[part.name, part.layer]
-        rows, head = best.among(most, numbers, slice(unit, unit + len(heads)))
+        unit = (names.index(part.name) * layers + part.layer) * heads
+        rows, head = best.among(most, numbers, slice(unit, unit + heads))
         if not len(rows):
             return
         at = values[rows, head].argmax(1)
@@ -462,16 +465,4 @@ def scan_heads(
         best.add(unit + head, most[rows, head], numbers[rows], queries, kept)
 
     scores = summed(model, texts, names, "scan_heads", add, best.keep).means()
-    spelled = best.spelled(model)
-
-    def examples(unit: int) -> list[HeadExample]:
-        return [
-            HeadExample(value, number, text, tokens, query, None if key < 0 else key, weights)
-            for value, number, text, tokens, query, (key, weights) in best.entries(unit, spelled)
-        ]
-
-    by_name = {
-        name: [[examples(starts[name, layer] + head) for head in heads] for layer in layers]
-        for name in names
-    }
-    return HeadScan(scores, by_name)
+    return HeadScan(scores, best, best.spelled(model))

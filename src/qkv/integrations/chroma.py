@@ -1,4 +1,4 @@
-"""`TextEncoder`: a model of ours as an embedding function of Chroma, made when it is asked for."""
+"""`TextEncoder`: a model of qkv as an embedding function of Chroma, created on first use."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Vectors of documents and queries: what `qkv.load` takes, and options of `Model.encode`.
+    """Vectors of documents and queries, with the argument of `qkv.load` and options of `encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3
@@ -17,11 +17,11 @@ class Encoding:
         self._model, self._options, self._config = load(model), options, {"model": model, **options}
 
     def __call__(self, input: list[str]) -> Any:
-        """The vectors of documents, (D,) each."""
+        """Return the vectors of documents, (D,) each."""
         return list(self._model.encode_document(input, **self._options))
 
     def embed_query(self, input: list[str]) -> Any:
-        """The vectors of queries, (D,) each, behind the model's prompt for such."""
+        """Return the vectors of queries, (D,) each, behind the model's prompt for queries."""
         return list(self._model.encode_query(input, **self._options))
 
 

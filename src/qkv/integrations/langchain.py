@@ -1,4 +1,4 @@
-"""`TextEncoder`: a model of ours as LangChain's `Embeddings`, made when it is asked for."""
+"""`TextEncoder`: a model of qkv as LangChain's `Embeddings`, created on first use."""
 
 from functools import cache
 from typing import Any
@@ -7,11 +7,11 @@ from qkv.models import load
 
 
 class Encoding:
-    """Vectors of documents and queries; `TextEncoder` is this class on LangChain's.
+    """Vectors of documents and queries; `TextEncoder` is this class with LangChain's base class.
 
     Args:
-        model: what `qkv.load` takes.
-        options: those of `Model.encode`.
+        model: the argument of `qkv.load`.
+        options: the options of `Model.encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query("I love you"))
     3
@@ -21,11 +21,11 @@ class Encoding:
         self._model, self._options = load(model), options
 
     def embed_documents(self, texts: list[str]) -> Any:
-        """A list of numbers for each document."""
+        """Return a list of numbers for each document."""
         return self._model.encode_document(texts, **self._options).tolist()
 
     def embed_query(self, text: str) -> Any:
-        """The numbers of a query, behind the model's prompt for such."""
+        """Return the numbers of a query, behind the model's prompt for queries."""
         return self._model.encode_query(text, **self._options).tolist()
 
 

@@ -1,6 +1,6 @@
-"""`TextEncoder`: a model of ours as a transformer of scikit-learn, from texts to vectors.
+"""`TextEncoder`: a model of qkv as a transformer of scikit-learn, from texts to vectors.
 
-The class is made when it is first asked for, since it is built on classes of scikit-learn.
+The class is created on first use, because it inherits from classes of scikit-learn.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from qkv.text.tokenizer import check_texts
 
 
 class Encoding:
-    """Texts to vectors, as `encode` makes them, where scikit-learn wants a transformer.
+    """Encode texts as vectors, like `Model.encode`, as a transformer of scikit-learn.
 
-    `TextEncoder`, which is this class on scikit-learn's, learns nothing: `fit` only looks at what
-    it is given. It is copied and pickled by its arguments alone; the weights are read where they
-    are used, and once for all encoders of a process that name the same model.
+    `TextEncoder` is this class with scikit-learn's base classes. It learns nothing: `fit` only
+    checks its input. Copies and pickles hold only the arguments; the model is loaded on first use,
+    once for all encoders of a process that name the same model.
 
     Args:
-        model: what `qkv.load` takes: a folder, a short name or an id of the Hub.
-        prompt_name: as for `Model.encode`, and so are the others.
-        prompt: what goes before each text.
+        model: the argument of `qkv.load`: a folder, a short name or an id of the Hub.
+        prompt_name: as for `Model.encode`, like all that follow.
+        prompt: precedes each text.
         normalize_embeddings: whether vectors are scaled to length 1.
-        truncate_dim: how many numbers of each vector are kept.
-        batch_size: how many texts of 128 tokens are run at once.
+        truncate_dim: the size to which vectors are cut.
+        batch_size: the number of texts of 128 tokens that run at once.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape
@@ -52,39 +52,33 @@ class Encoding:
         self.batch_size = batch_size
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check that `X` are texts; nothing is learned.
+        """Check that `X` are texts, and learn nothing.
 
         Args:
             X: texts, (n,): a list, an array or one column of a table.
             y: not used.
 
         Raises:
-            TypeError: one is not a string.
-            ValueError: it is a table, not one column of it.
+            TypeError: a text is no string.
+            ValueError: `X` is a table, not one column of it.
         """
         _texts(X)
         return self
 
     def transform(self, X: Any) -> Array:
-        """The vectors of texts, (n, D) float32.
+        """Return the vectors of texts, (n, D) float32.
 
         Args:
             X: texts, (n,): a list, an array or one column of a table.
 
         Raises:
-            TypeError: one is not a string.
-            ValueError: it is a table, not one column of it; as for `Model.encode`.
+            TypeError: a text is no string.
+            ValueError: `X` is a table, not one column of it; as for `Model.encode`.
         """
-        found: Array = self._loaded.encode(
-            _texts(X),
-            prompt_name=self.prompt_name,
-            prompt=self.prompt,
-            normalize_embeddings=self.normalize_embeddings,
-            truncate_dim=self.truncate_dim,
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-        )
-        return found
+        names = ("prompt_name", "prompt", "normalize_embeddings", "truncate_dim", "batch_size")
+        options = {name: getattr(self, name) for name in names}
+        vectors: Array = self._loaded.encode(_texts(X), **options, show_progress_bar=False)
+        return vectors
 
     @property
     def _loaded(self) -> Model:
@@ -92,16 +86,16 @@ class Encoding:
 
     @property
     def _n_features_out(self) -> int:
-        """How many numbers a vector has: scikit-learn makes names of it."""
+        """The size of a vector, from which scikit-learn makes names."""
         width = self._loaded.get_embedding_dimension()
         return width if self.truncate_dim is None else self.truncate_dim
 
     def __sklearn_is_fitted__(self) -> bool:
-        """There is nothing to learn first."""
+        """Return True: there is nothing to learn."""
         return True
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn may give it: texts, one behind the other, no table of numbers."""
+        """Return the tags for scikit-learn: the input is a list of texts, no table of numbers."""
         tags = super().__sklearn_tags__()  # type: ignore[misc]  # of scikit-learn's class
         tags.input_tags.string, tags.input_tags.two_d_array = True, False
         tags.input_tags.one_d_array, tags.requires_fit = True, False
@@ -110,7 +104,7 @@ class Encoding:
 
 @lru_cache(maxsize=2)
 def _load(name: str | None) -> Model:
-    """A model that several encoders, and their copies, share."""
+    """Return the model that several encoders, and their copies, share."""
     return load(name)
 
 
@@ -123,7 +117,7 @@ def _texts(X: Any) -> list[str]:
 
 @cache
 def _made() -> type:
-    """The class, on those of scikit-learn."""
+    """Return the class with the base classes of scikit-learn."""
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     bases = (Encoding, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)

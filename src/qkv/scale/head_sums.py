@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from qkv.circuits.head_measures import NAMES, HeadSums, checked_names, head_sums
+from qkv.circuits.means import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting

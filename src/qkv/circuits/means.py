@@ -1,18 +1,18 @@
-"""Measures of the attention of heads: means over all queries of many texts."""
+"""Means over many texts: measures of the attention of heads, and differences of two models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.inputs import Read, batches, check_model, room, watch, windows
+from qkv.circuits.inputs import PLACES, Read, batches, check_model, room, watch, windows
 from qkv.circuits.results import Result
 from qkv.layers.packed import starts_of
-from qkv.models.model import Model
+from qkv.models.model import Model, handed_on
 from qkv.trace.recorder import padded
 
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
@@ -297,3 +297,144 @@ def summed(
         if after is not None:
             after(window)
     return result
+
+
+def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[str, Result | float]:
+    """Compare the runs of two models, such as one before and after further training.
+
+    Texts are read once, as they come; memory does not grow with their number.
+
+    Args:
+        model_a: a model of `qkv.load` that reads one text at a time.
+        model_b: another model with equally many layers and heads of the same sizes, whose tokenizer
+            gives the same tokens.
+        texts: any iterable of texts, or of the ids of their tokens, (T,) each.
+
+    Returns:
+        Means over all tokens of all texts, float64. The cosines of the vectors of both runs:
+        "resid" (layers,), the outputs of layers; "attn" and "mlp" (layers,), the outputs of their
+        attention and MLPs; "heads" (layers, Hq), the weighted values of each head (`z`). Two
+        vectors of 0 have the cosine 1, a vector of 0 and another vector 0. Models of attention
+        alone have no "mlp". If both models give logits over words, also three numbers: "logits",
+        the size of the change of a logit; "kl", the divergence of model_b's probabilities from
+        model_a's, in nats; and "same", the share of tokens at which both models have the same most
+        probable word.
+
+    Raises:
+        TypeError: a model is no model, or a text is neither a string nor ids.
+        ValueError: the models have different sizes or cut a text into different tokens, or the
+            texts hold no token.
+
+    >>> import qkv
+    >>> one, other = qkv.load("books-decoder"), qkv.load("books-decoder", dtype="bfloat16")
+    >>> means = diff(one, other, ["The queen spoke to the king."])
+    >>> means["heads"].shape, bool((means["resid"] > 0.99).all()), means["kl"] < 0.05
+    ((5, 6), True, True)
+    """
+    one, other = check_model(model_a, "diff"), check_model(model_b, "diff")
+    names = _names(one, other)
+    words = _words(one) is not None and _words(other) is not None
+    sums: dict[str, Any] = {}
+    count = 0
+    for batch in _pairs(one, other, texts):
+        kept = [name for group in names.values() for name in group]
+        runs = [
+            model.trace([text.ids for text in batch], names=kept, logits=words)  # type: ignore[arg-type]
+            for model in (one, other)
+        ]
+        ends = np.array([len(text.ids) for text in batch])
+        there = np.arange(ends.max()) < ends[:, None]
+        count += int(ends.sum())
+        measured: list[tuple[str, Array]] = []  # of some tokens, (tokens, ...)
+        for group, own in names.items():
+            rows = [[run[name][there] for name in own] for run in runs]  # (tokens, ...) each
+            cosines = [_cosines(*both) for both in zip(*rows, strict=True)]
+            measured.append((group, np.stack(cosines, 1)))
+        for number, end in enumerate(ends if words else ()):
+            logits = (run["logits"][number, :end].astype(np.float64) for run in runs)
+            measured += _changes(*logits).items()
+        for name, values in measured:
+            sums[name] = sums.get(name, 0.0) + values.sum(0, dtype=np.float64)
+    if not count:
+        raise ValueError("diff: texts hold no token: give some")
+    axes = {"heads": ("layer", "head")}
+    return {
+        name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)
+        if np.ndim(total)
+        else float(total / count)
+        for name, total in sums.items()
+    }
+
+
+def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
+    """Return the activations to compare, after a check of the sizes of both models."""
+    for kind, sizes in (
+        ("layers", (one.num_layers, other.num_layers)),
+        ("heads", (one.num_heads, other.num_heads)),
+        ("numbers in a vector", (one.dim, other.dim)),
+        ("words", (_words(one), _words(other))),
+    ):
+        if sizes[0] != sizes[1] and None not in sizes:
+            raise ValueError(
+                f"diff: {one.name} has {sizes[0]} {kind} and {other.name} {sizes[1]}: give "
+                "models of the same sizes"
+            )
+    hooks = [[layer.hooks for layer in model.layers] for model in (one, other)]
+    if hooks[0] != hooks[1]:
+        raise ValueError(
+            f"diff: the blocks of {one.name} and {other.name} have different parts: give models "
+            "of one family"
+        )
+    layers = range(one.num_layers)
+    names = {"resid": [handed_on(one, layer)[0] for layer in layers]}
+    for group, name in (("attn", "attn_out"), ("mlp", "mlp_out"), ("heads", "z")):
+        names[group] = [(name, layer) for layer in layers]
+    if any("hook_mlp_out" not in own for own in hooks[0]):
+        del names["mlp"]  # of a model of attention alone
+    return names
+
+
+def _words(model: Model) -> int | None:
+    """Return the number of words that a model gives logits over; None if it gives none."""
+    head = model.head
+    return head.steps.outputs if head is not None and head.predicts else None
+
+
+def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
+    """Yield texts of similar length together, after a check that both models have their tokens."""
+    for window in windows(one, texts, "diff"):
+        if not window:
+            continue
+        again = next(windows(other, [text.given for text in window], "diff", empty=True))
+        for text, same in zip(window, again, strict=True):
+            if not np.array_equal(text.ids, same.ids):
+                raise ValueError(
+                    f"diff: {one.name} cuts text {text.number} into {len(text.ids)} tokens and "
+                    f"{other.name} into {len(same.ids)} others: give models with one tokenizer"
+                )
+        for batch in batches(window, PLACES * PLACES):
+            step = max(1, PLACES // 4 // len(batch[0].ids))  # for their logits
+            for first in range(0, len(batch), step):
+                yield batch[first : first + step]
+
+
+def _cosines(one: Array, other: Array) -> Array:
+    """Return the cosines of vectors (tokens, ..., d), (tokens, ...)."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=-1), np.linalg.norm(other, axis=-1)
+    product, size = (one * other).sum(-1), lengths[0] * lengths[1]
+    both = ((lengths[0] == 0) & (lengths[1] == 0)).astype(np.float64)
+    return np.asarray(np.divide(product, size, out=both, where=size > 0))
+
+
+def _changes(one: Array, other: Array) -> dict[str, Array]:
+    """Measure the change of logits (tokens, V), with a number for each token."""
+    logs = []
+    for logits in (one, other):
+        wide = logits - logits.max(-1, keepdims=True)
+        logs.append(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))
+    return {
+        "logits": np.abs(one - other).mean(-1),
+        "kl": (np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1),
+        "same": (one.argmax(-1) == other.argmax(-1)).astype(np.float64),
+    }
