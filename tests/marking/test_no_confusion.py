@@ -14,11 +14,11 @@ from qkv.marking.tasks import (
     cross_attention,
     decoder_block,
     kv_cache,
+    multi_head,
     positions,
     softmax,
     writing_step,
 )
-from qkv.marking.tasks import heads as heads_task
 from qkv.marking.tasks.attention import inputs
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.block import marker as blocks
@@ -177,7 +177,7 @@ KNOWN = {
     ),
     ("attention", of_words, X): (*formula.core(X), *heads.HEADS, heads.IN_TURN),
     ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
-    ("heads", of_heads, "qkv"): (*heads.HEADS, *heads_task.JOINING, *heads_task.PROJECTED),
+    ("heads", of_heads, "qkv"): (*heads.HEADS, *multi_head.JOINING, *multi_head.PROJECTED),
     ("block", of_blocks, "qkv"): (*blocks.KNOWN, *heads.HEADS),
     ("kv-cache", of_steps, "qkv"): (
         *kv_cache.CACHING,

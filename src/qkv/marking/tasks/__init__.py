@@ -15,9 +15,9 @@ from qkv.marking.tasks.exercises import (
     SOFTMAX_BACK,
     TO_IDS,
 )
-from qkv.marking.tasks.heads import HEADS
 from qkv.marking.tasks.kv_cache import KV_CACHE
 from qkv.marking.tasks.mask import BATCHED_MASK, MASK
+from qkv.marking.tasks.multi_head import HEADS
 from qkv.marking.tasks.positions import POSITIONS
 from qkv.marking.tasks.self_attention_class import SELF_ATTENTION_CLASS
 from qkv.marking.tasks.softmax import SOFTMAX

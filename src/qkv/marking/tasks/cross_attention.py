@@ -63,10 +63,10 @@ def attend(
     Args:
         texts: the word vectors that become queries, keys and values.
         weights: w_q, w_k and w_v.
-        steps: how it is computed.
+        steps: compute the attention.
         visible: where a query sees a key, (..., L, S).
-        causal: whether each word sees those before it alone.
-        output: w_o, where there is one.
+        causal: whether each word sees only itself and the words before it.
+        output: w_o, or None.
     """
 
     def project(_: Array, *matrices: Array) -> list[Array]:
@@ -120,17 +120,19 @@ CAUSAL = _TEXTS.mistakes(
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))  # of nothing to see no nan
+INVERTED = replace(
+    _INVERTED, variants=(*_INVERTED.variants, _LOW)
+)  # so that a query that sees no key gives no nan
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
     *TEXTS_OF_A_BATCH,
     *ATTENTION_BATCHES,
 )
 
-# of one attention; where there are two, exchanged roles are not sought beside a second mistake
+# mistakes of one attention; of two attentions, exchanged roles are not sought in pairs of mistakes
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
-CORE = tuple(one for one in core("x,w_q,w_k,w_v") if one.key != "causal-always")
-CORE_OF_TWO = tuple(replace(one, alone=one.alone or one.key in _ROLES) for one in CORE)
+CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
+CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
 KNOWN = (
     *TEXTS,
     *CAUSAL,
@@ -172,7 +174,7 @@ def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
 
 @per_seed
 def one_text() -> list[TwoTexts]:
-    """Draw single texts, smallest first; a mask never hides the first word."""
+    """Draw single texts, smallest first; the first word is never masked."""
     return [
         _drawn(600, (2, 2, 2, 2), "11"),
         _drawn(601, (3, 3, 4, 4), "111"),
@@ -189,7 +191,7 @@ def _others() -> tuple[Group, ...]:
     two = _drawn(610, (2, 4, 3, 3), "110", "101")
     three = _drawn(611, (3, 4, 4, 2), "1100", "1111", "1010")
     four = _drawn(612, (3, 3, 2, 4), "11000", "10011", "11110", "10101")
-    x, context, one = np.array([[1.0], [-1]]), np.array([[1.0], [0]]), np.array([[1.0]])
+    x, context, one = np.array([[1.0], [-1]]), np.array([[1.0], [0]]), np.eye(1)
     large = TwoTexts(x, context, {"w_q": 1000 * one, "w_k": one, "w_v": one}, masks_of("11"))
     return (
         Group("batches", [two, three, four], BATCHES, one_text_only),

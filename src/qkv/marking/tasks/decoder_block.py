@@ -224,10 +224,10 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
     """Select the mistakes that do not name a block of two parts."""
-    for one in known:
-        wires = any("wire" in variant for variant in one.variants)
-        if not wires and not one.key.startswith("block-"):
-            yield one
+    for mistake in known:
+        wires = any("wire" in variant for variant in mistake.variants)
+        if not wires and not mistake.key.startswith("block-"):
+            yield mistake
 
 
 KNOWN = (
@@ -251,10 +251,10 @@ def _drawn(
     """Draw parameters in multiples of 1/2, and words for which no eps of a norm counts.
 
     Args:
-        seed: of the numbers.
-        words: how many x has, of each text.
-        width: of a word vector.
-        wide: the numbers inside the MLP.
+        seed: seeds the numbers.
+        words: the number of words of x, in each text.
+        width: the size of a word vector.
+        wide: the size inside the MLP.
         masks: as of `masks_of`.
     """
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
@@ -284,7 +284,7 @@ def _drawn(
 
 @per_seed
 def one_text() -> list[BlockOfTwoTexts]:
-    """Draw single texts, smallest first; a mask never hides the first word."""
+    """Draw single texts, smallest first; the first word is never masked."""
     return [
         _drawn(701, 1, 2, 2, "1"),
         _drawn(721, 2, 2, 3, "11"),

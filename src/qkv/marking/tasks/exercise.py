@@ -38,7 +38,7 @@ def exercise(
     right: Callable[..., Any],
     draw: Callable[[], Sequence[tuple[Any, ...]]],
     *mistakes: Mistake,
-    what: str,
+    tried: str,
     returns: str,
     parts: Sequence[str] = (),
     otherwise: Callable[[Outcome], Finding | None] = nothing_known,
@@ -51,7 +51,7 @@ def exercise(
         right: the right function; the learner's function has the same name.
         draw: draws the arguments of each call, smallest first.
         mistakes: each replaces the step `DO` by another function.
-        what: the tested inputs, as in "Tried: angles".
+        tried: the tested inputs, as in "Tried: angles".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
         otherwise: describes the first wrong call that no mistake explains.
@@ -88,7 +88,7 @@ def exercise(
             call,
             compute,
             {DO: right},
-            [Group(what, cases(), mistakes, describe)],
+            [Group(tried, cases(), mistakes, describe)],
             returns=returns,
         )
         if not parts or not result.example:

@@ -61,7 +61,7 @@ RECURRENCE_TABLE = exercise(
         },
         DO,
     ),
-    what="tables of 2, 4 and 7 words",
+    tried="tables of 2, 4 and 7 words",
     returns="return table  # (length, length)",
 )
 
@@ -94,7 +94,7 @@ SCORE_NEEDED = exercise(
         },
         DO,
     ),
-    what="weights among 3, 17 and 1000 others",
+    tried="weights among 3, 17 and 1000 others",
     returns="return score",
 )
 
@@ -149,7 +149,7 @@ TO_IDS = exercise(
         },
         DO,
     ),
-    what="one word, words that stand twice, unknown words",
+    tried="one word, words that stand twice, unknown words",
     returns="return ids  # a list of T numbers",
     otherwise=_no_such_word,
 )
@@ -210,7 +210,7 @@ ROTATION = exercise(
         },
         DO,
     ),
-    what="one pair and more, one step and more, forwards and back",
+    tried="one pair and more, one step and more, forwards and back",
     returns="return matrix  # (dim, dim)",
 )
 
@@ -260,7 +260,7 @@ NEIGHBOUR_SCORE = exercise(
         },
         DO,
     ),
-    what="one and two steps, forwards and back",
+    tried="one and two steps, forwards and back",
     returns="return score",
 )
 
@@ -298,7 +298,7 @@ CLOSENESS = exercise(
         },
         DO,
     ),
-    what="no head, one and two",
+    tried="no head, one and two",
     returns="return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads",
     within=2e-3,
 )
@@ -340,7 +340,7 @@ SOFTMAX_BACK = exercise(
         },
         DO,
     ),
-    what="one row and more",
+    tried="one row and more",
     returns="return weights * (...)  # (L, S)",
 )
 
@@ -398,7 +398,7 @@ GRADIENTS = exercise(
         },
         DO,
     ),
-    what="square projections and others",
+    tried="square projections and others",
     returns="d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v",
     parts=("d_w_q", "d_w_k", "d_w_v"),
 )

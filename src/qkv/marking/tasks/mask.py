@@ -199,7 +199,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     if m.wrong:
         return m.result()
     m.ask(CORE, formula.core("qkv"), lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m))
-    m.explained = m.explained or any(found.key.startswith("mask-") for found in m.found)
+    m.explained = m.explained or any(finding.key.startswith("mask-") for finding in m.found)
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)

@@ -1,4 +1,4 @@
-"""The task `writing-step`: a decoder whose own keys and values grow, and those of a context do not.
+"""The task `writing-step`: a decoder with a cache of its own words, and one of a context.
 
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an encoder).
 """
@@ -34,7 +34,7 @@ NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 
 
 class Writing(Run):
-    """A text that is handed over in parts, beside a context (S, D) that is there as a whole."""
+    """A text in parts, beside a whole context (S, D)."""
 
     def shown(self) -> dict[str, Any]:
         """Return what a learner needs to make these calls by hand."""
@@ -49,22 +49,22 @@ def compute(case: Run, steps: Steps) -> Array:
     """Return the outputs of all calls below each other, (T, D)."""
     context, width = case.arrays["context"], case.arrays["x"].shape[1]
     own = cross = Kept(*np.zeros((2, 0, width)))
-    words = case.arrays["x"][:0]  # those that self-attention was given so far
+    words = case.arrays["x"][:0]  # all words that self-attention has read
     outs: list[Array] = []
     for x in case.pieces():
         p = (case.later or case.arrays) if outs else case.arrays
         first, second = steps["projections"]("self", "cross")
-        mine = tuple(p[f"{first}_{role}"] for role in "qkv")
-        theirs = tuple(p[f"{second}_{role}"] for role in "qkv")
+        own_w = tuple(p[f"{first}_{role}"] for role in "qkv")
+        cross_w = tuple(p[f"{second}_{role}"] for role in "qkv")
 
-        def self_attention(x: Array, w: tuple[Array, ...] = mine) -> Array:
+        def self_attention(x: Array, w: tuple[Array, ...] = own_w) -> Array:
             nonlocal own, words
             own = Kept(*steps["recalls"](own, words, w[1], w[2]))
             words = np.concatenate([words, x])
             out, own = advance(x, (w[0], w[1], w[2]), own, steps)
             return out
 
-        def cross_attention(x: Array, w: tuple[Array, ...] = theirs, before: Array = x) -> Array:
+        def cross_attention(x: Array, w: tuple[Array, ...] = cross_w, before: Array = x) -> Array:
             nonlocal cross
             new = steps["words"](x, before)
             made = Kept(context @ w[1], context @ w[2]), Kept(new @ w[1], new @ w[2])
@@ -81,7 +81,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return keys and values of the context as an earlier call made them, or else as made now."""
+    """Return the keys and values of the context that an earlier call made, or else the new ones."""
     return kept if len(kept.key) else context
 
 
@@ -115,8 +115,8 @@ WIRING = _TEXTS.mistakes(
 )
 
 
-def _joined(one: Kept, other: Kept) -> Kept:
-    return Kept(np.concatenate([one.key, other.key]), np.concatenate([one.value, other.value]))
+def _joined(a: Kept, b: Kept) -> Kept:
+    return Kept(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
 
 
 def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
@@ -149,7 +149,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# projections that are others in a later call show these: what was kept is of the earlier ones
+# shown by projections that change after the first call: the cache holds the earlier keys
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [

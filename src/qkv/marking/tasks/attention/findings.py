@@ -95,7 +95,7 @@ def large_scores(wrong: Outcome) -> Finding:
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
         return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
-    shows = in_words(wrong.error) if wrong.error else "the output is another one, or has nan in it"
+    shows = in_words(wrong.error) if wrong.error else "the output is wrong, or contains nan"
     return _TEXTS.finding("large-scores", wrong, output=shows)
 
 

@@ -93,13 +93,13 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some builtins do not say
         return Learner(function, name)
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    rest = [p for p in parameters if p not in (*places[: len(names)], *several)]
+    rest = [p for p in parameters if p not in (*positional[: len(names)], *several)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in several)
     options = {option: p.name for option, known in OPTIONS.items() for p in rest if p.name in known}
     needed = {p.name for p in rest if p.default is p.empty}
-    if needed - {*options.values()} or (len(places) < len(names) and not takes_any):
+    if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         other = next(s for s in NAMES if s != signature)
         raise TypeError(
             f'check: signature "{signature}" calls {name}({", ".join(names)}), but it is'

@@ -40,9 +40,9 @@ class AttentionMarking(Marking):
         self.signature, self.cases = signature, cases(signature)
         self.of_weight_one = self.cases["one key"]
 
-    def on(self, what: str, call: Learner | None = None) -> list[Outcome]:
+    def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
         """Call the function, or another way to call it, on the inputs of a test."""
-        return self.run(self.cases[what], call)
+        return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
         """From now on call the function in the first of these ways in which it is right, if any."""
@@ -51,14 +51,14 @@ class AttentionMarking(Marking):
 
     def ask(
         self,
-        what: str,
+        test: str,
         known: Sequence[Mistake] = (),
         otherwise: Callable[[Outcome], Finding | None] = lambda wrong: None,
         *,
         may_refuse: bool = False,
     ) -> None:
         """Run the test of this name."""
-        self.test(Group(what, self.cases[what], known, otherwise, may_refuse))
+        self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
         """Report changed inputs, or wrong weights beside a right output."""

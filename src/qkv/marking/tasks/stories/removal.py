@@ -138,7 +138,7 @@ def _mark(things: Any, way: str) -> CheckResult:
             right,
             removed.cases,
             *_slips(removed, right),
-            what=_TRIED,
+            tried=_TRIED,
             returns=_MEANS,
             within=_WITHIN,
         )

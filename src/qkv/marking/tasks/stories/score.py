@@ -118,6 +118,6 @@ INDUCTION_SCORE = exercise(
         },
         DO,
     ),
-    what="texts in which names come once, twice and three times",
+    tried="texts in which names come once, twice and three times",
     returns="return score",
 )

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks.heads import JOINING, PROJECTED
 from qkv.marking.tasks.mistakes.heads import HEADS as SHARED
+from qkv.marking.tasks.multi_head import JOINING, PROJECTED
 
 
 def softmax(x, axis=-1):
