@@ -113,16 +113,15 @@ CAUSAL = _TEXTS.mistakes(
     {
         "cross-causal": [
             lambda i, j: j <= i,
-            lambda i, j: j <= i + j.max() - i.max(),  # counted from the end
+            lambda i, j: j <= i + j.max() - i.max(),  # counts from the end
         ]
     },
     step="not_causal",
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-INVERTED = replace(
-    _INVERTED, variants=(*_INVERTED.variants, _LOW)
-)  # so that a query that sees no key gives no nan
+# _LOW gives no nan if a query sees no key
+INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
     *TEXTS_OF_A_BATCH,

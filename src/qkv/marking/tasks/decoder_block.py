@@ -275,7 +275,7 @@ def _drawn(
 
     while True:
         parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
-        context = vectors(*mask.shape) / 4  # or one key would take all the weight
+        context = vectors(*mask.shape) / 4  # otherwise one key takes all the weight
         case = BlockOfTwoTexts(vectors(*mask.shape[:-1], words), context, parameters, mask)
         with np.errstate(all="ignore"):
             if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):

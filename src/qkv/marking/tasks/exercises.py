@@ -346,7 +346,7 @@ SOFTMAX_BACK = exercise(
 
 
 def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
-    """Return the gradients of a head's projections, from that of its context (T, d_v)."""
+    """Return the gradients of a head's projections, from the gradient of its context (T, d_v)."""
     return _head(x, w_q, w_k, w_v, d_context)
 
 
@@ -358,7 +358,7 @@ def _head(
     values: bool = True,
     changed: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Return the same, with a step of the backward pass changed."""
+    """Return these gradients with a step of the backward pass changed."""
     x, w_q, w_k, w_v, d_context = arrays
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))

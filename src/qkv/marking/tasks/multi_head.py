@@ -97,7 +97,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     ]
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # an identity, until _try_output
+    if "output" in call.needed:  # the identity, until _try_output
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some

@@ -36,7 +36,7 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # from the end of lesson 2 on
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # since the end of lesson 2
 
 
 def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
@@ -125,7 +125,7 @@ _TEST = MappingProxyType({"the wet bank": 0, "a cheap bank": 1})
 def _adjectives(more: Any) -> Iterator[str]:
     """Yield the mistakes in the sentences of `more`."""
     items = more.items() if isinstance(more, Mapping) else ()
-    texts = {text: right for text, right in items if isinstance(text, str)}  # ... is not
+    texts = {text: right for text, right in items if isinstance(text, str)}  # leaves out `...`
     if not {*texts} - {*_KNOWN}:
         yield "not-filled-in"
         return

@@ -225,7 +225,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         _call,
         compute,
         RIGHT,
-        returns="return out, (k, v, source)  # self keys and values so far, those of the context",
+        returns="return out, (k, v, source)  # k, v of all words; source of the context",
         smallest=smallest,
     )
     m.first_calls()

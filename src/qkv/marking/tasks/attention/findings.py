@@ -71,7 +71,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
-        return None  # it may be the mask that differs
+        return None  # the masks may differ
     if not right or wrong[0].error is not None:
         return None
     others = [call(_negated(run.case)) for run in right]  # to exclude chance
@@ -222,7 +222,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         times = float((logs * scores).sum() / (scores * scores).sum())
         if np.abs(logs - times * scores).max() > 1e-3:
             return None
-        d = list(run.case.arrays.values())[1].shape[-1]  # of key, or of w_q
+        d = list(run.case.arrays.values())[1].shape[-1]  # the size of key, or of w_q
         times = round(times, 12) + 0.0
         factors[d] = times * d**-0.5
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3

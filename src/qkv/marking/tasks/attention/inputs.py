@@ -121,7 +121,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
 
 
 def _of_word_vectors() -> dict[str, list[Case]]:
-    """Return the same for x and the weights of its projections."""
+    """Return these cases for x and the weights of its projections."""
     names = "x,w_q,w_k,w_v"
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]

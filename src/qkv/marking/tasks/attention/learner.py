@@ -71,7 +71,7 @@ class Learner:
             before = queries.shape[: -2 if self.per_key else -1]
             options["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
         if "output" in self.needed and case.output is None:
-            options["output"] = np.eye(case.arrays["w_v"].shape[-1])  # changes nothing
+            options["output"] = np.eye(case.arrays["w_v"].shape[-1])  # the identity
         if "q_offset" in self.needed:
             options["q_offset"] = case.q_offset or 0
         return {
@@ -91,7 +91,7 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
     name = name_of(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins do not say
+    except ValueError:  # some builtins do not know their parameters
         return Learner(function, name)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
