@@ -11,6 +11,7 @@ import pytest
 
 from qkv.marking import check
 from qkv.marking.tasks import (
+    block,
     cross_attention,
     decoder_block,
     kv_cache,
@@ -21,8 +22,6 @@ from qkv.marking.tasks import (
 )
 from qkv.marking.tasks.attention import inputs
 from qkv.marking.tasks.attention import steps as attending
-from qkv.marking.tasks.block import marker as blocks
-from qkv.marking.tasks.block import steps as wiring
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
 from qkv.marking.tasks.decoder import steps as decoder
@@ -83,8 +82,8 @@ def of_heads(made):
 
 def of_blocks(made):
     def mine(x, parameters, num_heads=1):
-        case = wiring.Call(x, parameters, num_heads)
-        return wiring.compute(case, {**wiring.RIGHT, **made})
+        case = block.BlockCall(x, parameters, num_heads)
+        return block.compute(case, {**block.RIGHT, **made})
 
     return mine
 
@@ -178,7 +177,7 @@ KNOWN = {
     ("attention", of_words, X): (*formula.core(X), *heads.HEADS, heads.IN_TURN),
     ("mask", of_masks, "qkv"): (*masks.WEAK, *masks.TEXTS),
     ("heads", of_heads, "qkv"): (*heads.HEADS, *multi_head.JOINING, *multi_head.PROJECTED),
-    ("block", of_blocks, "qkv"): (*blocks.KNOWN, *heads.HEADS),
+    ("block", of_blocks, "qkv"): (*block.KNOWN, *heads.HEADS),
     ("kv-cache", of_steps, "qkv"): (
         *kv_cache.CACHING,
         *kv_cache.MASKING,

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from qkv.marking import check
-from qkv.marking.tasks import kv_cache
-from qkv.marking.tasks.block import marker as blocks
+from qkv.marking.tasks import block, kv_cache
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.mask import KNOWN as CAUSAL
 from qkv.marking.tasks.mistakes.formula import core
@@ -422,7 +421,7 @@ def test_every_slip_is_planted():
     known = {
         one.key
         for table in (core("x,w_q,w_k,w_v"), HEADS, SOFTMAX, CAUSAL,
-                      POSITIONS, kv_cache.KNOWN, blocks.KNOWN, decoders.KNOWN)
+                      POSITIONS, kv_cache.KNOWN, block.KNOWN, decoders.KNOWN)
         for one in table
         if one.alone
     }  # fmt: skip

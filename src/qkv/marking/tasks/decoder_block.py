@@ -21,11 +21,9 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import close
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import same
-from qkv.marking.tasks.block.marker import BlockMarking
-from qkv.marking.tasks.block.mistakes import EMPTY, MLPS, NORMS
-from qkv.marking.tasks.block.mistakes import SLIPS as BLOCK_SLIPS
-from qkv.marking.tasks.block.steps import RIGHT as BLOCK
-from qkv.marking.tasks.block.steps import layer_norm
+from qkv.marking.tasks.block import EMPTY, MLPS, NORMS, BlockMarking, layer_norm
+from qkv.marking.tasks.block import RIGHT as BLOCK
+from qkv.marking.tasks.block import SLIPS as BLOCK_SLIPS
 from qkv.marking.tasks.cross_attention import (
     CORE_OF_TWO,
     EXCHANGED,

@@ -12,7 +12,7 @@ from qkv.arrays import Array
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks import wiring
 from qkv.marking.tasks.attention.steps import flip, same, softmax
-from qkv.marking.tasks.block.steps import mean_square, rms_norm, sigmoid
+from qkv.marking.tasks.block import mean_square, rms_norm, sigmoid
 from qkv.marking.tasks.decoder.steps import joined_halves, joined_neighbours, neighbours
 from qkv.marking.tasks.mistakes.build import without
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING

@@ -18,7 +18,7 @@ from qkv.marking.draws import generator, per_seed
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
-from qkv.marking.tasks.block.steps import rms_norm, sigmoid
+from qkv.marking.tasks.block import rms_norm, sigmoid
 from qkv.marking.tasks.wiring import Part, pre_norm
 
 _Model = tuple[dict[str, Array], dict[str, Any]]  # weights by their names, and config

@@ -1,0 +1,445 @@
+"""The task `block`: attention and an MLP, a norm before each, a residual connection around each.
+
+Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), Ba et al. 2016
+(LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from qkv.arrays import Array
+from qkv.marking import findings
+from qkv.marking.draws import generator, per_seed
+from qkv.marking.engine import Compute, Group, Marking, reproduces
+from qkv.marking.findings import Finding
+from qkv.marking.functions import options_of
+from qkv.marking.mistake import Mistake, Steps
+from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
+from qkv.marking.result import CheckResult
+from qkv.marking.tasks import wiring
+from qkv.marking.tasks.attention.inputs import Case
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import compute as attention
+from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.mistakes.formula import LARGE, core
+from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
+from qkv.marking.tasks.mistakes.slips import of_output
+from qkv.marking.tasks.task import task
+from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.wiring import Part, pre_norm
+
+_TEXTS = Texts(__name__)
+EPS = 1e-5
+
+# the computation, step by step
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """Word vectors (T, D), the block's parameters by name, and how many heads they make."""
+
+    x: Array
+    parameters: Mapping[str, Array]
+    heads: int = 1
+
+    def shown(self) -> dict[str, Any]:
+        """Return what a learner needs to make this call by hand."""
+        heads = {"num_heads": self.heads} if self.heads > 1 else {}
+        return {
+            "x": self.x,
+            **{f'parameters["{n}"]': a for n, a in self.parameters.items()},
+        } | heads
+
+
+def compute(case: BlockCall, steps: Steps) -> Array:
+    """Return the word vectors after the block, (T, D)."""
+    x, p, heads = case.x, case.parameters, case.heads
+
+    def attend(x: Array) -> Array:
+        arrays = {"x": x, **{name: p[name] for name in ("w_q", "w_k", "w_v")}}
+        return attention(Case(arrays, heads=heads, output=p["w_o"]), steps)
+
+    def norm(number: int) -> Part:
+        scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
+        return lambda x: steps["affine"](steps["normalize"](x), scale, shift)
+
+    parts = attend, lambda x: steps["mlp"](x, p, steps["activation"])
+    out: Array = steps["wire"](x, parts, (norm(1), norm(2)))
+    return out
+
+
+def layer_norm(x: Array, axis: Any = -1, ddof: int = 0, eps: float = EPS) -> Array:
+    """Scale to mean 0 and variance 1."""
+    mean, spread = x.mean(axis=axis, keepdims=True), x.var(axis=axis, ddof=ddof, keepdims=True)
+    out: Array = (x - mean) / np.sqrt(spread + eps)
+    return out
+
+
+def mean_square(x: Array, axis: Any = -1) -> Any:
+    """Return the mean square of each word vector."""
+    return (x * x).mean(axis=axis, keepdims=True)
+
+
+def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
+    """Scale to a mean square of 1."""
+    out: Array = x / np.sqrt(mean_square(x, axis) + eps)
+    return out
+
+
+def gelu(x: Array) -> Array:
+    """Multiply each number by the share of a normal distribution below it."""
+    out: Array = x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
+    return out
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Approximate GELU by tanh, as in GPT-2."""
+    out: Array = x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return out
+
+
+def sigmoid(x: Array) -> Array:
+    """Return the logistic function."""
+    out: Array = 1 / (1 + np.exp(-x))
+    return out
+
+
+def mlp_of(x: Array, p: Mapping[str, Array], activation: Part) -> Array:
+    """Apply two linear layers with an activation between them."""
+    out: Array = activation(x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
+    return out
+
+
+RIGHT: Steps = MappingProxyType(
+    {
+        **ATTENTION,
+        "wire": pre_norm,
+        "normalize": layer_norm,
+        "affine": lambda x, scale, shift: x * scale + shift,
+        "mlp": mlp_of,
+        "activation": gelu,
+    }
+)
+
+# the mistakes, each of which replaces steps
+
+
+def _variance(x: Array) -> Any:
+    return x.var(axis=-1, keepdims=True)
+
+
+def _centred(x: Array) -> Any:
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+WIRING = _TEXTS.mistakes(
+    {
+        "block-no-residual": wiring.NO_RESIDUAL,
+        "block-normed-stream": wiring.NORMED_STREAM,
+        "block-from-start": [
+            lambda x, parts, norms: x + parts[1](norms[1](x + parts[0](norms[0](x))))
+        ],
+        "block-mlp-first": [lambda x, parts, norms: wiring.pre_norm(x, parts[::-1], norms[::-1])],
+        "block-no-norm": wiring.NO_NORM,
+        "block-norm-kept": wiring.NORM_KEPT,
+        "block-norms-exchanged": wiring.NORMS_EXCHANGED,
+        "block-post-norm": [wiring.POST_NORM],
+        "block-norm-of-part": [wiring.NORM_OF_RESULT],
+        "block-parallel": [
+            lambda x, parts, norms: x + parts[0](norms[0](x)) + parts[1](norms[1](x))
+        ],
+    },
+    step="wire",
+)
+
+NORMS = _TEXTS.mistakes(
+    {
+        "norm-tokens": [lambda x: layer_norm(x, -2), lambda x: rms_norm(x, -2)],
+        "norm-whole": [lambda x: layer_norm(x, (-1, -2)), lambda x: rms_norm(x, (-1, -2))],
+        "norm-no-root": [
+            lambda x: _centred(x) / (_variance(x) + EPS),
+            lambda x: x / (mean_square(x) + EPS),
+        ],
+        "norm-ddof": [lambda x: layer_norm(x, ddof=1)],
+        "norm-no-mean": [lambda x: x / np.sqrt(_variance(x) + EPS)],
+        "norm-no-division": [_centred],
+        "norm-affine": [
+            {"affine": lambda x, scale, shift: x},
+            {"affine": lambda x, scale, shift: x + shift},
+            {"affine": lambda x, scale, shift: x * scale},
+            {"affine": lambda x, scale, shift: (x + shift) * scale},
+        ],
+        "norm-shared": wiring.ONE_NORM_TWICE,
+    },
+    step="normalize",
+)
+EMPTY = _TEXTS.mistakes(
+    {"norm-no-eps": [lambda x: layer_norm(x, eps=0.0), lambda x: rms_norm(x, eps=0.0)]},
+    step="normalize",
+)
+MLPS = _TEXTS.mistakes(
+    {
+        "mlp-no-activation": [{"activation": same}],
+        "mlp-activation-late": [
+            lambda x, p, act: act((x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"])
+        ],
+        "mlp-activation-twice": [lambda x, p, act: act(mlp_of(x, p, act))],
+        "mlp-no-bias": [
+            lambda x, p, act: act(x @ p["w_in"]) @ p["w_out"],
+            lambda x, p, act: act(x @ p["w_in"] + p["b_in"]) @ p["w_out"],
+            lambda x, p, act: act(x @ p["w_in"]) @ p["w_out"] + p["b_out"],
+        ],
+        "mlp-other-activation": [
+            {"activation": lambda x: np.maximum(x, 0)},
+            {"activation": lambda x: x * sigmoid(x)},
+            {"activation": lambda x: x * sigmoid(1.702 * x)},
+        ],
+        "block-no-output-projection": [{"output": lambda out, w_o: out}],
+    },
+    step="mlp",
+)
+
+
+def _whole_mean(x: Array) -> Any:
+    """Return a mean whose sum is divided with //."""
+    return x.sum(axis=-1, keepdims=True) // x.shape[-1]
+
+
+def _mean_divided(x: Array) -> Any:
+    """Subtract the mean of `x`, dividing the mean alone by the deviation."""
+    return x - (x - _centred(x)) / np.sqrt(_variance(x) + EPS)
+
+
+def _by_whole_means(x: Array) -> Any:
+    centred = x - _whole_mean(x)
+    return centred / np.sqrt(_whole_mean(centred**2) + EPS)
+
+
+SLIPS = (
+    *_TEXTS.mistakes(
+        {
+            "norm-floor-division": [
+                lambda x: _centred(x) // np.sqrt(_variance(x) + EPS),
+                lambda x: x // np.sqrt(mean_square(x) + EPS),
+                _by_whole_means,
+                lambda x: _centred(x) / np.sqrt(_whole_mean(_centred(x) ** 2) + EPS),
+                lambda x: x / np.sqrt(_whole_mean(x * x) + EPS),
+            ],
+            "norm-integer-table": [
+                {"affine": lambda x, scale, shift: np.trunc(x * scale + shift)},
+                {"affine": lambda x, scale, shift: np.trunc(x * scale)},
+                lambda x: np.trunc(layer_norm(x)),
+                lambda x: np.trunc(rms_norm(x)),
+            ],
+            "norm-power": [
+                lambda x: _centred(x) / ((_variance(x) + EPS) / 2),
+                lambda x: _centred(x) / (_variance(x) + EPS) / 2,
+                lambda x: x / ((mean_square(x) + EPS) / 2),
+                lambda x: x / (mean_square(x) + EPS) / 2,
+            ],
+            "norm-brackets": [
+                _mean_divided,
+                {
+                    "normalize": same,
+                    "affine": lambda x, scale, shift: x - (x - _mean_divided(x)) * scale + shift,
+                },
+            ],
+        },
+        step="normalize",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "mlp-floor-division": [
+                {"activation": lambda x: gelu(x) / x * 2 * (x // 2)},
+                {"activation": lambda x: gelu_tanh(x) / x * 2 * (x // 2)},
+                {"activation": lambda x: x * ((gelu(x) / x * 2) // 2)},
+                {"activation": lambda x: x * ((gelu_tanh(x) / x * 2) // 2)},
+                {"activation": lambda x: gelu(x) * 2 // 2},
+                {"activation": lambda x: gelu_tanh(x) * 2 // 2},
+            ],
+            "mlp-integer-table": [
+                {"activation": lambda x: np.trunc(gelu(x))},
+                {"activation": lambda x: np.trunc(gelu_tanh(x))},
+            ],
+            "product-elementwise": [
+                lambda x, p, act: act(x * p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"],
+                lambda x, p, act: act(x @ p["w_in"] + p["b_in"]) * p["w_out"] + p["b_out"],
+            ],
+            "product-order": [
+                lambda x, p, act: act(p["w_in"] @ x + p["b_in"]) @ p["w_out"] + p["b_out"],
+                lambda x, p, act: p["w_out"] @ act(x @ p["w_in"] + p["b_in"]) + p["b_out"],
+            ],
+        },
+        step="mlp",
+    ),
+    *of_output("x = x + out @ w_o"),
+)
+KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
+
+# the inputs, and the marking
+
+
+def _drawn(
+    seed: int | np.random.Generator, tokens: int, width: int, wide: int, heads: int = 1
+) -> BlockCall:
+    """Draw parameters in multiples of 1/2, and words for which no eps of a norm counts."""
+    rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
+    shapes = {
+        "norm1_scale": (width,),
+        "norm1_shift": (width,),
+        **{f"w_{role}": (width, width) for role in "qkvo"},
+        "norm2_scale": (width,),
+        "norm2_shift": (width,),
+        "w_in": (width, wide),
+        "b_in": (wide,),
+        "w_out": (wide, width),
+        "b_out": (width,),
+    }
+    x = np.array([rng.permutation(np.arange(-18.0, 19, 6))[:width] for _ in range(tokens)])
+    return BlockCall(
+        x, {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}, heads
+    )
+
+
+@per_seed
+def words() -> list[BlockCall]:
+    """Return the inputs of the first test, smallest first."""
+    return [
+        *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
+        _drawn(57, 2, 5, 3),  # its weights are far from 0 and 1
+    ]
+
+
+@per_seed
+def _others() -> tuple[Group, ...]:
+    """Return the tests after the first; the last is for functions that take a number of heads."""
+    zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
+    zeros.x[0] = 0  # and not in a longer text, where the eps of a norm would count
+    scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
+    large = replace(large, parameters={**large.parameters, **scores_of_1000})
+    return (
+        Group("a word of zeros", [zeros], EMPTY),
+        Group("scores of 1000", [large], LARGE),
+        Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS),
+    )
+
+
+# styles that are as right as LayerNorm and GELU, to the last digit
+_RMS: Steps = {"normalize": rms_norm}
+_NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
+_TANH: Steps = {"activation": gelu_tanh}
+_IS_RMS, _IS_TANH = "Its norm is RMSNorm.", "Its GELU is the one by tanh."
+STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
+    ({}, ()),
+    (_TANH, (_IS_TANH,)),
+    (_RMS, (_IS_RMS,)),
+    (_NO_SHIFT, (_IS_RMS,)),
+    ({**_RMS, **_TANH}, (_IS_RMS, _IS_TANH)),
+    ({**_NO_SHIFT, **_TANH}, (_IS_RMS, _IS_TANH)),
+)
+
+
+def style_of(
+    runs: list[Outcome], right: Steps, known: Sequence[Mistake], compute: Compute
+) -> tuple[Steps, tuple[str, ...]]:
+    """Return the style in which a function is right, or wrong by one mistake; else the first.
+
+    Args:
+        runs: its calls.
+        right: the right steps, in the first style.
+        known: the mistakes.
+        compute: computes the output of a case by some steps.
+    """
+    none: Steps = {}
+    for variants in ((none,), *(one.variants for one in known)):
+        for (steps, said), variant in product(STYLES, variants):
+            done = {**right, **steps, **variant}
+            if all(reproduces(run, done, compute) for run in runs):
+                return steps, said
+    return STYLES[0]
+
+
+class BlockMarking(Marking):
+    """A block on its way through the tests, marked in its own style.
+
+    Args:
+        task: the task's name.
+        function: a learner's block.
+        call: calls the block for a case, and returns its output.
+        compute: computes the output of a case by some steps.
+        steps: the right steps, in the first style.
+        first: the first test.
+        parts: the parameters that switch a part off if they are zero, by the part's name.
+        returns: the right return statement.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        call: Callable[[Any], Any],
+        compute: Compute,
+        steps: Steps,
+        first: Group,
+        parts: Mapping[str, Sequence[str]],
+        *,
+        returns: str,
+    ) -> None:
+        runs = [outcome(case, call, compute(case, steps)) for case in first.cases]
+        style, said = style_of(runs, steps, first.known, compute)
+        right = {**steps, **style}
+        super().__init__(
+            task,
+            name_of(function),
+            lambda case: outcome(case, call, compute(case, right)),
+            compute,
+            right,
+            returns=returns,
+        )
+        self.parts = parts
+        self.limits += said
+
+    def unexplained(self, runs: list[Outcome], what: str) -> Finding:
+        """Find the part with the mistake, by parameters that are zero."""
+        case = first_wrong(runs).case
+        hints = []
+        for part, names in self.parts.items():
+            zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
+            if self.call(replace(case, parameters={**case.parameters, **zeros})).is_right:
+                hints.append(f"right where {' and '.join(names)} are zeros: look into {part}")
+        return findings.unexplained(runs, what, self.returns, hints)
+
+
+def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+    """Mark a block."""
+    options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
+
+    def call(case: BlockCall) -> Any:
+        heads = {options["heads"]: case.heads} if options else {}
+        return function(case.x, case.parameters, **heads)
+
+    known = (*KNOWN, *ONE_HEAD) if options else KNOWN
+    first = Group("attention, residuals, norms, MLP", words(), known)
+    parts = {"the MLP's half": ["w_out", "b_out"], "attention's half": ["w_o"]}
+    m = BlockMarking(
+        "block", function, call, compute, RIGHT, first, parts, returns="return x  # (T, D)"
+    )
+    m.first_call(words()[0])
+    if m.wrong:
+        return m.result()
+    for group in (first, *(_others() if options else _others()[:-1])):
+        m.test(group)
+    if not options:
+        m.untried.append("num_heads")
+    return m.result()
+
+
+BLOCK = task("block", _mark)
