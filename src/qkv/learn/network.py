@@ -1,4 +1,4 @@
-"""A model while it learns: all of its numbers in one array, and their gradient in another."""
+"""A model in training: all its numbers in one array, and their gradient in another."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from qkv.models.model import Model
 from qkv.models.network.design import Design
 
 _OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
-_LOOKED_AT = 256  # tokens that tell whether a model gives finite numbers
+_TRIED = 256  # tokens that `is_finite` runs
 
 
 class Network:
-    """A copy of a model's parameters that can be written to, and what computes with them.
+    """A writable copy of a model's parameters, with the layers that compute with them.
 
     Attributes:
-        flat: (n,) all parameters, those that are matrices first.
+        flat: (n,) all parameters, matrices first.
         gradient: (n,) in the same order.
-        matrices: how many numbers of `flat` belong to matrices.
-        parameters: by name, each where it stands in `flat`.
-        gradients: by name, each where it stands in `gradient`.
-        places: by name, where each stands in both.
+        matrices: the count of numbers in `flat` that belong to matrices.
+        parameters: views of `flat` by name.
+        gradients: views of `gradient` by name.
+        places: by name, the slice of a parameter in both.
         transformer: built on `parameters`, with its head.
 
     >>> from qkv.models.untrained import fresh_model
@@ -46,7 +46,7 @@ class Network:
         kind = np.dtype(dtype or arrays[_TABLE].dtype)
         if kind not in (np.float32, np.float64):
             raise TypeError(f"Network: {model.name} is {kind}: load it as float32 or float64")
-        order = sorted(arrays, key=lambda name: arrays[name].ndim < 2)  # keeps their order else
+        order = sorted(arrays, key=lambda name: arrays[name].ndim < 2)  # a stable sort
         self.flat = np.empty(sum(array.size for array in arrays.values()), kind)
         self.gradient = np.zeros_like(self.flat)
         self.matrices = sum(array.size for array in arrays.values() if array.ndim >= 2)
@@ -68,20 +68,20 @@ class Network:
         return f"<Network of {self.source!r}, {self.flat.size} numbers>"
 
     def add(self, gradients: Mapping[str, Array]) -> None:
-        """Add gradients, by the names of the parameters, to the whole one.
+        """Add gradients, by the names of the parameters, to `gradient`.
 
-        That of a projection that is the token table goes to the table.
+        The gradient of an output projection that is the token table goes to the table.
         """
         weight = self.weight
         for name, gradient in gradients.items():
-            place, found = name, gradient
             if name == _OUTPUT and name not in self.gradients:
-                place, found = _TABLE, gradient.T
-            self.gradients[place] += found if weight == 1 else found * found.dtype.type(weight)
+                name, gradient = _TABLE, gradient.T
+            own = gradient if weight == 1 else gradient * gradient.dtype.type(weight)
+            self.gradients[name] += own
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Within it, what is added to the gradient counts so many times."""
+        """Multiply the gradients that are added in this context by a weight."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield
@@ -89,11 +89,11 @@ class Network:
             self.weight = before
 
     def is_finite(self) -> bool:
-        """Whether all numbers are finite, and so is what they make of tokens from all over V."""
+        """Whether all numbers are finite, and the outputs for tokens from all over V too."""
         if not np.isfinite(self.flat).all():
             return False
         vocabulary, most = self.design.vocabulary, self.transformer.embedding.max_positions
-        ids = np.unique(np.linspace(0, vocabulary - 1, _LOOKED_AT).astype(np.int64))
+        ids = np.unique(np.linspace(0, vocabulary - 1, _TRIED).astype(np.int64))
         length = min(len(ids), most or len(ids))
         cu_lengths = np.append(np.arange(0, len(ids), length), len(ids))
         with np.errstate(all="ignore"):
@@ -104,5 +104,5 @@ class Network:
         return bool(np.isfinite(rows).all())
 
     def model(self, dtype: Any = None) -> Model:
-        """A model with a copy of the present weights, in this type."""
+        """Return a model with a copy of the present parameters, in this type."""
         return self.source.with_parameters(self.parameters, dtype)

@@ -1,4 +1,4 @@
-"""What a model learns to do: a batch, how wrong the model is about it, and the gradient of that."""
+"""Training objectives: a batch, the loss of a model on it, and the gradient of the loss."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _MOST_BARREN = 10_000
 
 
 class Objective(Protocol):
-    """What a step learns from; several can be mixed."""
+    """An objective of a step; several can be mixed."""
 
     @property
     def name(self) -> str:
-        """What its loss is called in the metrics."""
+        """The name of its loss in the metrics."""
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """What one step needs, from the generator and its own state alone."""
+        """Return the batch of a step, from the generator and its own state alone."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Add the gradient to the network's; return the mean loss and the number of tokens."""
 
     def state(self) -> dict[str, Any]:
-        """Where it is, as JSON can hold it."""
+        """Its present state, as JSON can hold it."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of several objectives.
+    """An objective and its weight among several.
 
     Attributes:
-        objective: it.
-        weight: how often its loss counts; a function gives it by the share of the run that is over.
+        objective: the objective.
+        weight: the factor of its loss, or a function of the share of the run that is over.
         begin: the share of the run at which it begins.
     """
 
@@ -57,7 +57,7 @@ class Part:
     begin: float = 0.0
 
     def at(self, share: float) -> float:
-        """The weight when this share of the run is over."""
+        """Return the weight when this share of the run is over."""
         if share < self.begin:
             return 0.0
         return self.weight(share) if callable(self.weight) else self.weight
@@ -65,13 +65,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Words:
-    """Texts laid end to end, and the words that a model is to name at some of their places.
+    """Texts end to end, and the tokens that a model should predict at some of their positions.
 
     Attributes:
         ids: (total,) tokens.
-        cu_lengths: (B + 1,) where each text begins and the last one ends.
-        at: (n,) the rows of the tokens whose vectors go into the head, each once.
-        targets: (n,) what it should say there.
+        cu_lengths: (B + 1,) where each text begins, and where the last one ends.
+        at: (n,) the rows whose vectors go into the head, each once.
+        targets: (n,) the tokens to predict there.
     """
 
     ids: Array
@@ -86,17 +86,17 @@ def words_loss(
     prior: tuple[Array, Array, float] | None = None,
     soft: Array | None = None,
 ) -> float:
-    """The mean cross-entropy over the targets; its gradient is added to the network's.
+    """Return the mean cross-entropy over the targets, and add its gradient to the network's.
 
     Only the rows that have a target go through the head, some thousand at a time.
 
     Args:
-        network: what learns.
-        batch: what it learns from.
-        prior: (m,) numbers of targets in rising order, (m,) tokens, each pair once, and what is
-            added to the logits of these tokens at these targets. A model that is learned so gives
-            them that much less by itself.
-        soft: (n, V) probabilities that the gradient is of, in place of targets.
+        network: the network to train.
+        batch: the texts and targets.
+        prior: (m,) indices of targets in rising order, (m,) tokens, each pair once, and the number
+            to add to the logits of these tokens at these targets. The trained model by itself gives
+            them that much less.
+        soft: (n, V) probabilities whose gradient is taken, in place of targets.
 
     Returns:
         The mean cross-entropy over the targets, with `soft` too.
@@ -113,8 +113,10 @@ def words_loss(
         raise ValueError(f"{network.source.name} has no head over words: there is nothing to learn")
     _check_words(network, batch)
     cu_lengths = batch.cu_lengths
-    _, place = places(cu_lengths)
-    rows, saved = network.transformer.training_forward(batch.ids, place, cu_lengths)  # (total, D)
+    _, positions = places(cu_lengths)
+    rows, saved = network.transformer.training_forward(
+        batch.ids, positions, cu_lengths
+    )  # (total, D)
     grad, total, count = np.zeros_like(rows), 0.0, len(batch.at)
     together = max(1, _LOGITS_AT_ONCE // network.design.vocabulary)
     for begin in range(0, count, together):
@@ -130,15 +132,15 @@ def words_loss(
             back[np.arange(len(at)), batch.targets[begin : begin + together]] += 1
             back -= soft[begin : begin + together]
         back *= back.dtype.type(1 / count)
-        found = head.backward(back, kept)
-        grad[at] = found.x
-        network.add(found.parameters)
+        grads = head.backward(back, kept)
+        grad[at] = grads.x
+        network.add(grads.parameters)
     network.add(network.transformer.backward(grad, saved))
     return total / count
 
 
 def _check_words(network: Network, batch: Words) -> None:
-    """Raise unless the tokens are the model's, texts fit it, and each row is asked for once."""
+    """Raise an error unless tokens and lengths fit the model, and each row has one target."""
     longest = int(np.diff(batch.cu_lengths).max(initial=0))
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:
@@ -159,7 +161,7 @@ def _check_words(network: Network, batch: Words) -> None:
 
 
 class _Filled:
-    """What `Masked` and `Causal` share: batches of as many sequences as make so many tokens."""
+    """The base of `Masked` and `Causal`: batches with at least `tokens_per_step` tokens."""
 
     def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
         name, call = "tokens_per_step", type(self).__name__
@@ -167,37 +169,37 @@ class _Filled:
         self.tokens_per_step = whole_number(tokens_per_step, call=call, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Add the gradient to the network's; return the mean loss and the number of tokens."""
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Sequences that something can be learned from, as many as a step needs."""
-        found: list[Array] = []
+        """Take as many usable sequences as a step needs."""
+        sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
-            one = self.source.take()
-            if usable(one):
-                found.append(one)
-                count += len(one)
+            sequence = self.source.take()
+            if usable(sequence):
+                sequences.append(sequence)
+                count += len(sequence)
             elif (barren := barren + 1) == _MOST_BARREN:
-                raise ValueError(f"{type(self).__name__}: no sequence has a token to be named")
-        return found
+                raise ValueError(f"{type(self).__name__}: no sequence has a token to predict")
+        return sequences
 
     def state(self) -> dict[str, Any]:
-        """Where its source is."""
+        """The state of its source."""
         return self.source.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.source.restore(state)
 
 
 class Causal(_Filled):
-    """Name the next token at each place.
+    """Predict the next token at each position.
 
     Args:
-        source: of sequences: all tokens but the last are seen, all but the first are named.
-        tokens_per_step: at least so many a step.
+        source: of sequences: all tokens except the last are read, all except the first predicted.
+        tokens_per_step: the least number of tokens in a step.
 
     >>> from qkv.learn import Sequences
     >>> batch = Causal(Sequences([[5, 6, 7]]), tokens_per_step=3).batch(0, np.random.default_rng(0))
@@ -208,29 +210,29 @@ class Causal(_Filled):
     name = "causal"
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Sequences without their last tokens, and what follows each token."""
-        found = self._sequences(lambda one: len(one) > 1)
-        ids = np.concatenate([one[:-1] for one in found]).astype(np.int64)
-        targets = np.concatenate([one[1:] for one in found]).astype(np.int64)
-        return Words(ids, starts_of(len(one) - 1 for one in found), np.arange(len(ids)), targets)
+        """Return sequences without their last tokens, and the token after each."""
+        texts = self._sequences(lambda text: len(text) > 1)
+        ids = np.concatenate([text[:-1] for text in texts]).astype(np.int64)
+        targets = np.concatenate([text[1:] for text in texts]).astype(np.int64)
+        return Words(ids, starts_of(len(text) - 1 for text in texts), np.arange(len(ids)), targets)
 
 
 class Masked(_Filled):
-    """Name the words that were hidden.
+    """Predict the tokens that were masked.
 
-    Of the tokens that are no special ones a share is chosen; of these 80% become the mask, 10% any
-    other token and 10% stay as they are, and all of them are to be named.
+    A share of the tokens that are not special is chosen; of these 80% become the mask token, 10%
+    another token and 10% stay as they are, and all of them are predicted.
 
-    With `alike`, words are chosen and not tokens: all pieces of one, and with it all words of its
-    text that are alike, share its fate, so that none of them gives the others away. Punctuation is
-    chosen mark by mark.
+    With `alike`, words are chosen instead of tokens: all subwords of a word, and of all words of
+    its text that are alike, share its fate, so that none of them reveals the others. Each
+    punctuation mark is chosen by itself.
 
     Args:
         source: of sequences, special tokens included.
-        tokenizer: says which tokens are special, and which is the mask.
+        tokenizer: knows the special tokens and the mask token.
         share: of the tokens that are chosen.
-        tokens_per_step: at least so many a step.
-        alike: of a word as it is spelled, what words that are hidden together have in common:
+        tokens_per_step: the least number of tokens in a step.
+        alike: maps the spelling of a word to a key that words masked together share:
             `str.casefold` for the same spelling, whatever the case.
 
     Raises:
@@ -261,21 +263,21 @@ class Masked(_Filled):
             )
         self.mask, self.share, self.alike = tokenizer.vocabulary[tokenizer.mask], share, alike
         self._names = {index: name for name, index in tokenizer.vocabulary.items()}
-        self._special = np.array([tokenizer.is_special(one) for one in range(len(tokenizer))])
+        self._special = np.array([tokenizer.is_special(token) for token in range(len(tokenizer))])
         self._special[self.mask] = True
         self._others = np.flatnonzero(~self._special)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Sequences with some of their tokens hidden, and what those were."""
-        found = self._sequences(lambda one: not self._special[one].all())
-        ids = np.concatenate(found).astype(np.int64)
+        """Return sequences with some of their tokens masked, and these tokens."""
+        texts = self._sequences(lambda text: not self._special[text].all())
+        ids = np.concatenate(texts).astype(np.int64)
         free = np.flatnonzero(~self._special[ids])
         count = max(1, round(self.share * free.size))
         if self.alike is None:
             at = np.sort(rng.choice(free, count, replace=False))
             luck = rng.random(count)
         else:
-            words = self._words(found, self.alike)  # (free.size,)
+            words = self._words(texts, self.alike)  # (free.size,)
             order = self._order(words, ids[free], rng)
             enough = np.searchsorted(np.cumsum(np.bincount(words)[order]), count)
             fates = np.full(len(order), np.nan)
@@ -285,30 +287,30 @@ class Masked(_Filled):
         targets = ids[at]
         others = rng.choice(self._others, len(at))
         ids[at] = np.where(luck < 0.8, self.mask, np.where(luck < 0.9, others, targets))
-        return Words(ids, starts_of(map(len, found)), at, targets)
+        return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """The numbers of words in the order in which they are chosen.
+        """Return the numbers of words in the order in which they are chosen.
 
         Args:
             words: (n,) the number of each token's word.
             ids: (n,) the tokens.
-            rng: decides.
+            rng: draws the order.
         """
         return rng.permutation(int(words.max()) + 1)
 
     def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
-        """For each token that is no special one a number, the same where they share their fate."""
+        """Number the tokens that are not special; tokens that share a fate share a number."""
         numbers: list[int] = []
         count = 0
         for ids in texts:
             special = self._special[ids].tolist()
-            tokens = plain_tokens([self._names.get(one, "") for one in ids.tolist()], special)
+            tokens = plain_tokens([self._names.get(token, "") for token in ids.tolist()], special)
             known: dict[str, int] = {}
             words: list[list[str]] = []
             for token, is_apart in zip(tokens, special, strict=True):
                 if is_apart:
-                    words.append([])  # what follows begins a word
+                    words.append([])  # the next token begins a word
                 elif is_piece(token) and words and words[-1]:
                     words[-1].append(token[2:])
                 else:

@@ -24,8 +24,8 @@ from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
-STEPS = 1000  # where neither steps nor minutes are given
-_RANGES = {  # what more would be no machine holds
+STEPS = 1000  # without steps and minutes
+_RANGES = {  # no machine holds more
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -34,21 +34,21 @@ _RANGES = {  # what more would be no machine holds
 
 @dataclass(frozen=True)
 class TextRun:
-    """What `train_on_text` is to do.
+    """The settings of `train_on_text`.
 
     Attributes:
         corpus: text files, UTF-8.
         objective: "masked" for an encoder (BERT), "causal" for a decoder (GPT-2).
-        layers: how many.
-        heads: of each.
+        layers: the number of layers.
+        heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: V, at most.
+        vocabulary: the most tokens, V.
         length: the most tokens of a text, special ones included.
-        steps: how many; without `minutes` 1000 by default.
-        minutes: how long it may take.
-        tokens_per_step: at least so many.
+        steps: the number of steps; without `minutes` 1000 by default.
+        minutes: the longest duration.
+        tokens_per_step: the least number of tokens in a step.
         rate: the highest learning rate.
-        seed: of the first weights, and of all that is drawn.
+        seed: of the first weights, and of all random numbers.
         tokenizer: a tokenizer.json, or a folder with one; trained on the corpus by default.
     """
 
@@ -80,30 +80,30 @@ class TextRun:
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
             raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
-        paths = [str(Path(path).absolute()) for path in self.corpus]  # it may go on elsewhere
+        paths = [str(Path(path).absolute()) for path in self.corpus]  # for a resumed run
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], given: Mapping[str, Any]) -> Self:
-        """Those of the run in a folder, which must be what is given.
+    def of(cls, folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> Self:
+        """Read the settings of the run in a folder, and check that `changes` agree with them.
 
         Raises:
-            FileNotFoundError: there is no run.
-            ValueError: it is another one.
+            FileNotFoundError: the folder has no run.
+            ValueError: a setting differs.
         """
-        found = last_checkpoint(Path(folder))
-        if found is None:
+        saved = last_checkpoint(Path(folder))
+        if saved is None:
             raise FileNotFoundError(f"train: {folder} holds no checkpoint to go on from")
-        settings = found.about["settings"].get("text")
+        settings = saved.about["settings"].get("text")
         if not isinstance(settings, dict):
-            raise ValueError(f"train: {found.path} is not of a run on text")
-        known = {one.name: settings[one.name] for one in fields(cls) if one.name in settings}
-        again = cls(**known | dict(given))
-        need_same(settings, asdict(again), found.path)
+            raise ValueError(f"train: {saved.path} is not of a run on text")
+        known = {own.name: settings[own.name] for own in fields(cls) if own.name in settings}
+        again = cls(**known | dict(changes))
+        need_same(settings, asdict(again), saved.path)
         return again
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The config.json of the model."""
+        """Return the contents of the model's config.json."""
         ids = tokenizer.vocabulary
         if self.objective == "masked":
             return {
@@ -147,15 +147,15 @@ def train_on_text(
     """Train a model on text, and write it to a folder that `qkv.load` and transformers open.
 
     Args:
-        run: what to do.
-        folder: where to; new, empty, or with `resume` that of the run.
-        resume: go on from the last checkpoint.
-        say: is told what is done, a line at a time.
+        run: the settings.
+        folder: the destination: new, empty, or with `resume` the folder of the run.
+        resume: continue from the last checkpoint.
+        say: gets a line about each part of the work.
         show_progress_bar: as for `train`.
 
     Raises:
         ValueError: the corpus is empty, of one word, or not UTF-8; the folder holds other files,
-            or a run that is damaged.
+            or a damaged run.
         OSError: a file cannot be read or written.
         Diverged: as for `train`.
         Interrupted: as for `train`.
@@ -196,11 +196,7 @@ def train_on_text(
 
 
 def need_place(folder: Path) -> None:
-    """An error unless files can be written to a folder, which may not be there yet; it is tried.
-
-    Raises:
-        OSError: they cannot; a NotADirectoryError or PermissionError where that is the reason.
-    """
+    """Raise an OSError unless files can be written to a folder, which may not exist yet."""
     made = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -208,8 +204,7 @@ def need_place(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        told = f"train: {folder} cannot be written: {error.strerror}"
-        raise type(error)(told) from None
+        raise type(error)(f"train: {folder} cannot be written: {error.strerror}") from None
     finally:
         for path in made:
             with suppress(OSError):
@@ -219,13 +214,13 @@ def need_place(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """The tokenizer, and where it comes from."""
+    """Return the tokenizer, and where it comes from."""
     if resume:
-        path, found = tokenizer_path(home), last_checkpoint(home)
+        path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)
-        if found is not None and found.about["settings"].get("tokenizer") != _checksum(path):
-            told = f"its checksum is not that of {found.path.name}"
-            raise ValueError(f"train: {path} is damaged: {told}")
+        if saved is not None and saved.about["settings"].get("tokenizer") != _checksum(path):
+            problem = f"its checksum is not that of {saved.path.name}"
+            raise ValueError(f"train: {path} is damaged: {problem}")
         return tokenizer, "as it was"
     if run.tokenizer is not None:
         path = Path(run.tokenizer)
@@ -241,7 +236,7 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """What is learned, with the corpus cut as that needs."""
+    """Return the objective, with the corpus cut as it needs."""
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

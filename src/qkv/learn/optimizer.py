@@ -1,4 +1,4 @@
-"""AdamW over one long array, and how its rate goes up at first, and then down."""
+"""AdamW over one long array, and schedules of the learning rate."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from qkv.ops.adamw import adamw, gradient_norm
 
 
 class AdamW:
-    """Adam with decoupled weight decay, which matrices have and biases and norms have not.
+    """Adam with decoupled weight decay of matrices; biases and norms do not decay.
 
     Args:
-        network: what learns.
-        betas: how much of the running means of gradients, and of their squares, stays each step.
-        eps: added to the root of the second.
-        decay: by how much of itself, times the rate, each number of a matrix shrinks.
-        clip: the most that the whole gradient's length may be; a longer one is scaled down, none
-            where this is `math.inf`.
+        network: the network to train.
+        betas: the shares of the running means of gradients, and of their squares, that stay each
+            step.
+        eps: added to the root of the second mean.
+        decay: the share, times the rate, by which each number of a matrix shrinks.
+        clip: the greatest length of the whole gradient; a longer gradient is scaled down;
+            `math.inf` for no limit.
 
     Attributes:
         mean, square: (n,) the running means.
-        count: the steps that were made.
+        count: the number of steps.
 
     Raises:
         ValueError: a number is out of range.
@@ -56,11 +57,11 @@ class AdamW:
         self.count = 0
 
     def length(self) -> float:
-        """The length of the gradient; not finite where one of its numbers is not."""
+        """The length of the gradient; not finite if one of its numbers is not."""
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Let the parameters take one step against the gradient, whose length may be given."""
+        """Make one step against the gradient, whose length is computed unless it is given."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -81,13 +82,13 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate by the share of the run that is over.
+    """The learning rate, by the share of the run that is over.
 
     Attributes:
-        rate: the highest.
-        warmup: the share of the run in which it rises to that.
-        fall: "linear" or "cosine", how it then falls; "none" if it does not.
-        least: what part of the highest is left at the end.
+        rate: the highest rate.
+        warmup: the share of the run in which the rate rises.
+        fall: the fall after it, "linear" or "cosine"; "none" for a constant rate.
+        least: the share of the highest rate that is left at the end.
 
     >>> schedule = Schedule(1.0, warmup=0.5)
     >>> [schedule(share) for share in (0.25, 0.5, 0.75, 1.0)]
@@ -110,7 +111,7 @@ class Schedule:
             raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
 
     def __call__(self, share: float) -> float:
-        """The rate when this share of the run, 0 to 1, is over."""
+        """Return the rate when this share of the run, 0 to 1, is over."""
         share = min(max(share, 0.0), 1.0)
         if share < self.warmup:
             return self.rate * share / self.warmup

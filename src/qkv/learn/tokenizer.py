@@ -25,12 +25,12 @@ _LINES_AT_ONCE = 1000
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
-    """A tokenizer with at most so many tokens, or as few as the letters of the text need.
+    """Train a tokenizer with up to `vocabulary` tokens, or more if the text has more letters.
 
-    It is trained in a process of its own, which Ctrl-C ends at once. A word of more than 100
-    letters (300 bytes) is trained on in pieces of so many, since time would grow with its square,
-    and "wordpiece" cuts it into these before it looks for tokens, which in a whole it would not
-    find. The tokens of other words do not depend on that.
+    Training runs in a separate process, which Ctrl-C ends at once. A word of more than 100 letters
+    (300 bytes) is cut into parts of 100 letters first, since the time grows with the square of the
+    length, and "wordpiece" cuts texts the same way, as it would not find the whole word. The tokens
+    of other words do not depend on this.
 
     Args:
         lines: of text.
@@ -40,8 +40,8 @@ def train_tokenizer(
 
     Raises:
         TypeError: a line is not a string.
-        ValueError: there is no such kind, or a line is no text that can be written as UTF-8.
-        RuntimeError: the process has failed.
+        ValueError: the kind is unknown, or a line cannot be written as UTF-8.
+        RuntimeError: the process failed.
 
     Source:
         Wu et al. 2016, section 4.1 (WordPiece); Radford et al. 2019, section 2.2 (bytes).
@@ -63,14 +63,14 @@ def train_tokenizer(
         check_text(line, call="train_tokenizer", name=f"line {number}")
         for number, line in enumerate(lines, 1)
     )
-    if not sys.executable or getattr(sys, "frozen", False):  # there is no Python to start
+    if not sys.executable or getattr(sys, "frozen", False):  # no Python can be started
         return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
 
 
 def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
-    """The tokenizer.json that `tokenizer_process` makes; the process ends with this call."""
+    """Return the tokenizer.json that `tokenizer_process` makes; the process ends with this call."""
     with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__, kind, str(vocabulary)],
         stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
         assert stdout is not None
         assert stderr is not None
         try:
-            with suppress(BrokenPipeError):  # it has ended; why is read below
+            with suppress(BrokenPipeError):  # it has ended; the reason is read below
                 while batch := list(islice(lines, _LINES_AT_ONCE)):
                     stdin.write(json.dumps(batch).encode() + b"\n")
                 stdin.write(b"null\n")
@@ -95,9 +95,9 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
             process.kill()
             with suppress(OSError):
                 stdin.close()
-    if code == -signal.SIGINT:  # Ctrl-C is for both, and it was quicker
+    if code == -signal.SIGINT:  # Ctrl-C goes to both processes
         raise KeyboardInterrupt
     if code:
-        last = reason.splitlines()[-1] if reason else "it was ended, perhaps for want of memory"
+        last = reason.splitlines()[-1] if reason else "it was ended, perhaps for lack of memory"
         raise RuntimeError(f"train_tokenizer: the process that trains has failed ({code}): {last}")
     return text

@@ -431,10 +431,10 @@ def test_several_traces(random: qkv.Model) -> None:
         (
             {"prompt": "a" * POSITIONS},
             ValueError,
-            f"has {POSITIONS} tokens .* no room for a new one",
+            f"has {POSITIONS} tokens .* no room for a new token",
         ),
-        ({"prompt": "a" * POSITIONS, "max_new_tokens": 1}, ValueError, "no room for a new one"),
-        ({"prompt": "a" * (POSITIONS + 1)}, ValueError, "no room for a new one"),
+        ({"prompt": "a" * POSITIONS, "max_new_tokens": 1}, ValueError, "no room for a new token"),
+        ({"prompt": "a" * (POSITIONS + 1)}, ValueError, "no room for a new token"),
     ],
     ids=str,
 )

@@ -27,20 +27,18 @@ from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
 AT_ONCE = 32  # tokens of a prompt whose logits are in memory at once
-DEFAULT_NEW = 64  # tokens that are added where nobody says how many
+DEFAULT_NEW = 64  # tokens that are added by default
 
 
 class Generated(str):
-    """New text, with what is known of how it came about.
-
-    It is the text itself, without the prompt: `result.prompt + result` is both.
+    """New text, without the prompt: `result.prompt + result` is the whole text.
 
     Attributes:
-        prompt: what it continues.
-        ids: the new tokens, the one that ended the text included.
-        finish_reason: "eos" for a token that ends texts, "stop" for a stop string, "length" for
-            `max_new_tokens`, or for what the model has places for.
-        trace: with `trace=True` the run over prompt and new tokens, as `model.trace` gives it.
+        prompt: the text that it continues.
+        ids: the new tokens, with the token that ended the text.
+        finish_reason: "eos" after a token that ends texts, "stop" before a stop string, "length"
+            after `max_new_tokens`, or at the model's last position.
+        trace: with `trace=True` the trace of prompt and new tokens, as from `model.trace`.
         logits: with `trace=True` the logit of each new token, (n,).
         probabilities: with `trace=True` the model's probability of each, before any temperature.
     """
@@ -53,11 +51,11 @@ class Generated(str):
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
-        """What new token number `token` looked at while it was chosen.
+        """Return the weights from which the new token number `token` was chosen.
 
-        A token is chosen by the one before it: these are that one's weights over all up to it. Of a
-        model that reads one text and writes another, they are the weights over the text that was
-        read; those in its own text are row `token` of `trace.decoder`'s weights.
+        The token before it predicts it, so these are the weights of that token over all tokens up
+        to itself. For a model that reads one text and writes another, they are weights over the
+        text that was read; the weights over its own text are row `token` of `trace.decoder`'s.
 
         Returns:
             For each layer (Hq, K); K counts the prompt and the new tokens before this one, or the
@@ -65,8 +63,8 @@ class Generated(str):
 
         Raises:
             TypeError: `token` is not a whole number.
-            ValueError: it was generated without `trace=True`.
-            IndexError: there is no such token.
+            ValueError: the text was generated without `trace=True`.
+            IndexError: the token does not exist.
         """
         if self.trace is None:
             raise ValueError("looked_at: nothing was traced: generate with trace=True")
@@ -212,7 +210,7 @@ def rows(
     single, strings, batch = _read_prompts(model, prompt)
     decode, limit = spelled(model.tokenizer), model.design.max_seq_length
     seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)
-    found = []
+    prompts = []
     for number, tokens in enumerate(batch):
         which = "the prompt" if len(batch) == 1 else f"prompt {number}"
         count = tokens_to_add(which, len(tokens), max_new_tokens, limit, model.name, usual)
@@ -220,8 +218,8 @@ def rows(
         text = strings[number] if strings else decode(ids)
         for own in seeds[number * copies : (number + 1) * copies]:
             stream = TextStream(decode, ids if model.continues else (), stop)
-            found.append(Row(text, tokens, count, stream, np.random.default_rng(own)))
-    return single, found
+            prompts.append(Row(text, tokens, count, stream, np.random.default_rng(own)))
+    return single, prompts
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
@@ -262,10 +260,10 @@ def tokens_to_add(
     name: str,
     usual: int = DEFAULT_NEW,
 ) -> int:
-    """How many tokens are added to a prompt of `given`: those wanted, or the usual as far as fits.
+    """Return the number of tokens to add to a prompt of `given`: `wanted`, or up to the usual.
 
     Raises:
-        ValueError: they do not fit, or none does, or the prompt has none.
+        ValueError: they do not fit, not even one fits, or the prompt has no token.
 
     >>> [tokens_to_add("the prompt", given, None, 256, "tiny") for given in (202, 2)]
     [54, 64]
@@ -276,7 +274,7 @@ def tokens_to_add(
     if left < min(usual, 1):
         raise ValueError(
             f"generate: {which} has {given} tokens and {name} takes texts of at most {limit}: "
-            "there is no room for a new one: shorten it"
+            "there is no room for a new token: shorten it"
         )
     if wanted is not None and wanted > left:
         raise ValueError(
@@ -288,18 +286,18 @@ def tokens_to_add(
 
 @dataclass
 class Row:
-    """One prompt and what follows it.
+    """A prompt and its new tokens.
 
     Attributes:
-        prompt: its text.
-        given: its tokens.
-        max_new_tokens: the most that are added.
-        stream: the text that follows.
-        rng: what is drawn with.
+        prompt: the text of the prompt.
+        given: the tokens of the prompt.
+        max_new_tokens: the most new tokens.
+        stream: the new text.
+        rng: draws tokens.
         ids: the new tokens.
-        measured: what the model made of each new token, where that was asked for.
-        measured_prompt: and of each token of the prompt but the first.
-        finish_reason: as in `Generated`, once it has ended.
+        measured: the logit and probability of each new token, if `steps` measures them.
+        measured_prompt: the same of each token of the prompt except the first.
+        finish_reason: as in `Generated`, once the text has ended.
     """
 
     prompt: str
@@ -318,11 +316,11 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Whether all tokens of the prompt but the first are measured."""
+        """Whether all tokens of the prompt except the first are measured."""
         return len(self.measured_prompt) >= len(self.given) - 1
 
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
-        """The text that is whole with one more token."""
+        """Add a token, and return the text that is complete with it."""
         self.ids.append(token)
         ended = token in eos_ids
         piece = "" if ended else self.stream.add(token)
@@ -334,7 +332,7 @@ class Row:
         return piece
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
-        """The new tokens, whose text begins at this character of another."""
+        """Return the new tokens; `begin` is the character of a text at which their text begins."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
         known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]
@@ -343,7 +341,7 @@ class Row:
         return Tokenized(np.array(self.ids), known, spans, special)
 
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
-        """The tokens of the prompt and the new ones; those stand in `prompt + text`."""
+        """Return the tokens of the prompt and the new tokens, with offsets in `prompt + text`."""
         given, new = self.given, self.added(tokenizer, len(self.prompt))
         return Tokenized(
             ids=np.concatenate([given.ids, new.ids]),
@@ -354,14 +352,14 @@ class Row:
         )
 
     def result(self, trace: Trace | Seq2SeqTrace | None) -> Generated:
-        """What a user gets of it."""
-        found = Generated(self.stream.text)
-        found.prompt, found.ids = self.prompt, self.ids
-        found.finish_reason = self.finish_reason or "length"
+        """Return the new text as `generate` does."""
+        text = Generated(self.stream.text)
+        text.prompt, text.ids = self.prompt, self.ids
+        text.finish_reason = self.finish_reason or "length"
         if trace is not None:
-            found.trace, found.logits = trace, np.array([one.logit for one in self.measured])
-            found.probabilities = np.exp([one.log_probability for one in self.measured])
-        return found
+            text.trace, text.logits = trace, np.array([token.logit for token in self.measured])
+            text.probabilities = np.exp([token.log_probability for token in self.measured])
+        return text
 
 
 def steps(
@@ -427,8 +425,8 @@ def steps(
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Ids (B, n), of which (B,) are real, with those of each row behind them."""
-    counts = np.array([len(one) for one in new])
+    """Append the new ids of each row to ids (B, n), of which `lengths` (B,) are real."""
+    counts = np.array([len(row) for row in new])
     if not counts.any():
         return ids, lengths
     whole = np.zeros((len(ids), int((lengths + counts).max())), np.int64)
@@ -438,21 +436,19 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure the tokens of a prompt by its last vectors (n, D), some at a time.
-
-    It begins behind those that are measured.
-    """
+    """Measure the tokens of a prompt that are not measured yet, by its last vectors (n, D)."""
     ids = row.given.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]
-        for place, logits in enumerate(body.logits(vectors[begin : begin + len(part)])):
-            _check_finite(logits, begin + place + 1)
-            row.measured_prompt.append(measured(logits, part[place], top))
+        logits = body.logits(vectors[begin : begin + len(part)])  # (n, V)
+        for count, (token, own) in enumerate(zip(part, logits, strict=True), begin + 1):
+            _check_finite(own, count)
+            row.measured_prompt.append(measured(own, token, top))
         yield
 
 
 def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
-    """An error where no token can be chosen by these logits (V,), behind so many tokens."""
+    """Raise an error if logits (V,), after `count` tokens, are not finite."""
     if not np.isfinite(logits.max()):
         raise FloatingPointError(
             f"generate: the model's logits behind {count} tokens are not finite: {why}"

@@ -17,6 +17,7 @@ from qkv.models.core import Core
 from qkv.models.run.edit import CANNOT
 from qkv.models.run.inputs import ids_given
 from qkv.models.run.truncation import Truncator, callers
+from qkv.models.tasks.sampling import largest
 from qkv.models.tasks.trace import trace
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
@@ -268,16 +269,10 @@ def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[i
     >>> [[(token, round(probability, 2)) for token, probability in row] for row in ranked]
     [[(1, 0.6), (2, 0.3)]]
     """
-    found = []
-    for row in logits.astype(np.float64):
-        if not np.isfinite(row.max()):
-            raise FloatingPointError(f"predict: the model's logits are not finite: {why}")
-        shares = softmax(row)
-        least = np.partition(shares, -count)[-count]
-        ids = np.flatnonzero(shares >= least)
-        ids = ids[np.argsort(-shares[ids], kind="stable")][:count]
-        found.append(list(zip(ids.tolist(), shares[ids].tolist(), strict=True)))
-    return found
+    wide = logits.astype(np.float64)
+    if not np.isfinite(wide.max(-1)).all():
+        raise FloatingPointError(f"predict: the model's logits are not finite: {why}")
+    return [largest(softmax(row), count) for row in wide]
 
 
 def in_words(
@@ -285,13 +280,13 @@ def in_words(
     before: Sequence[Sequence[str]],
     tokenizer: Tokenizer | None,
 ) -> Guesses:
-    """Ids with their probabilities as words: as a reader knows them, "##" where one continues.
+    """Return ids with their probabilities as words; "##" continues the word before.
 
-    Without a tokenizer, and of an id that no token has, it is the number.
+    Without a tokenizer, or if no token has an id, the word is the number.
 
     Args:
-        ranked: for each place.
-        before: for each place the token in front of it, if there is one.
+        ranked: ids and probabilities for each position.
+        before: the token before each position, if any.
         tokenizer: the model's.
     """
     marks = tokenizer is not None and marks_blanks(tokenizer.tokenize("a a").tokens)
@@ -300,11 +295,11 @@ def in_words(
         name = None if tokenizer is None else tokenizer.token(token)
         if tokenizer is None or name is None:
             return str(token)
-        front = ["Ġ"] * marks + list(last)  # so that blanks are known to be marked
+        front = ["Ġ"] * marks + list(last)  # shows `plain_tokens` that blanks are marked
         special = [False] * len(front) + [tokenizer.is_special(token)]
         return plain_tokens([*front, name], special)[-1]
 
     return [
-        [(word(token, last), share) for token, share in row]
+        [(word(token, last), probability) for token, probability in row]
         for row, last in zip(ranked, before, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Which token comes next: how it is chosen from logits, and what they say of it."""
+"""Choose the next token from logits, and measure how likely it was."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from qkv.arrays import Array, real_number, shown, whole_number
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen from logits, as `transformers` does it, in this order.
+    """The rules by which a token is chosen from logits, as in `transformers`, in this order.
 
     Attributes:
-        temperature: what logits are divided by; 0 takes the largest.
-        top_k: how many of the largest may be chosen, and what is as large as the last of them.
+        temperature: divides the logits; 0 takes the largest.
+        top_k: the number of largest logits that may be chosen; ties with the last may be too.
         top_p: the likeliest tokens may be chosen until their probabilities sum to this.
 
     Raises:
-        TypeError: one is not a number.
-        ValueError: one makes no sense.
+        TypeError: a value is not a number.
+        ValueError: a value is out of range.
     """
 
     temperature: float = 0.0
@@ -43,18 +43,18 @@ class Sampling:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
 
     def check_draws(self, seed: int | None) -> None:
-        """Raise ValueError where an option of drawing is given and no token is drawn."""
+        """Raise a ValueError if an option for drawing is given and no token is drawn."""
         given = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
         named = [f"{name} is {shown(value)}" for name, value in given.items() if value is not None]
         if named and self.temperature == 0:
             raise ValueError(
                 f"generate: {', '.join(named)} and temperature is 0, which takes the likeliest "
                 "token each time and draws none: give a temperature above 0, say 1, or leave out "
-                f"{' and '.join(one.split()[0] for one in named)}"
+                f"{' and '.join(text.split()[0] for text in named)}"
             )
 
     def allowed(self, logits: Array) -> tuple[Array, Array]:
-        """Which of the tokens (V,) may be chosen, and their probabilities.
+        """Return the tokens that may be chosen by logits (V,), and their probabilities.
 
         >>> ids, probabilities = Sampling(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
         >>> ids, probabilities.round(2)
@@ -77,7 +77,7 @@ class Sampling:
         return ids, probabilities
 
     def __call__(self, logits: Array, rng: np.random.Generator) -> int:
-        """One token, drawn from logits (V,)."""
+        """Choose a token by logits (V,)."""
         if self.temperature == 0:
             return int(logits.argmax())
         ids, probabilities = self.allowed(logits)
@@ -86,12 +86,12 @@ class Sampling:
 
 
 class Measured(NamedTuple):
-    """What the model made of one token, before any temperature.
+    """The likelihood of a token, before any temperature.
 
     Attributes:
         logit: of the token.
-        log_probability: the same after the softmax, in nats.
-        top: the likeliest tokens in its place and their log probabilities, the likeliest first.
+        log_probability: of the token, in nats.
+        top: the likeliest tokens at its position and their log probabilities, the likeliest first.
     """
 
     logit: float
@@ -100,19 +100,26 @@ class Measured(NamedTuple):
 
 
 def measured(logits: Array, token: int, top: int = 0) -> Measured:
-    """What logits (V,) say of a token, and of so many of the likeliest.
+    """Measure a token by logits (V,), with the `top` likeliest tokens.
 
-    >>> found = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
-    >>> round(found.log_probability, 4), [(token, round(log, 4)) for token, log in found.top]
+    >>> result = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
+    >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]
     (-1.204, [(1, -0.5108), (2, -1.204)])
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()
     logs = wide - np.log(np.exp(wide).sum())
-    top = min(top, len(logs))
-    if not top:
-        return Measured(float(logits[token]), float(logs[token]), [])
-    ids = np.flatnonzero(logs >= np.partition(logs, -top)[-top])
-    ids = ids[np.argsort(-logs[ids], kind="stable")][:top]
-    likeliest = list(zip(ids.tolist(), logs[ids].tolist(), strict=True))
-    return Measured(float(logits[token]), float(logs[token]), likeliest)
+    return Measured(float(logits[token]), float(logs[token]), largest(logs, min(top, len(logs))))
+
+
+def largest(values: Array, count: int) -> list[tuple[int, float]]:
+    """Return the largest numbers of values (V,) with their indices; of equal ones, the first.
+
+    >>> largest(np.array([0.1, 0.6, 0.3]), 2)
+    [(1, 0.6), (2, 0.3)]
+    """
+    if not count:
+        return []
+    ids = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    ids = ids[np.argsort(-values[ids], kind="stable")][:count]
+    return list(zip(ids.tolist(), values[ids].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Tokens as text while they come: as soon as a character, or a word, of it is whole."""
+"""Spell tokens as text while they come, as soon as a character or a word is complete."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # tokens of the prompt that the first new ones are spelled with
-_BROKEN = "\ufffd"  # what bytes that are no character, or not yet one, are shown as
+CONTEXT = 8  # last tokens of the prompt that are spelled with the first new tokens
+_BROKEN = "\ufffd"  # stands for bytes that are not a character, or not yet
 
-# What is read without blanks between words: Thai to Khmer, and Chinese, Japanese and their like.
+# Letters that are written without blanks between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
 class Spelling:
-    """Tokens as text, as soon as a character of it is whole.
+    """Spells tokens as text, as soon as a character is complete.
 
     Args:
         decode: from ids to their text.
         before: the tokens that the text continues.
 
     Attributes:
-        spans: for each token that is spelled, from which character of the text to which it stands;
-            those that make one character together have the same.
+        spans: the first character of each spelled token in the text, and the one after its last;
+            tokens that make one character together have the same span.
 
     >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans
@@ -36,21 +36,21 @@ class Spelling:
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids = [int(token) for token in before[-CONTEXT:]]
-        # Ids from `_done` on are not yet text; those from `_first` on say how they are spelled.
+        # Ids from `_done` on are not yet text; they are spelled with those from `_first` on.
         self._first, self._done = 0, len(self._ids)
         self.spans: list[tuple[int, int]] = []
 
     def add(self, token: int) -> str:
-        """What is whole with this token, and was not before."""
+        """Add a token, and return the text that is complete with it."""
         self._ids.append(token)
         return self._spelled(final=False)
 
     def finish(self) -> str:
-        """The rest: there is no further token."""
+        """Return the rest of the text, after the last token."""
         return self._spelled(final=True)
 
     def _spelled(self, *, final: bool) -> str:
-        """The text of the ids that had none; nothing if it ends on half a character."""
+        """Return the text of the ids that have none; "" if it ends on half a character."""
         before = self._decode(self._ids[self._first : self._done])
         whole = self._decode(self._ids[self._first :])
         new = whole[len(before) :]
@@ -62,7 +62,7 @@ class Spelling:
         return new
 
     def named(self, token: int) -> str:
-        """How a token would be spelled next; nothing if it is no whole character, or special."""
+        """Return the text of a token after these; "" for part of a character or a special token."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
@@ -70,7 +70,7 @@ class Spelling:
 
 
 class TextStream:
-    """Tokens as text, as soon as a word of it is whole.
+    """Spells tokens as text, as soon as a word is complete.
 
     Args:
         decode: from ids to their text.
@@ -92,32 +92,32 @@ class TextStream:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """What is whole with this token, and was not before."""
+        """Add a token, and return the text that is complete with it."""
         return self._release(self.spelling.add(token), final=False)
 
     def finish(self) -> str:
-        """The rest: there is no further token."""
+        """Return the rest of the text, after the last token."""
         return self._release(self.spelling.finish(), final=True)
 
     def _release(self, new: str, *, final: bool) -> str:
-        """What of the held text and this can be let go."""
+        """Return the text that is complete with `new`, and hold the rest."""
         held = self._held + new
-        found = [at for at in map(held.find, self._stop) if at >= 0]
-        if found:
-            held, self.stopped = held[: min(found)], True
+        stops = [at for at in map(held.find, self._stop) if at >= 0]
+        if stops:
+            held, self.stopped = held[: min(stops)], True
         size = len(held)
-        if not final and not found:
+        if not final and not stops:
             last = _LAST_WORD.search(held)
             assert last is not None
             size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
-            size = len(held[:size].rstrip())  # a blank comes with the word behind it
+            size = len(held[:size].rstrip())  # a blank comes with the next word
         self._held = held[size:]
         self.text += held[:size]
         return held[:size]
 
 
 def _begun(text: str, stop: str) -> int:
-    """Where `stop` may have begun at the end of `text`; the length of `text` if it has not."""
+    """Return where `stop` may have begun at the end of `text`; its length if nowhere."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size
@@ -125,7 +125,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """From ids to their text; numbers where there is no tokenizer."""
+    """Return a function from ids to their text; to numbers without a tokenizer."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))
     # a token table may have more rows than there are tokens
@@ -133,12 +133,11 @@ def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
 
 
 def check_stop(stop: Any) -> tuple[str, ...]:
-    """Stop strings, as one or several were given."""
-    given = (stop,) if isinstance(stop, str) else stop
+    """Return one or several stop strings as a tuple."""
     try:
-        strings = tuple(given)
+        strings = (stop,) if isinstance(stop, str) else tuple(stop)
     except TypeError:
-        raise TypeError(f"generate: stop is {given!r:.40}: give strings") from None
+        raise TypeError(f"generate: stop is {stop!r:.40}: give strings") from None
     for text in strings:
         if not check_text(text, call="generate", name="a stop string"):
             raise ValueError("generate: stop has an empty string: leave it out")
