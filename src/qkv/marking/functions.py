@@ -102,15 +102,15 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     wants_tensors = False
 
     @functools.wraps(function, updated=())
-    def of_arrays(*given: Any, **named: Any) -> Any:
+    def of_arrays(*arguments: Any, **named: Any) -> Any:
         nonlocal wants_tensors
         if wants_tensors:
-            return function(*as_tensors(given), **as_tensors(named))
+            return function(*as_tensors(arguments), **as_tensors(named))
         try:
-            return function(*given, **named)
+            return function(*arguments, **named)
         except (AttributeError, TypeError) as refusal:
             try:
-                returned = function(*as_tensors(given), **as_tensors(named))
+                returned = function(*as_tensors(arguments), **as_tensors(named))
             except Exception:
                 raise refusal from None
             wants_tensors = True

@@ -59,8 +59,8 @@ class _Seen:
         drawn = draw(result.case)
         right = answer(result.case, drawn)
         error, bound = (0.0, 0.0)
-        if right.fits(result.given):
-            error, bound = right.worst(result.given)
+        if right.fits(result.outputs):
+            error, bound = right.worst(result.outputs)
         return cls(result, values(result.case, drawn), right, error, bound)
 
     def shows(self, defect: Defect) -> bool:
@@ -92,17 +92,17 @@ class _Seen:
         if expected is None or (several and any(defect.rough for defect in candidates)):
             return False
         predicted = parts(expected, self.right.names)
-        given = self.result.given
-        if [a.shape for a in predicted] != [a.shape for a in given]:
+        outputs = self.result.outputs
+        if [a.shape for a in predicted] != [a.shape for a in outputs]:
             return False
-        if not self.right.fits(given):
-            return all(_near(a, b, ..., 1e-5) for a, b in zip(predicted, given, strict=True))
+        if not self.right.fits(outputs):
+            return all(_near(a, b, ..., 1e-5) for a, b in zip(predicted, outputs, strict=True))
         if candidates[-1].rough and self.error > self.bound:
             return self.error < max(self.right.errors(predicted)) * _LIKE < np.inf
         closer = self.error / _CLOSER if self.result.status == "wrong" else np.inf
         return all(
             _near(a, b, self.right.judged, 2 * bound, closer)
-            for a, b, bound in zip(predicted, given, self.right.bounds, strict=True)
+            for a, b, bound in zip(predicted, outputs, self.right.bounds, strict=True)
         )
 
 
@@ -110,7 +110,7 @@ def _differs(result: CaseResult) -> bool:
     """Are the numbers or the shapes wrong, and not only side effects?"""
     return (
         result.status == "wrong"
-        and bool(result.given)
+        and bool(result.outputs)
         and (result.error is None or not result.message)
     )
 
@@ -123,7 +123,7 @@ def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -
     return bool(np.allclose(a, b, rtol=0, atol=off, equal_nan=True))
 
 
-def _with(candidates: Sequence[Defect], given: Mapping[str, Any]) -> Expected | None:
+def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected | None:
     """Run the formula with several defects; None if two of them replace the same line."""
     lines: dict[str, str] = {}
     for defect in candidates:
@@ -131,7 +131,7 @@ def _with(candidates: Sequence[Defect], given: Mapping[str, Any]) -> Expected | 
             return None
         lines |= defect.filled
     try:
-        return candidates[-1].run(given, lines)
+        return candidates[-1].run(values, lines)
     except (ArithmeticError, IndexError, ValueError):  # a line that has no meaning for these sizes
         return None
 
@@ -148,7 +148,7 @@ class Explainer:
         self._at: list[str] = []  # the feature of each
         right: dict[str, list[CaseResult]] = {}
         for result in results:
-            if result.status == "right" and result.given:
+            if result.status == "right" and result.outputs:
                 right.setdefault(result.feature, []).append(result)
         few = [result for group in right.values() for result in group[:: len(group) // 6 + 1]]
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
@@ -159,7 +159,7 @@ class Explainer:
         wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:
             return None
-        others = [result for result in results if result.status == "right" and result.given]
+        others = [result for result in results if result.status == "right" and result.outputs]
         chosen = [*_spread(wrong, _MOST // 2), *_spread(others, _MOST // 2)]
         seen = [_Seen.of(result) for result in chosen]
         best = self._best(seen)

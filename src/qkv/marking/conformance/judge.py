@@ -28,21 +28,21 @@ class Answer:
     bounds: tuple[float, ...]
     judged: Any  # bool (B, Hq, L): the rows that count; `...` for all
 
-    def errors(self, given: Sequence[Array]) -> list[float]:
+    def errors(self, outputs: Sequence[Array]) -> list[float]:
         """Return the largest error of each array; infinite if only one side has a NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
-            for a, b in zip(self.arrays, given, strict=True)
+            for a, b in zip(self.arrays, outputs, strict=True)
         ]
 
-    def worst(self, given: Sequence[Array]) -> tuple[float, float]:
+    def worst(self, outputs: Sequence[Array]) -> tuple[float, float]:
         """Return the error and the bound of the worst array."""
-        errors = self.errors(given)
+        errors = self.errors(outputs)
         return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
 
-    def fits(self, given: Sequence[Array]) -> bool:
+    def fits(self, outputs: Sequence[Array]) -> bool:
         """Does each array have the right shape?"""
-        return [a.shape for a in self.arrays] == [np.shape(b) for b in given]
+        return [a.shape for a in self.arrays] == [np.shape(b) for b in outputs]
 
 
 def answer(case: Case, drawn: Drawn) -> Answer:
@@ -108,10 +108,10 @@ def _half_bounds(
     return bounds
 
 
-def _distance(right: Array, given: Array) -> float:
+def _distance(right: Array, outputs: Array) -> float:
     """Return the largest difference; equal infinities and two NaN do not differ."""
     with np.errstate(invalid="ignore"):
-        away = np.abs(right - given)
-    away = np.where((right == given) | (np.isnan(right) & np.isnan(given)), 0, away)
+        away = np.abs(right - outputs)
+    away = np.where((right == outputs) | (np.isnan(right) & np.isnan(outputs)), 0, away)
     away = np.where(np.isnan(away), np.inf, away)
     return float(away.max(initial=0))

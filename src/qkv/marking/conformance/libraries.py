@@ -67,14 +67,14 @@ def _torch(device: str) -> Library:
 def _jax(device: str) -> Library:
     jax: Any = need("jax", "jax")
     jax.config.update("jax_enable_x64", True)
-    place = jax.devices(device)[0] if device else None
+    target = jax.devices(device)[0] if device else None
 
     def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
         return jax.vjp(function, *inputs)[1](upstream)
 
     absent = frozenset({"strides"})  # XLA chooses them
     halves = ["float16", "bfloat16"]
-    return Library(lambda a: jax.device_put(a, place), _taken, halves, absent, backward)
+    return Library(lambda a: jax.device_put(a, target), _taken, halves, absent, backward)
 
 
 def _taken(x: Any) -> Array:

@@ -29,7 +29,7 @@ class CaseResult:
         error: the error of the worst array; None if nothing comparable came back.
         bound: the allowed error.
         message: what happened, if an error number does not say it.
-        given: the arrays that came back.
+        outputs: the arrays that came back.
         ended: did the process end, or was it ended?
         like: another feature, whose defect explains the case; empty if none does.
     """
@@ -39,7 +39,7 @@ class CaseResult:
     error: float | None = None
     bound: float | None = None
     message: str = ""
-    given: tuple[Array, ...] = ()
+    outputs: tuple[Array, ...] = ()
     ended: bool = False
     like: str = ""
 
@@ -114,17 +114,17 @@ class Runs:
 
 def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
     """Compare the arrays that came back with the right answer."""
-    given = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
-    if len(given) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
-        given = given[:1]  # the case asked for no weights
-    if len(given) != len(right.arrays):
-        return CaseResult(case, "wrong", message=f"it returns {len(given)} arrays in place of"
+    outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
+    if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
+        outputs = outputs[:1]  # the case asked for no weights
+    if len(outputs) != len(right.arrays):
+        return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays in place of"
                           f" {', '.join(right.names)}")  # fmt: skip
-    for name, a, b in zip(right.names, right.arrays, given, strict=True):
+    for name, a, b in zip(right.names, right.arrays, outputs, strict=True):
         if a.shape != np.shape(b):
             message = f"{name} has shape {np.shape(b)} and must have {a.shape}"
-            return CaseResult(case, "wrong", message=message, given=given)
-    error, bound = right.worst(given)
+            return CaseResult(case, "wrong", message=message, outputs=outputs)
+    error, bound = right.worst(outputs)
     message = ""
     if reply["changed"]:
         message = f"it writes to {' and '.join(reply['changed'])}"
@@ -133,4 +133,4 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
     elif reply["overwritten"]:
         message = "a later call writes to the result of an earlier call"
     is_right = error <= bound and not message
-    return CaseResult(case, "right" if is_right else "wrong", error, bound, message, given)
+    return CaseResult(case, "right" if is_right else "wrong", error, bound, message, outputs)

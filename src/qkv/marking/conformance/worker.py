@@ -128,22 +128,22 @@ class Worker:
     def _call(self, case: Case) -> Packed:
         """Call the function as often as the case says, and note which of its inputs it changes."""
         drawn = draw(case)
-        bases, given = {}, {}
+        bases, arguments = {}, {}
         for name, a in drawn.items():
             if name in case.unsaid:
                 continue
             if not isinstance(a, np.ndarray):
-                given[name] = a
+                arguments[name] = a
                 continue
             kept = laid(case, name, a) if name in _LAID else laid(_plain(case, a), name, a)
             bases[name] = self.library.give(kept.base)
-            given[name] = kept.view(bases[name])
+            arguments[name] = kept.view(bases[name])
         before = {name: self.library.take(a).tobytes() for name, a in bases.items()}
-        query, key, value = (given.pop(name) for name in _LAID)
+        query, key, value = (arguments.pop(name) for name in _LAID)
         kept_outs: list[tuple[Array, Array]] = []
         results: list[list[Array]] = []
         for _ in range(case.repeats):
-            returned = self._returned(case, query, key, value, given)
+            returned = self._returned(case, query, key, value, arguments)
             outs = [self.library.take(out) for out in _tuple(returned)]
             results.append([out.copy() for out in outs])
             kept_outs += zip(outs, results[-1], strict=True)
@@ -159,12 +159,12 @@ class Worker:
         }
 
     def _returned(
-        self, case: Case, query: Any, key: Any, value: Any, given: Mapping[str, Any]
+        self, case: Case, query: Any, key: Any, value: Any, arguments: Mapping[str, Any]
     ) -> Any:
         """Call the function, or its backward pass, once."""
         if case.feature != "gradient":
-            return self.callee(query, key, value, **given)
-        options = dict(given)
+            return self.callee(query, key, value, **arguments)
+        options = dict(arguments)
         grad_out = options.pop("grad_out")
         if self.gradient is not None:
             named = {self.gradient.names[name]: x for name, x in options.items()}

@@ -127,23 +127,23 @@ class _Submission:
         """Call a function, and note what it writes to, calls and prints."""
         function = self.callable.setdefault(request["of"], takes_tensors(thing))
         sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
-        arguments = {place: unpack(packed, self._held) for place, packed in sent.items()}
-        given = [arguments[number] for number in range(len(request["given"]))]
-        named = {name: arguments[name] for name in request["named"]}
+        values = {place: unpack(packed, self._held) for place, packed in sent.items()}
+        positional = [values[number] for number in range(len(request["given"]))]
+        named = {name: values[name] for name in request["named"]}
         watch = Watch()
         reply: Packed = {}
         with warnings.catch_warnings(), np.errstate(all="ignore"), nobody_there() as unread:
             warnings.simplefilter("ignore")
             try:
                 with watch.on():
-                    value = function(*given, **named)
+                    value = function(*positional, **named)
                 reply["value"] = self._packed(value)
             except BaseException as error:
                 reply["error"] = _packed_error(error)
         reply["after"] = [
             [place, now]
             for place, packed in sent.items()
-            if packed.get("r") is None and (now := self._plain(arguments[place])) != packed
+            if packed.get("r") is None and (now := self._plain(values[place])) != packed
         ]
         reply["stale"] = self._stale()
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines

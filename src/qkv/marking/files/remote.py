@@ -37,21 +37,23 @@ class Remotes:
         self._numbers: dict[int, int] = {}  # by their ids here; `_things` keeps them
         self.helped: set[str] = set()
 
-    def call(self, thing: Any, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a function of the student's, and return its result or raise its error.
 
         Arrays, lists and mappings that the function writes to change here too.
         """
         packer = Packer(self._known)
         sent = {
-            "given": [packer.pack(value) for value in given],
+            "given": [packer.pack(value) for value in positional],
             "named": {name: packer.pack(value) for name, value in named.items()},
         }
         reply = self._ask({"do": "call", "of": self._numbers[id(thing)], **sent})
         for number, packed in reply.get("stale", ()):
             _write(self._things[int(number)], self._read(packed))
         for place, packed in reply.get("after", ()):
-            _write(named[place] if isinstance(place, str) else given[place], self._read(packed))
+            _write(
+                named[place] if isinstance(place, str) else positional[place], self._read(packed)
+            )
         self.helped.update(map(str, reply.get("called", ())))
         if isinstance(sys.stdout, Unread):
             sys.stdout.lines += int(reply.get("printed", 0))
@@ -135,9 +137,9 @@ class Remote(Elsewhere):
 class RemoteFunction(Remote):
     """An object of the student's that can be called."""
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *positional: Any, **named: Any) -> Any:
         """Call it in its process."""
-        return self._remotes.call(self, given, named)
+        return self._remotes.call(self, positional, named)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -194,7 +196,7 @@ def _good(reply: Reply) -> Reply:
     if not issubclass(base, RAISED):
         raise Ended("exits", str(packed["in_words"]))
     own = names[: names.index(base.__name__)] if base.__name__ in names else []
-    members = {"__str__": lambda self: words, "__init__": lambda self, *given: None}
+    members = {"__str__": lambda self: words, "__init__": lambda self, *positional: None}
     kind: Any = base
     for name in [*reversed(own)] or [base.__name__]:
         kind = type(name, (kind,), members)
