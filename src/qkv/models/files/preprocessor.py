@@ -1,4 +1,4 @@
-"""What becomes of an image before a model sees it, as preprocessor_config.json says."""
+"""The preparation of images for a model, by preprocessor_config.json."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.designs import VisionDesign
 
-_MOST = 1e30  # of a mean or a deviation, which are float32
+_MOST = 1e30  # the largest mean or deviation, which are float32
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
-# What those of CLIP take from each channel and divide it by, unless their files say otherwise.
+# The default mean and deviation of each channel for CLIP.
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
 _CLIP["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """How an image becomes numbers, as preprocessor_config.json says.
+    """The conversion of an image to numbers, by preprocessor_config.json.
 
     Attributes:
-        size: the height and width that it is brought to, or a number that the shorter of both is
-            brought to; None leaves it as it is.
-        crop: the height and width of its middle, which is what then remains; None for all of it.
-        resample: how, as Pillow numbers it: 2 is bilinear, 3 bicubic.
-        factor: what pixels of 0 to 255 are multiplied by.
-        mean: what is then taken from each channel.
-        std: what it is then divided by.
-        values: the file.
+        size: the height and width of the resized image, or the length of its shorter side; None for
+            no resizing.
+        crop: the height and width of the middle that is kept; None for all.
+        resample: Pillow's number of the method: 2 is bilinear, 3 bicubic.
+        factor: the factor of pixels of 0 to 255.
+        mean: a number that is then subtracted from each channel.
+        std: the divisor of the difference.
+        values: the contents of the file.
     """
 
     size: tuple[int, int] | int | None = (224, 224)
@@ -49,12 +49,12 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
-        """What the file in this folder says for a model of this design; None where there is none.
+        """Read the file in a folder, for a model of this design; None if there is no such file.
 
-        Where there is a processor of texts and images, the other's part for images says it.
+        Without the file, the part for images of processor_config.json is read, if there is one.
 
         Raises:
-            ModelError: it is broken, or asks for something that qkv does not know.
+            ModelError: the file is broken, or asks for a feature that qkv does not know.
         """
         path = folder / PREPROCESSOR
         whole = folder / PROCESSOR
@@ -92,13 +92,12 @@ class Pixels:
                 given = config.values["image_std"]
                 raise ModelError(f"{path}: image_std is {given}: none may be 0")
         resample = config.whole("resample", 3 if crops else 2)
-        found = cls(size, crop, resample, factor, mean, std, config.values)
-        if found.resample > 5:
-            raise ModelError(f"{path}: resample is {found.resample}: Pillow knows 0 to 5")
-        return found
+        if resample > 5:
+            raise ModelError(f"{path}: resample is {resample}: Pillow knows 0 to 5")
+        return cls(size, crop, resample, factor, mean, std, config.values)
 
     def __call__(self, image: Any) -> Array:
-        """An image (H, W, C) of uint8, or one of Pillow's, as numbers (C, H, W) of float32."""
+        """Convert an image (H, W, C) of uint8, or an image of Pillow, to float32 (C, H, W)."""
         if hasattr(image, "convert"):
             image = np.asarray(image.convert("RGB" if len(self.mean) == 3 else "L"))
         pixels = as_array(image, call="pixels", name="image")
@@ -123,19 +122,19 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Height and width that images are brought to, or the shorter of both, where that may be."""
-    given = config.values.get(key, 224)
-    if shortest and not isinstance(given, dict):
-        given = {"shortest_edge": given}
-    if shortest and set(given) == {"shortest_edge"}:
-        return Config(given, f"{config.source}: {key}").size("shortest_edge", 224)
+    """Return the height and width of resized images or, with `shortest`, their shorter side."""
+    value = config.values.get(key, 224)
+    if shortest and not isinstance(value, dict):
+        value = {"shortest_edge": value}
+    if shortest and set(value) == {"shortest_edge"}:
+        return Config(value, f"{config.source}: {key}").size("shortest_edge", 224)
     return _pair(config, key)
 
 
 def _pair(config: Config, key: str) -> tuple[int, int]:
-    """Height and width: given as two, or as one number for both."""
-    given = config.values.get(key, 224)
-    sides = given if isinstance(given, dict) else {"height": given, "width": given}
+    """Return height and width, from two numbers or one for both."""
+    value = config.values.get(key, 224)
+    sides = value if isinstance(value, dict) else {"height": value, "width": value}
     if set(sides) != {"height", "width"}:
         raise ModelError(
             f"{config.source}: {key} has {', '.join(map(str, sides))}, which qkv does not support: "
@@ -151,7 +150,7 @@ def _check_size(
     design: VisionDesign,
     path: Path,
 ) -> None:
-    """An error unless what images are brought to is what the model takes."""
+    """Raise unless the prepared images have the size that the model takes."""
     last, named = (size, "size") if crop is None else (crop, "crop_size")
     least = (size, size) if isinstance(size, int) else size
     if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
@@ -174,7 +173,7 @@ def _check_size(
 
 
 def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
-    """Height and width of which the shorter is `side`, in the proportion of these.
+    """Return height and width in the proportion of `size`, the shorter of them `side`.
 
     >>> _with_shortest((30, 20), 15), _with_shortest((20, 31), 10)
     ((22, 15), (10, 15))
@@ -184,7 +183,7 @@ def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
 
 
 def _middle(pixels: Array, size: tuple[int, int]) -> Array:
-    """The middle (h, w, C) of an image (H, W, C)."""
+    """Return the middle (h, w, C) of an image (H, W, C)."""
     above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
     if above < 0 or before < 0:
         raise ValueError(
@@ -195,16 +194,16 @@ def _middle(pixels: Array, size: tuple[int, int]) -> Array:
 
 
 def _numbers(config: Config, key: str, default: list[float], channels: int) -> tuple[float, ...]:
-    """A number for each channel, or one for all."""
-    given = config.values.get(key, default)
-    numbers = given if isinstance(given, list) else [given] * channels
+    """Return a number for each channel, from a list or one number for all."""
+    value = config.values.get(key, default)
+    numbers = value if isinstance(value, list) else [value] * channels
     fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)
-    config.need(fine, key, given, f"{channels} numbers", 60)
+    config.need(fine, key, value, f"{channels} numbers", 60)
     return tuple(map(float, numbers))
 
 
 def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
-    """An image (H, W, C) of uint8 in another size, by Pillow."""
+    """Resize an image (H, W, C) of uint8 with Pillow."""
     try:
         pillow = need("PIL.Image", "plot")
     except ImportError as error:
@@ -215,5 +214,5 @@ def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
         ) from error
     single = pixels.shape[-1] == 1
     image = pillow.fromarray(pixels[..., 0] if single else pixels)
-    found: Array = np.asarray(image.resize(size[::-1], resample=resample))
-    return found[..., None] if single else found
+    resized: Array = np.asarray(image.resize(size[::-1], resample=resample))
+    return resized[..., None] if single else resized

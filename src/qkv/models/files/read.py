@@ -1,4 +1,4 @@
-"""Reading a model's files: their names, what is wrong with one, JSON and the list of shards."""
+"""Read a model's files: their names, their errors, JSON and the list of shards."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MOST_TOKENIZER = 512 * 2**20
 
 
 class ModelError(ValueError):
-    """A model's files are broken, do not fit each other, or hold what qkv does not support."""
+    """A model's files are broken, do not fit each other, or need a feature that qkv lacks."""
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """The file of each tensor, where a folder has an index of several; names of files in it.
+    """Return the file name of each tensor, if a folder has an index of several files.
 
     Raises:
         ModelError: it is not an index, or a name or a link leads out of the folder.
@@ -65,17 +65,17 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Whether a file lies where it seems to, or where the Hugging Face cache puts its files."""
+    """Return whether a file is no link, or a link inside its folder or the Hugging Face cache."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # its repository's files, and those that several share
+        if above.name == "snapshots":  # the files of its repository, and shared files
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 
 
 def need_file(path: Path, most: int) -> None:
-    """Raise unless this is an ordinary file of at most so many bytes.
+    """Raise unless this is an ordinary file of at most `most` bytes.
 
     Raises:
         ModelError: there is no such file, it is something else or too large.
@@ -93,7 +93,7 @@ def need_file(path: Path, most: int) -> None:
 
 
 def read_json(path: Path, kind: type[Any] = dict) -> Any:
-    """What a JSON file holds, an object or a list.
+    """Return the contents of a JSON file, an object or a list.
 
     Raises:
         ModelError: there is no such file, or it holds something else.
@@ -104,28 +104,28 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: is not JSON that can be read: {first_line(error)}") from error
     if not isinstance(values, kind):
-        found, needed = type(values).__name__, kind.__name__
-        raise ModelError(f"{path}: holds a JSON {found} where a {needed} is needed")
+        actual, needed = type(values).__name__, kind.__name__
+        raise ModelError(f"{path}: holds a JSON {actual} where a {needed} is needed")
     return values
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Whether a JSON value is a whole number."""
+    """Return whether a JSON value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Whether a JSON value is a number."""
+    """Return whether a JSON value is a number."""
     return isinstance(value, float) or is_whole(value)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """Return the message of an error on one line."""
     return plain(" ".join(str(error).split()), 200) or type(error).__name__
 
 
 def plain(text: str, most: int) -> str:
-    r"""Text that a file had a say in, as it can be shown: printable, on one line, not too long.
+    r"""Return text from a file so that it can be shown: printable, on one line, not too long.
 
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...

@@ -1,4 +1,4 @@
-"""Writing a model's folder, as `qkv.load` and transformers read it."""
+"""Write a model's folder, which `qkv.load` and transformers read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.text import Tokenizer
 
 
 def storage_type(dtype: Any) -> np.dtype[Any] | None:
-    """The type to save in, int8 or one of the floats; None for that of each array.
+    """Return the type of saved arrays, int8 or a float type; None keeps the type of each array.
 
     >>> storage_type("int8"), storage_type(None)
     (dtype('int8'), None)
@@ -48,7 +48,7 @@ def save_model(
 ) -> None:
     """Write all files of a model, config.json last, if it has one; see `Model.save`.
 
-    `others` are JSON files beside config.json, by name; None for one that there is not.
+    `others` are JSON files beside config.json, by name; None for a file that the model lacks.
     """
     from safetensors.numpy import save
 
@@ -79,13 +79,15 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
-    for path in stale - contents.keys():  # of another model, which would be read with this one
+    for path in (
+        stale - contents.keys()
+    ):  # of another model, which `load` would read with this model
         if path.is_file():
             path.unlink()
 
 
 def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, Array]:
-    """A tensor as the file has it, and the scales beside one of int8."""
+    """Return a tensor as the file stores it, with its scales if it is int8."""
     if dtype is None or not is_float(array.dtype):
         return {name: np.asarray(array, order="C")}
     from ml_dtypes import finfo

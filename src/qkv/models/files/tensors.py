@@ -16,14 +16,14 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.models.files.read import CONFIG, INDEX, WEIGHTS, ModelError, first_line, read_json, shards
 
-SCALE = "_scale"  # behind the name of a matrix: the tensor of its scales
-MOST = 127  # of a number in a row, either sign
+SCALE = "_scale"  # the ending of the name of a matrix's scales
+MOST = 127  # the largest number in a row
 _PROBE = 16  # numbers of a row that rule out most scales
 Rows = tuple[Array, Array]  # int8 (rows, columns) and float16 (rows,)
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
-    """The numbers, float32 (rows, columns), of int8 (rows, columns) and float16 (rows,).
+    """Return the numbers, float32 (rows, columns), of int8 (rows, columns) and float16 (rows,).
 
     >>> from_rows(np.int8([[-127, 64]]), np.float16([0.5]))
     array([[-63.5,  32. ]], dtype=float32)
@@ -32,9 +32,9 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """The rows and the scales that give a matrix of finite floats exactly; None if there are none.
+    """Return rows and scales whose product is exactly a matrix of finite floats; None if none are.
 
-    An array that is no matrix has none.
+    The result for an array that is no matrix is None.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -47,11 +47,11 @@ def exact_rows(matrix: Array) -> Rows | None:
 
 
 def to_rows(matrix: Array) -> Rows:
-    """The rows and the scales of a matrix of finite floats, at most 127 * 65504 large.
+    """Return the rows and the scales of a matrix of finite floats of at most 127 * 65504.
 
-    A row that has an exact form keeps its numbers. Another is rounded: its scale is its largest
-    number / 127 in float16, and each number is off by half a scale at most. The numbers of these
-    rows give the same rows and scales again.
+    Rows with an exact form keep their numbers. Other rows are rounded: the scale is the largest
+    number / 127 in float16, and the error of each number is at most half the scale. The rounded
+    numbers give the same rows and scales again.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -59,28 +59,28 @@ def to_rows(matrix: Array) -> Rows:
     """
     rows, scales, exact = _search(matrix)
     if not exact.all():
-        # near float16's smallest number several scales may give the same row: one rule chooses
+        # near float16's smallest number several scales may give the same row: choose by one rule
         rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
     return rows, scales
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Rows, the smallest scales that give them exactly, and which rows have such a scale."""
+    """Return rows, the smallest scales that give them exactly, and which rows have such scales."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
-    for number in range(MOST, 0, -1):  # that the largest of a row may be
+    for number in range(MOST, 0, -1):  # the possible largest number of a row
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
-        found = np.flatnonzero(~exact & (factors * number == largest))
+        left = np.flatnonzero(~exact & (factors * number == largest))
         for columns in (slice(_PROBE), slice(None)):
-            part, by = matrix[found, columns], factors[found, None]
+            part, by = matrix[left, columns], factors[left, None]
             whole = np.rint(part / by)
             fits = (whole * by == part).all(axis=1)
-            found, whole = found[fits], whole[fits]
-        rows[found], scales[found], exact[found] = whole, halves[found], True
+            left, whole = left[fits], whole[fits]
+        rows[left], scales[left], exact[left] = whole, halves[left], True
         if exact.all():
             break
     return rows, scales, exact
@@ -107,7 +107,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # whose bytes can be counted, those of a dimension of 0 left aside
+_MOST_NUMBERS = 2**59  # not counting dimensions of 0
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
@@ -115,13 +115,13 @@ A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.jso
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor where it stands: a file and the bytes in it.
+    """A tensor in a file.
 
     Attributes:
         path: the file.
-        kind: the type as the header spells it: "F32", "BF16", "I64", ...
-        shape: the shape, from the header.
-        raw: its bytes, mapped.
+        kind: the type in the header: "F32", "BF16", "I64", ...
+        shape: the shape in the header.
+        raw: the tensor's bytes, mapped.
     """
 
     path: Path
@@ -130,15 +130,15 @@ class Stored:
     raw: Array
 
     def same(self, other: Stored) -> bool:
-        """Whether both have one type, one shape and the same bytes."""
+        """Return whether both have the same type, shape and bytes."""
         alike = (self.kind, self.shape) == (other.kind, other.shape)
         return alike and np.array_equal(self.raw, other.raw)
 
     def read(self) -> Array:
-        """Its numbers, which stay in the file until they are used."""
+        """Return the tensor's numbers, which stay in the file until they are used."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        # no copy, but on a big-endian machine and of a file whose header leaves it unaligned
+        # this copies only on a big-endian machine, or if the tensor is not aligned in the file
         array = np.require(array, dtype.newbyteorder("="), "A")
         if self.kind != "BF16":
             return array
@@ -149,35 +149,35 @@ class Stored:
 
 @dataclass(frozen=True)
 class Int8Rows(Stored):
-    """A matrix of int8, each row of which is multiplied by a number of its own.
+    """A matrix of int8 with a scale for each row.
 
     Attributes:
-        scales: these numbers, float16 (rows,).
+        scales: the scales, float16 (rows,).
     """
 
     scales: Stored
 
     def same(self, other: Stored) -> bool:
-        """Whether both have the same bytes and the same scales."""
+        """Return whether both have the same bytes and scales."""
         return (
             isinstance(other, Int8Rows) and super().same(other) and self.scales.same(other.scales)
         )
 
     def read(self) -> Array:
-        """Its numbers, float32."""
+        """Return the numbers, float32."""
         return from_rows(self.raw.view(np.int8).reshape(self.shape), self.scales.read())
 
 
 class Tensors(dict[str, Stored]):
-    """The tensors of a model by their names, each read when its numbers are asked for.
+    """The tensors of a model by their names; `read` of a tensor returns its numbers.
 
-    The headers alone are read at first, so that a model can be checked before memory is asked for.
+    At first only the headers are read, so that a model can be checked before it takes memory.
 
     Attributes:
         source: the file that errors name.
 
     Raises:
-        ModelError: there is no such file, it is broken, or two files have a tensor of one name.
+        ModelError: there is no such file, it is broken, or two files have the same tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -199,17 +199,19 @@ class Tensors(dict[str, Stored]):
             self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
 
     def sha256(self) -> str:
-        """The digest of all tensors as they stand in the files, a matrix of int8 as int8."""
+        """Return the digest of all tensors as the files store them, a matrix of int8 as int8."""
         rows = []
-        for name, one in self.items():
-            kind = "I8" if isinstance(one, Int8Rows) else one.kind
-            rows.append((name, kind, one.shape, one.raw))
-            if isinstance(one, Int8Rows):
-                rows.append((name + SCALE, one.scales.kind, one.scales.shape, one.scales.raw))
+        for name, tensor in self.items():
+            if isinstance(tensor, Int8Rows):
+                scales = tensor.scales
+                rows.append((name, "I8", tensor.shape, tensor.raw))
+                rows.append((name + SCALE, scales.kind, scales.shape, scales.raw))
+            else:
+                rows.append((name, tensor.kind, tensor.shape, tensor.raw))
         return digest(rows)
 
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
-        """A matrix of int8 with the scales that stand beside it; it counts as float32."""
+        """Return a matrix of int8 with its scales, which counts as float32."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])
         ):
@@ -222,45 +224,45 @@ class Tensors(dict[str, Stored]):
 
 
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
-    """The SHA-256, in hexadecimal, of tensors: name, type, shape and bytes of each.
+    """Return the SHA-256, in hexadecimal, of tensors: name, type, shape and bytes of each.
 
-    In the order of their names, each adds `name`, type and shape, with a zero byte behind each of
-    the three, and its bytes as safetensors writes them. The shape is written as in "16,4".
+    The tensors are sorted by name. Each adds its name, type and shape, with a zero byte behind each
+    of the three, and its bytes as safetensors writes them. The shape is written as in "16,4".
 
     >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
     'f2f043c8ed9c5c29'
     """
-    found = hashlib.sha256()
-    for name, kind, shape, raw in sorted(tensors, key=lambda one: one[0]):
+    sha256 = hashlib.sha256()
+    for name, kind, shape, raw in sorted(tensors, key=lambda tensor: tensor[0]):
         sizes = ",".join(map(str, shape))
-        found.update(f"{name}\0{kind}\0{sizes}\0".encode())
-        found.update(raw)
-    return found.hexdigest()
+        sha256.update(f"{name}\0{kind}\0{sizes}\0".encode())
+        sha256.update(raw)
+    return sha256.hexdigest()
 
 
 def of_array(array: Array) -> tuple[str, tuple[int, ...], bytes]:
-    """Type, shape and bytes of an array, as safetensors writes them."""
+    """Return type, shape and bytes of an array, as safetensors writes them."""
     return KINDS[array.dtype.name], array.shape, array.tobytes()
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
-    """The safetensors files of a folder: those of its index, the one there is by rule, or all."""
-    found = [folder / name for name in sorted(set((index or {}).values()))]
-    for path in found:
+    """Return the safetensors files of a folder: those of its index, model.safetensors, or all."""
+    paths = [folder / name for name in sorted(set((index or {}).values()))]
+    for path in paths:
         if not path.is_file():
             raise ModelError(f"{folder / INDEX}: the shard {path.name} is not in the folder")
-    if not found:
+    if not paths:
         whole = folder / WEIGHTS
-        found = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if found:
-        return found
+        paths = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    if paths:
+        return paths
     raise ModelError(f"{folder}: {lacking(folder)}")
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """What keeps a folder from being a model, and what to do; `file` is the one that was named."""
-    found = sorted(path for path in folder.glob("*") if path.is_file())
-    files = found if file is None else [file, *found]
+    """Return why a folder is not a model, and what to do; `file` is a file that the user named."""
+    files = [] if file is None else [file]
+    files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
     others = [path for path in files if path.suffix.lower() in _OTHERS]
     if any(path.suffix.lower() == ".safetensors" for path in files):
@@ -282,7 +284,7 @@ def lacking(folder: Path, file: Path | None = None) -> str:
 
 
 def _class(folder: Path) -> str:
-    """The class of transformers that has all of a model's weights, its head included."""
+    """Return the class of transformers that has all of a model's weights, its head included."""
     with suppress(ModelError):
         match read_json(folder / CONFIG).get("architectures"):
             case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:
@@ -291,14 +293,14 @@ def _class(folder: Path) -> str:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """What a file holds. The library checks the header: its length, the ranges, the file's end."""
+    """Return the tensors of a file. The library checks the header: length, ranges, file size."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # the numbers come from the file when they are used
+        # the numbers are read from the file when they are used
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
@@ -306,21 +308,21 @@ def header(path: Path) -> dict[str, Stored]:
             "download or save it again"
         ) from error
     header.pop("__metadata__", None)
-    found = {}
+    tensors = {}
     for name, about in header.items():
         shape = about["shape"]
         if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
             raise ModelError(f"{path}: {name} has a shape that no array has: {shape!s:.80}")
         raw = numbers[slice(*about["data_offsets"])]
-        found[name] = Stored(path, about["dtype"], tuple(shape), raw)
-    return found
+        tensors[name] = Stored(path, about["dtype"], tuple(shape), raw)
+    return tensors
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are all different."""
-    found: dict[str, Any] = {}
+    """Return a JSON object, and raise if it has a name twice."""
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"its header has {name} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
