@@ -248,13 +248,13 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
     else:
         scores = estimated(stream, of, _METHODS[method])
         correlation = _correlation(stream, scores)
-    found = [
+    scored = [
         Edge(wiring.senders[number], name, float(score))
         for name, own in scores.items()
         for number, score in enumerate(own)
     ]
     nodes = [*wiring.senders, "logits"]
-    return Graph(nodes, strongest(found), method, stream.base, stream.low, correlation)
+    return Graph(nodes, strongest(scored), method, stream.base, stream.low, correlation)
 
 
 def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
@@ -309,12 +309,12 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     shares = np.arange(1, (steps or 1) + 1) / (steps or 1)
     edit = {"full_embed": corrupted + shares[:, None, None] * (clean - corrupted)}
     ids = [stream.pair.clean.ids] * len(shares)
-    has_mlp = [layer for layer, block in enumerate(layers) if block.mlp is not None]
     names = [(kind, layer) for layer in range(last + 1) for kind in INPUTS]
-    names += [*(("mlp_out", layer) for layer in has_mlp), ("resid_post", last)]
+    names += [("mlp_out", layer) for layer in range(last + 1) if layers[layer].mlp is not None]
+    names.append(("resid_post", last))
     slopes = model.gradient(ids, of=of, at=names, edit=edit)
     run = model.trace(ids, names=["resid_pre", "attn_out"], edit=edit)
-    found = {"logits": _scores(stream, slopes["resid_post", last][:, None])[0]}
+    effects = {"logits": _scores(stream, slopes["resid_post", last][:, None])[0]}
     for layer, block in enumerate(layers):
         pre, count = run["resid_pre", layer], stream.wiring.starts[layer]  # (m, T, D)
         for kind in INPUTS:
@@ -329,7 +329,7 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
                 ]
                 slope = block.norm1.backward(slope, NormSaved(*alike), record=_SILENT).x
             for head, scores in enumerate(_scores(stream, slope, count)):
-                found[f"attn.{layer}.{head}.{kind}"] = scores
+                effects[f"attn.{layer}.{head}.{kind}"] = scores
         if block.mlp is not None:
             read = pre if block.parallel else pre + run["attn_out", layer]
             steps_back = []
@@ -340,8 +340,8 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
             for part, kept in reversed(steps_back):
                 slope = part.backward(slope, kept, record=_SILENT).x
             count = stream.wiring.receivers[f"mlp.{layer}"].senders
-            found[f"mlp.{layer}"] = _scores(stream, slope[:, None], count)[0]
-    return {name: found[name] for name in stream.wiring.receivers}
+            effects[f"mlp.{layer}"] = _scores(stream, slope[:, None], count)[0]
+    return {name: effects[name] for name in stream.wiring.receivers}
 
 
 _SILENT = GradientRecorder(lambda name: False, {}, {})

@@ -320,16 +320,12 @@ def _in_parts(model: Model, ids: Array, use: Use) -> None:
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
     step = max(1, room(model) // len(ids))
     for first in range(0, len(ids), step):
+        queries = slice(first, first + step)
         for layer in range(trace.num_layers):
-            use(layer, first, _weights(trace, layer, slice(first, first + step)))
-
-
-def _weights(trace: Trace, layer: int, queries: slice) -> Array:
-    """Return the weights (1, Hq, Q, K) of some queries."""
-    inputs = trace.attention_inputs(layer) | {"q_offset": queries.start}
-    for name in {"query", "bias"} & set(inputs):
-        inputs[name] = inputs[name][..., queries, :]
-    return np.asarray(attention(**inputs, return_weights=True)[1])
+            inputs = trace.attention_inputs(layer) | {"q_offset": first}
+            for name in {"query", "bias"} & set(inputs):
+                inputs[name] = inputs[name][..., queries, :]
+            use(layer, first, attention(**inputs, return_weights=True)[1])
 
 
 def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:

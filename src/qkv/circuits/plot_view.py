@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +54,6 @@ class PlotView(View):
         return {"sentence": self.said, **self.numbers}
 
 
-Row = TypeVar("Row", bound=Panel)
 MOST_CARDS = 24
 MOST_EDGES = 150
 _LISTED = 20  # edges in a terminal
@@ -75,17 +74,16 @@ def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:
         facts.append(f"{len(cards)} of {whole:,} {unit}s have a card here.")
-    rows: list[list[Panel]] = [[*row] for row in in_rows(cards, _IN_ROW)]
     numbers = []
     for card in cards:
         examples = [{"value": x.label, "words": x.words, "shares": x.shares} for x in card.passages]
         numbers.append({"title": card.title, "explained": card.explained, "examples": examples})
-    return PlotView(said, facts, rows, {"cards": numbers}, theme=theme)
+    return PlotView(said, facts, in_rows(cards, _IN_ROW), {"cards": numbers}, theme=theme)
 
 
-def in_rows(panels: Sequence[Row], most: int) -> list[Sequence[Row]]:
+def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
     """Divide panels into rows of at most `most`."""
-    return [panels[first : first + most] for first in range(0, len(panels), most)]
+    return [list(panels[first : first + most]) for first in range(0, len(panels), most)]
 
 
 def passage_of(

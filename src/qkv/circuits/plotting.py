@@ -30,7 +30,6 @@ from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
 _SHARES = ("weight", "mean weight", "probability")  # from 0 to 1, and so is their scale
-_Kind = tuple[str, float]
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
@@ -86,14 +85,8 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     facts = [part.sentence for part in parts if part.values.ndim and len(parts) > 1]
     facts += [part.note for part in parts if part.note]
     said = parts[0].sentence if len(parts) == 1 else _together(parts)
-    return PlotView(
-        said,
-        facts,
-        _rows(parts, _scales(parts, stretch)),
-        {"results": [part.to_dict() for part in parts]},
-        theme=theme,
-        stretch=stretch,
-    )
+    rows, numbers = _rows(parts, stretch), {"results": [part.to_dict() for part in parts]}
+    return PlotView(said, facts, rows, numbers, theme=theme, stretch=stretch)
 
 
 class _Axis(NamedTuple):
@@ -140,7 +133,7 @@ class _Drawing:
     note: str = ""
 
     @property
-    def kind(self) -> _Kind:
+    def kind(self) -> tuple[str, float]:
         """The meaning and the ground of its numbers; drawings of one kind share a scale."""
         return self.of, self.ground
 
@@ -269,13 +262,13 @@ def _likeliest(part: _Drawing) -> _Drawing:
 
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
     """Join axes of layers and heads, and then others, until there are at most three."""
-    axes, place = list(part.axes), 0
-    while len(part.axes) > 3 and place + 1 < len(axes):
-        one, other = axes[place : place + 2]
+    axes, index = list(part.axes), 0
+    while len(part.axes) > 3 and index + 1 < len(axes):
+        one, other = axes[index : index + 2]
         if one.name.endswith("layer") and other.name.endswith("head"):
             numbers = [f"{layer}.{head}" for layer in one.numbers for head in other.numbers]
-            axes[place : place + 2] = [_Axis(other.name, numbers)]
-        place += 1
+            axes[index : index + 2] = [_Axis(other.name, numbers)]
+        index += 1
     while len(axes) > 3:
         one, other = axes[:2]
         both = [f"{first}, {second}" for first in one.names for second in other.names]
@@ -293,21 +286,14 @@ def _together(parts: Sequence[_Drawing]) -> str:
     return ", ".join(part.title for part in parts) + (f", by {axes}." if axes else ".")
 
 
-def _scales(parts: Sequence[_Drawing], stretch: bool) -> dict[_Kind, tuple[float, float]]:
-    """Return both ends of the scale of each kind of numbers."""
+def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
+    """Return the panels of all parts; numbers of one kind with at most one axis share bars."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
         of, ground = kind
         share = of in _SHARES and not (values < 0).any()
         scales[kind] = (0.0, scale_end([values], stretch)) if share else signed_end(values, ground)
-    return scales
-
-
-def _rows(
-    parts: Sequence[_Drawing], scales: Mapping[_Kind, tuple[float, float]]
-) -> list[list[Panel]]:
-    """Return the panels of all parts; numbers of one kind with at most one axis share bars."""
     maps: list[Panel] = []
     rows: list[list[Panel]] = []
     for part in parts:
@@ -315,7 +301,7 @@ def _rows(
             maps.append(_heat_map(part, scales[part.kind]))
         elif part.values.ndim > 2:
             rows += _small_maps(part, scales[part.kind])
-    rows = [*map(list, in_rows(maps, 3)), *rows]
+    rows = [*in_rows(maps, 3), *rows]
     for kind, scale in scales.items():
         flat = [part for part in parts if part.values.ndim < 2 and part.kind == kind]
         if flat:
@@ -368,7 +354,7 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
         said += f" Shown: {len(kept)} of {count}, those of the largest numbers."
     return [
         [_heat_map(large, scale)],
-        *map(list, in_rows(tiles, 6)),
+        *in_rows(tiles, 6),
         [table, Prose(text=said, shown_in=PICTURE)],
     ]
 

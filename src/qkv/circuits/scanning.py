@@ -107,7 +107,17 @@ class Best:
 
 
 @dataclass(frozen=True, eq=False)
-class Example:
+class _InText:
+    """A value of a text."""
+
+    value: float
+    number: int
+    text: str | Array
+    tokens: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Example(_InText):
     """A text in which a neuron or feature is large.
 
     Attributes:
@@ -119,10 +129,6 @@ class Example:
         activations: (T,), the activation at each token.
     """
 
-    value: float
-    number: int
-    text: str | Array
-    tokens: list[str]
     position: int
     activations: Array
 
@@ -297,7 +303,7 @@ def scan(
 
 
 @dataclass(frozen=True, eq=False)
-class HeadExample:
+class HeadExample(_InText):
     """A query of a text at which a measure of a head is large.
 
     Attributes:
@@ -311,10 +317,6 @@ class HeadExample:
         weights: (T,), the weights of the query.
     """
 
-    value: float
-    number: int
-    text: str | Array
-    tokens: list[str]
     query: int
     key: int | None
     weights: Array

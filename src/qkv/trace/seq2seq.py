@@ -11,9 +11,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.trace import exports
-from qkv.trace.activations import counted, cut, is_tuple_name, meant, numbers_of, of_side, side_of
+from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side, side_of
 from qkv.trace.exports import read_trace, write_trace
-from qkv.trace.trace import KINDS, Trace, inputs_of, read_only
+from qkv.trace.trace import KINDS, Trace, inputs_of, of_all, read_only
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
@@ -126,19 +126,12 @@ class Seq2SeqTrace:
 
     @property
     def cross_attentions(self) -> tuple[Array, ...]:
-        """The decoder's weights for the encoder `(B, Hq, L, S)`, as `transformers` has them.
+        """The decoder's weights on the encoder's tokens `(B, Hq, L, S)`, as in `transformers`.
 
         Raises:
             KeyError: some layers were not kept; the message names those that were.
         """
-        layers = range(self.num_layers)
-        kept = [layer for layer in layers if ("cross_attn.pattern", layer) in self]
-        if kept and len(kept) < len(layers):
-            raise KeyError(
-                f"cross_attentions: of {len(layers)} layers this trace holds those of "
-                f"{counted(kept)} alone: take trace['cross_attn.pattern', {kept[0]}]"
-            )
-        return tuple(self["cross_attn.pattern", layer] for layer in layers)
+        return of_all(self, "cross_attentions", "cross_attn.pattern")
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
         """Return the arguments of `qkv.attention(**inputs)` that run this cross-attention again.

@@ -197,9 +197,9 @@ class Trace:
     def tokens(self) -> list[Any]:
         """The tokens: a list of strings for one text, a list of such lists for a list of texts.
 
-        What was given decides: a string, or ids (T,), gives one list, a list of one string, or ids
-        (1, T), a list of one. `trace[i].tokens` is always one list. `text`, `ids`, `offsets` and
-        `special` are as `tokens` is.
+        The input decides: a string, or ids (T,), gives one list; a list of one string, or ids
+        (1, T), gives a list of one list. `trace[i].tokens` is always one list. `text`, `ids`,
+        `offsets` and `special` follow the same rule.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -300,7 +300,7 @@ class Trace:
         Raises:
             KeyError: some layers were not kept; the message names those that were.
         """
-        return self._of_all("attentions", "pattern")
+        return of_all(self, "attentions", "pattern")
 
     @property
     def hidden_states(self) -> tuple[Array, ...]:
@@ -309,7 +309,7 @@ class Trace:
         Raises:
             KeyError: some layers were not kept; the message names those that were.
         """
-        after = list(self._of_all("hidden_states", "resid_post", "normalized_resid_post"))
+        after = list(of_all(self, "hidden_states", "resid_post", "normalized_resid_post"))
         if (
             _LAST in self and self._last_is_normed
         ):  # transformers returns the output of the final norm
@@ -333,7 +333,7 @@ class Trace:
         >>> Trace(weights).stack("pattern").shape
         (3, 1, 1, 2, 2)
         """
-        layers = self._of_all("stack", name)
+        layers = of_all(self, "stack", name)
         shapes = [array.shape for array in layers]
         odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
@@ -342,18 +342,6 @@ class Trace:
                 f"trace[{name!r}, layer] of each"
             )
         return np.stack(layers)
-
-    def _of_all(self, call: str, *names: str) -> tuple[Array, ...]:
-        """Return an array of every layer, the last of `names` that it has."""
-        layers = range(self.num_layers)
-        found = {n: name for n in layers for name in names if (name, n) in self}
-        if found and len(found) < len(layers):
-            kept = [*found]
-            raise KeyError(
-                f"{call}: of {len(layers)} layers this trace holds {names[0]} of {counted(kept)} "
-                f"alone: take trace[{names[0]!r}, {kept[0]}], or trace without layers="
-            )
-        return tuple(self[found.get(layer, names[0]), layer] for layer in layers)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
         """Return the arguments of `qkv.attention(**inputs)` that run this layer again."""
@@ -456,6 +444,18 @@ def read_only(array: Array) -> Array:
         array = array.view()
         array.flags.writeable = False
     return array
+
+
+def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
+    """Return an array of every layer of a trace, the last of `names` that it has."""
+    layers = range(trace.num_layers)
+    kept = {n: name for n in layers for name in names if (name, n) in trace}
+    if kept and len(kept) < len(layers):
+        raise KeyError(
+            f"{call}: of {len(layers)} layers this trace holds {names[0]} of {counted([*kept])} "
+            f"alone: take trace[{names[0]!r}, {next(iter(kept))}], or trace without layers="
+        )
+    return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)
 
 
 def inputs_of(
