@@ -43,8 +43,10 @@ from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
 from qkv.marking.tasks.task import task
+from qkv.marking.tasks.texts import Texts
 
-# of attention, what is no other thing where key heads are shared
+_TEXTS = Texts(__name__)
+# without the mistakes that differ where query heads share key heads
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -60,13 +62,13 @@ KNOWN = (
     *OF_ATTENTION,
     *OF_CAUSAL,
 )
-# one word has nobody else to attend to; of two the second knows a distance
-_TEXTS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
+# one word attends only to itself; of two words the second has a distance to the first
+_TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
 ANOTHER_WORD = Text(np.array([8]))  # as many logits as those of the first text
-_IDS = ([3], [3, 5], [12, 4, 2])
+_OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes, with lm_head.weight of its own",
-    [Text(np.array(ids), tied=False) for ids in _IDS],
+    [Text(np.array(ids), tied=False) for ids in _OTHER_IDS],
     UNTIED,
 )
 WRITTEN = Group("words written one after the other", [Text(np.array([2, 9]), write=8)])
@@ -74,13 +76,13 @@ WRITTEN = Group("words written one after the other", [Text(np.array([2, 9]), wri
 
 @per_seed
 def texts() -> list[Text]:
-    """The ids that logits are asked for; a seed gives each word another id."""
+    """Return the texts of the first test; a seed gives each word another id."""
     others = generator(1).permutation(11) if by_seed() else np.arange(11)
-    return [Text(others[ids]) for ids in _TEXTS]
+    return [Text(others[ids]) for ids in _TEXT_IDS]
 
 
 class _Decoding:
-    """Somebody's decoder, called with a small model's weights and config.
+    """A student's decoder, called with a small model's weights and config.
 
     Args:
         decoder: the function.
@@ -88,30 +90,30 @@ class _Decoding:
 
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
-        self.batched = False  # it takes ids (1, T) only
-        self.changed: dict[str, Any] = {}  # weights that it has written to, or taken away
+        self.batched = False  # does it take ids (1, T) only?
+        self.changed: dict[str, Any] = {}  # weights that it wrote to or removed
 
     def __call__(self, case: Text) -> Any:
-        """What it returns for the ids of a case, or the words that it writes."""
+        """Return the logits for the ids of a case, or the words that the decoder writes."""
         if case.write:
             return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # what is in it has no batch to be taken out of
+            return returned  # its items have no batch axis
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
     def _returned(self, ids: Array, tied: bool) -> Any:
         weights, config = small_model(tied)
-        given = {name: a.copy() for name, a in weights.items()}
-        returned = self.decoder(ids[None] if self.batched else ids, given, dict(config))
+        copies = {name: a.copy() for name, a in weights.items()}
+        returned = self.decoder(ids[None] if self.batched else ids, copies, dict(config))
         for name, a in weights.items():
-            if not np.array_equal(given.get(name, np.nan), a):
-                self.changed[f'weights["{name}"]'] = given.get(name, "nothing")
+            if not np.array_equal(copies.get(name, np.nan), a):
+                self.changed[f'weights["{name}"]'] = copies.get(name, "nothing")
         return returned
 
     def _rows(self, ids: Array, tied: bool) -> Array:
-        """Its logits as rows, of which the last is for the word to come."""
+        """Return the logits as rows; the last row is for the next word."""
         logits = numbers(self._returned(ids, tied))
         if logits is None:
             raise TypeError("it returned no logits")
@@ -119,45 +121,37 @@ class _Decoding:
 
 
 def _without_batch(logits: Array) -> Array:
-    """(1, T, V) as (T, V)."""
+    """Return logits (1, T, V) as (T, V)."""
     return logits[0] if logits.ndim == 3 and len(logits) == 1 else logits
 
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
-
-
-def _fails(wrong: Outcome) -> Finding | None:
-    """A name that is in neither weights nor config."""
+def _unknown_name(wrong: Outcome) -> Finding | None:
+    """Report a name that neither weights nor config have."""
     if not isinstance(wrong.error, KeyError):
         return None
     weights, config = small_model(wrong.case.tied)
-    name = words_of(wrong.error.args[0] if wrong.error.args else "")
-    key, says = "decoder-no-such-name", f"it asks for {name!r}, which this model has not"
-    where, remedy = "the names of the weights, and of what is read from config", ""
-    parts = {one.partition(".")[2].partition(".")[2].partition(".")[2] for one in weights}
-    number = _LAYER.search(name)
-    if "lm_head" in name:
-        key = "decoder-no-head"
-        remedy = 'head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])'
-    elif number or {name, f"{name}.weight"} & parts:
-        key = "decoder-layers"
-        says += f": it has {config['num_hidden_layers']} layers"
-        remedy = 'for layer in range(config["num_hidden_layers"]): ...'
-    elif near := difflib.get_close_matches(name, [*weights, *config], 1):
-        remedy = near[0]
-    nudge = "Print the names of the weights, and config."
-    shows = told(wrong)
-    return Finding(key, says, shows, remedy, nudge=nudge, where=where, run=wrong)
+    asked = words_of(wrong.error.args[0] if wrong.error.args else "")
+    of_layers = {name.split(".", 3)[-1] for name in weights if name.startswith("model.layers.")}
+    name, remedy = "decoder-no-such-name", ""
+    if "lm_head" in asked:
+        name = "decoder-no-head"
+    elif re.search(r"layers\.\d+\.", asked) or {asked, f"{asked}.weight"} & of_layers:
+        name = "decoder-no-such-layer"
+    elif near := difflib.get_close_matches(asked, [*weights, *config], 1):
+        (remedy,) = near
+    layers = config["num_hidden_layers"]
+    finding = _TEXTS.finding(name, wrong, asked=repr(asked), error=told(wrong), layers=layers)
+    return replace(finding, remedy=finding.remedy or remedy)
 
 
-class DecoderMarking(Marking):
+class _DecoderMarking(Marking):
     """A decoder on its way through the tests."""
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """What a text of one word tells, where attention has nothing to choose from."""
+        """Report a text of one word that is right: attention has no choice there."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:
-            hints.append("right for one word, so what is wrong is in attention between words")
+            hints.append("right for one word, so the mistake is in attention between words")
         return findings.unexplained(runs, what, self.returns, hints)
 
 
@@ -169,18 +163,15 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     def run(case: Text, steps: Any = RIGHT) -> Outcome:
         return outcome(case, call, compute(case, steps))
 
-    limits, known, right, last_row = [], KNOWN, RIGHT, False
-    if run(texts()[1]).error is not None:
+    first, known, right = run(texts()[1]), KNOWN, RIGHT
+    if first.error is not None:
         call.batched = True
-        if run(texts()[1]).error is None:
-            limits.append("It takes ids (1, T) only, not (T,).")
-        else:
-            call.batched = False
-    out = run(texts()[1]).out
-    if out is not None and out.shape == (CONFIG["vocab_size"],):
-        last_row = True
+        first = run(texts()[1])
+        call.batched = first.error is None
+    last_row = first.out is not None and first.out.shape == (CONFIG["vocab_size"],)
+    if last_row:
         known, right = (*KNOWN, LAST_POSITION), {**RIGHT, "rows": lambda logits: logits[-1]}
-    m = DecoderMarking(
+    m = _DecoderMarking(
         "decoder",
         name_of(function),
         lambda case: run(case, right),
@@ -188,19 +179,18 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         right,
         returns="return logits  # (T, V)",
     )
-    m.limits += limits
+    if call.batched:
+        m.limits.append("It takes ids (1, T) only, not (T,).")
     m.first_call(texts()[0])
     if m.wrong:
         return m.result()
-    m.test(Group("logits", texts(), known, _fails))
+    m.test(Group("logits", texts(), known, _unknown_name))
     m.run([ANOTHER_WORD])
-    if not m.wrong:
-        m.test(WRITTEN)
-    if not m.wrong:
-        m.test(ANOTHER_MODEL)
+    for group in (WRITTEN, ANOTHER_MODEL):
+        m.test(replace(group, if_right=True))
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
-    if last_row and LAST_POSITION.key not in {one.key for one in m.found}:
+    if last_row and LAST_POSITION.key not in {finding.key for finding in m.found}:
         m.find(of_mistake(LAST_ROW, run(texts()[1], right)))
     return m.result()
 

@@ -1,4 +1,4 @@
-"""A decoder step by step: ids to logits, with weights by the names that Llama's files have.
+"""A decoder in steps, from ids to logits, with weights under the names of Llama's files.
 
 Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (rotary positions), Ainslie et al. 2023
 (grouped heads), Shazeer 2020 (SwiGLU), Zhang and Sennrich 2019 (RMSNorm).
@@ -40,7 +40,7 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# another one, whose every number is another, and which has a matrix of its own for the logits
+# a model with other numbers, and with its own matrix for the logits
 UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
     {
         **CONFIG,
@@ -57,10 +57,10 @@ UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
 
 
 def small_model(tied: bool = True) -> _Model:
-    """The weights, by their names in a file and (out, in), and the config of a small Llama.
+    """Return the weights (out, in) of a small Llama by their names in a file, and its config.
 
     Args:
-        tied: the logits are made with the table of embeddings; else there is `lm_head.weight`.
+        tied: the table of embeddings makes the logits; else the weights have `lm_head.weight`.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
@@ -73,7 +73,7 @@ def small_model(tied: bool = True) -> _Model:
 
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
-    """The two of them, of which the second is tied."""
+    """Return both models; the second is tied."""
     return _drawn(False), _drawn(True)
 
 
@@ -107,12 +107,12 @@ def _drawn(tied: bool) -> _Model:
 
 @dataclass(frozen=True)
 class Text:
-    """One call, or as many as are needed to write some words: ids (T,) for the small model.
+    """One call, or the calls that write some words: ids (T,) for a small model.
 
     Attributes:
-        ids: of the words given.
-        write: how many words are to be written after them; with 0 the logits are asked for.
-        tied: for which of the two small models.
+        ids: of the text.
+        write: the number of words to write after the text; 0 asks for the logits.
+        tied: whether the small model is tied.
     """
 
     ids: Array
@@ -120,7 +120,7 @@ class Text:
     tied: bool = True
 
     def shown(self) -> dict[str, Any]:
-        """What a learner needs to make this call by hand."""
+        """Return what a learner needs to make this call by hand."""
         written = {"words to write": self.write} if self.write else {}
         return {
             "ids": self.ids,
@@ -130,14 +130,14 @@ class Text:
 
 
 def greedy(ids: Array, count: int, logits: Callable[[Array], Array]) -> Array:
-    """The ids of the words with the largest logits, one after the other."""
+    """Write the words with the largest logits, one after the other, and return their ids."""
     for _ in range(count):
         ids = np.append(ids, np.argmax(logits(ids)[-1]))
     return ids[-count:]
 
 
 def compute(case: Text, steps: Steps) -> Array:
-    """The logits of the word after each place, (T, V), or the ids of the words written."""
+    """Return the logits after each position, (T, V), or the ids of the written words."""
     if case.write:
         return greedy(case.ids, case.write, lambda ids: _logits(ids, case.tied, steps))
     out: Array = steps["rows"](_logits(case.ids, case.tied, steps))
@@ -145,7 +145,7 @@ def compute(case: Text, steps: Steps) -> Array:
 
 
 def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
-    """The logits of a small model, (T, V)."""
+    """Return the logits of a small model, (T, V)."""
     w, config = small_model(tied)
     table = w["model.embed_tokens.weight"]
     table, head = steps["tables"](table, w.get("lm_head.weight", table))
@@ -162,7 +162,7 @@ def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
 
 
 def _block(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
-    """One layer: attention, then the MLP, each added to what was there."""
+    """Run one layer: attention, then the MLP, each with a residual connection."""
 
     def attend(x: Array) -> Array:
         return _attend(x, p, config, steps)
@@ -186,7 +186,7 @@ def _norm(x: Array, weight: Array, eps: float, steps: Steps) -> Array:
 
 
 def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
-    """All heads' attention, joined and projected, (T, D)."""
+    """Return the attention of all heads, joined and projected, (T, D)."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
 
     def split(*qkv: Array) -> tuple[Array, ...]:
@@ -213,10 +213,10 @@ def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: 
 
 
 def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
-    """Each pair of numbers turned by an angle that grows with the place."""
-    place, d = np.arange(a.shape[-2])[:, None], a.shape[-1]
+    """Rotate each pair of numbers by an angle that grows with the position."""
+    position, d = np.arange(a.shape[-2])[:, None], a.shape[-1]
     speeds = steps["speeds"](config["rope_theta"], d, config["hidden_size"])
-    angle = steps["angle"](place, speeds)  # (T, d / 2)
+    angle = steps["angle"](position, speeds)  # (T, d / 2)
     first, second = steps["pairs"](a)
     turned = steps["turn"](first, second, np.cos(angle), np.sin(angle))
     out: Array = steps["unpair"](*turned)
@@ -224,23 +224,23 @@ def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
 
 
 def halves(a: Array) -> tuple[Array, Array]:
-    """Number i makes a pair with number i + d/2, as Llama's files want it."""
+    """Pair number i with number i + d/2, as Llama's files need."""
     d = a.shape[-1]
     return a[..., : d // 2], a[..., d // 2 :]
 
 
 def joined_halves(first: Array, second: Array) -> Array:
-    """The inverse of `halves`."""
+    """Invert `halves`."""
     return np.concatenate([first, second], axis=-1)
 
 
 def neighbours(a: Array) -> tuple[Array, Array]:
-    """Number 2i makes a pair with number 2i + 1, as in the paper."""
+    """Pair number 2i with number 2i + 1, as in the paper."""
     return a[..., 0::2], a[..., 1::2]
 
 
 def joined_neighbours(first: Array, second: Array) -> Array:
-    """The inverse of `neighbours`."""
+    """Invert `neighbours`."""
     both = np.stack([first, second], axis=-1)
     return both.reshape(*both.shape[:-2], -1)
 
