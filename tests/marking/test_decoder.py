@@ -605,7 +605,7 @@ def repeated(how):
         (
             {"norm": lambda self, x, weight: x * self.c["rms_norm_epsilon"]},
             "decoder-no-such-name",
-            "'rms_norm_epsilon', which this model has not",
+            "'rms_norm_epsilon', which this model does not have",
         ),
     ],
 )
@@ -636,7 +636,7 @@ def test_what_is_unknown_and_right_for_one_word_is_in_attention():
     odd = made(visible=lambda self, tokens: np.tri(tokens, dtype=bool) & (np.arange(tokens) != 1))
     result = check(odd, task="decoder")
     assert result.mistakes == ("unknown",)
-    assert "what is wrong is in attention" in " ".join(str(result).split())
+    assert "the mistake is in attention" in " ".join(str(result).split())
     odd = made(embed=lambda self, table, ids: table[ids] + 1)
     assert "in attention" not in " ".join(str(check(odd, task="decoder")).split())
 
