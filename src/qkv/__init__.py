@@ -69,7 +69,7 @@ __all__ = [
     "walk",
 ]
 
-# The rooms where building blocks are found.
+# The packages of building blocks.
 _ROOMS = (
     "attend",
     "circuits",
@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# Where they are, of what loads on first use; the rest of it is in qkv.see.
+# The packages of names that load on first use; the others are in qkv.see.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",
@@ -98,7 +98,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Models, what draws and what works in other libraries load on first use."""
+    """Load models, views and integrations on first use."""
     if name in _ROOMS:
         return import_module(f"qkv.{name}")
     if name in __all__:
@@ -107,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a user calls by hand, what loads on first use included: this is what Tab offers."""
+    """Return all public names, for Tab, with those that load on first use."""
     return [*__all__, *_ROOMS, "__version__"]

@@ -1,4 +1,4 @@
-"""What comes in as an array: anything array-like read as NumPy, and the float types we know."""
+"""Read anything array-like as NumPy arrays, and check numbers and float types."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 def as_array(x: Any, *, call: str, name: str) -> Array:
     """Read `x` as a NumPy array without copying where that is possible.
 
-    Takes arrays, nested lists and numbers, and whatever has `__array__` or a CPU `__dlpack__`.
-    The byte order stays as it is. `call` and `name` are what an error says.
+    Takes arrays, nested lists and numbers, and objects with `__array__` or a CPU `__dlpack__`.
+    The byte order stays as it is. Errors name the `call` and the argument.
 
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
@@ -51,7 +51,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
 
 
 def whole_number(value: Any, *, call: str, name: str, least: int, most: float = sys.maxsize) -> int:
-    """`value` as an int from `least` to `most`: no array has more, but a seed may be larger."""
+    """Return `value` as an int from `least` to `most`, by default the largest size of an array."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -71,7 +71,7 @@ def is_whole_number(value: Any) -> bool:
 
 
 def real_number(value: Any, *, call: str, name: str) -> float:
-    """`value` as a float, NaN and infinity included."""
+    """Return `value` as a float; NaN and infinity are allowed."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
     if not single or kind in "bcSUMm":
@@ -85,21 +85,21 @@ def real_number(value: Any, *, call: str, name: str) -> float:
 
 
 def shown(value: Any) -> str:
-    """`value` as an error quotes it: in one line, and not at length.
+    """Return `value` as an error quotes it: in one short line.
 
     >>> shown(0.5), shown("three"), shown(10**400)
     ('0.5', "'three'", '1000000000000000000000000000...')
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an int of more digits than Python writes, somebody's own class
+    except Exception:  # an int with more digits than Python writes, a class of a user
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:28] + "..."
 
 
 @functools.cache
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same type in this machine's byte order."""
+    """Return the same type in this machine's byte order."""
     return dtype.newbyteorder("=")
 
 
@@ -114,13 +114,13 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
-    """`dtype` as one of the float types that we know, "bfloat16" by its name too.
+    """Return `dtype` as one of the supported float types; "bfloat16" is known by its name too.
 
     >>> float_type("bfloat16", call="load")
     dtype(bfloat16)
     """
     if dtype == "bfloat16":
-        import ml_dtypes  # noqa: F401 (from then on NumPy knows the name)
+        import ml_dtypes  # noqa: F401 (so that NumPy knows the name)
     try:
         kind = native(np.dtype(dtype))
     except TypeError:
@@ -133,7 +133,7 @@ def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
 
 @functools.cache
 def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that work on `dtype` is done in: float32 for half precision, otherwise its own.
+    """Return the type in which `dtype` is computed: float32 for half precision, else its own.
 
     >>> compute_type(np.dtype(np.float16))
     dtype('float32')
@@ -161,9 +161,9 @@ def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Iterable[Any], *, call: str
 ) -> None:
-    """An error unless a result of this shape and type can be written to `out`.
+    """Raise an error unless a result of this shape and type can be written to `out`.
 
-    It must be writable and share no memory with `inputs`, whatever else they may be.
+    `out` must be writable and share no memory with `inputs`.
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{call}: out is {type(out).__name__}: give a NumPy array")
@@ -175,36 +175,34 @@ def check_out(
     if not out.flags.writeable:
         raise ValueError(f"{call}: out cannot be written to: give an array that can")
     if _overlaps_itself(out):
-        raise ValueError(f"{call}: several places of out share memory: give an array of its own")
-    for given in inputs:
-        if given is None or isinstance(given, (str, int)):
+        raise ValueError(f"{call}: several elements of out share memory: give an array of its own")
+    for value in inputs:
+        if value is None or isinstance(value, (str, int)):
             continue
-        array = as_array(given, call=call, name="an input")
-        if _overlap(out, array):
+        if _overlap(out, as_array(value, call=call, name="an input")):
             raise ValueError(f"{call}: out shares memory with an input: give an array of its own")
 
 
-def _overlap(one: Array, other: Array) -> bool:
-    """Whether two arrays share memory, or that is too hard to say."""
+def _overlap(array: Array, other: Array) -> bool:
+    """Whether two arrays share memory, or may share it if the answer takes too long."""
     try:
-        return np.may_share_memory(one, other) and np.shares_memory(one, other, 100_000)  # type: ignore[arg-type]
+        return np.may_share_memory(array, other) and np.shares_memory(array, other, 100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
 def _overlaps_itself(array: Array) -> bool:
-    """Whether two places of `array` share memory, or that is too hard to say."""
+    """Whether two elements of `array` share memory, or may share it, as in `_overlap`."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # of the axes so far, in bytes
+    reach = array.itemsize  # the bytes that the axes so far cover
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # each step leads over all that smaller steps reach
+        return False  # each step is at least as long as all smaller steps together
     for axis in range(array.ndim):
-        # places that differ along this axis are in different halves, or so in one of the halves,
-        # which are alike
+        # compare the halves along this axis, then the halves of a half, as both halves are alike
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):
@@ -218,14 +216,14 @@ def _is_torch_bfloat16(x: Any) -> bool:
 
 
 def torch_bfloat16(x: Any) -> Array:
-    """A torch bfloat16 tensor by its bits: torch's own ways to NumPy do not know the type."""
+    """Read a torch bfloat16 tensor by its bits, as torch cannot convert this type to NumPy."""
     import ml_dtypes
 
     return np.asarray(x.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
 
 
 def finite(data: Any) -> Any:
-    """Numbers as JSON can hold them: lists for arrays, None for what is not finite.
+    """Return data as JSON can hold it: lists for arrays, None for numbers that are not finite.
 
     >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
     {'a': [0.5, None], 'b': [1, None]}

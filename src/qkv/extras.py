@@ -1,4 +1,4 @@
-"""The one place that asks for a package which the plain install does not bring."""
+"""Import optional packages, with an error that names the extra of qkv to install."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import `module`, or say which extra of qkv brings it.
+    """Import `module`, or raise an error that names the extra of qkv with it.
 
     >>> need("json", "plot").__name__
     'json'
@@ -24,7 +24,7 @@ def need(module: str, extra: str) -> ModuleType:
 
 
 def install(extra: str) -> str:
-    """The command that adds an extra; qkv is on no index yet, so from the clone or from a wheel.
+    """Return the command that installs an extra, from a clone or a wheel (no index has qkv yet).
 
     >>> install("plot")
     "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with its wheel's file"

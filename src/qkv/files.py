@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 
 def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
-    """The path of a folder that is to be written; "" is none, though `Path` reads it as "."."""
+    """Return the path of a folder to write; an error for "", which `Path` would read as "."."""
     if not os.fspath(folder):
         raise ValueError(f'{call}: the name of the folder is empty: give a name, "." for this one')
     return Path(folder)
@@ -21,13 +21,13 @@ def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file beside `path` that takes its place at the end, and vanishes on an error.
+    """Write to a new file beside `path`, which replaces it at the end, or is removed on an error.
 
-    A file that is replaced keeps its permissions, and its owner and group as far as whoever writes
-    may give them; of a link, the file behind it is replaced.
+    The new file gets the permissions of the old one, and its owner and group if the user may set
+    them. If `path` is a link, its target is replaced.
 
     Raises:
-        OSError: it cannot be written; the error names `path`.
+        OSError: the file cannot be written; the error names `path`.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp(), "note.txt")
@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """The file that `replacing` writes, behind all links; an OSError where it cannot."""
+    """Return the file that `replacing` would write, behind all links; an OSError if it cannot."""
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
@@ -63,23 +63,23 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Part(io.FileIO):
-    """A new file whose errors name the one that it is to replace, whose permissions it has."""
+    """A new file with the permissions of the file that it will replace, which its errors name."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
-        self._told = name
+        self._name = name
         old = target.stat() if target.exists() else None
-        mode = 0o666 if old is None else 0o600  # nobody reads it before it has the old one's
+        mode = 0o666 if old is None else 0o600  # private until it has the old permissions
         with _naming(name):
             super().__init__(part, "xb", opener=lambda file, flags: os.open(file, flags, mode))
         if old is not None:
             _take_over(part, old)
 
     def write(self, data: Any) -> int:
-        with _naming(self._told):
+        with _naming(self._name):
             return super().write(data)
 
     def close(self) -> None:
-        with _naming(self._told):
+        with _naming(self._name):
             super().close()
 
 
@@ -95,7 +95,7 @@ def _take_over(part: Path, old: os.stat_result) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """An error of the system names the file that was asked for, not the one beside it."""
+    """Make errors of the system name the requested file, not the new file beside it."""
     try:
         yield
     except OSError as error:

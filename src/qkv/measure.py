@@ -1,4 +1,4 @@
-"""Measuring on the spot: calls timed in turn, verified first, beside what the machine gives."""
+"""Time verified calls in turn, beside the peak of the machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
 
-ROUNDS = 9  # of the calls in turn, at least: the medians of fewer say little
-LEAST = 2e-3  # seconds that a turn takes at least: shorter calls are repeated in it
-SHORT = 0.02  # seconds: a call that takes less is warmed up anew in each turn
+ROUNDS = 9  # at least; medians of fewer say little
+LEAST = 2e-3  # seconds of a turn at least; shorter calls are repeated
+SHORT = 0.02  # seconds; a shorter call is warmed up again in each turn
 
 
 def in_turn(
@@ -36,14 +36,14 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Time several calls in turn: the first round of each, then the second of each, and so on.
 
-    What slows the machine for a while then slows all of them alike.
+    Whatever slows the machine for a while then slows all of them alike.
 
     Args:
-        calls: what is called, by name.
-        rounds: how often each has its turn, at least.
-        seconds: more rounds are made until all of them have taken so long, up to 51.
-        pause: seconds to wait before each turn, so that no other call's threads still spin.
-        advance: told 1 after each round (and once for the first, which is not counted).
+        calls: functions by name.
+        rounds: the least number of turns of each.
+        seconds: up to 51 rounds are made, until they have taken this long together.
+        pause: seconds to wait before each turn, until threads of other calls no longer spin.
+        advance: gets 1 after each round, and after the first, which is not counted.
 
     Returns:
         For each name the seconds of its turns, a turn of many short calls as their mean.
@@ -54,7 +54,7 @@ def in_turn(
         once = {}
         for name, call in calls.items():
             once[name] = _seconds(call)
-            if once[name] < SHORT:  # it was not warm
+            if once[name] < SHORT:  # the first call was cold
                 once[name] = _seconds(call)
         advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
@@ -86,7 +86,7 @@ def _seconds(call: Call, times: int = 1) -> float:
 
 
 def sample(length: int, most: int = 256) -> list[slice]:
-    """Which of `length` queries to verify: all, or about `most` of them in eight even blocks.
+    """Return the queries to verify, of `length`: all, or about `most` in eight even blocks.
 
     >>> sample(100)
     [slice(0, 100, None)]
@@ -101,34 +101,34 @@ def sample(length: int, most: int = 256) -> list[slice]:
 
 
 def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **options: Any) -> Array:
-    """The formula in float64 for some of the queries, `(..., Hq, of all rows, dv)`.
+    """Compute the formula in float64 for some queries, `(..., Hq, all rows, dv)`.
 
     Args:
         query: `(..., Hq, L, d)`, and key and value as for `qkv.attention`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: which queries.
+        rows: the queries.
         options: those of `qkv.attention`; masks and biases with an axis of L queries, and
             `q_offset` a number.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
     first = options.pop("q_offset", 0)
-    found = []
+    outputs = []
     for part in rows:
         cut = {
             name: x[..., part, :] if name in ("attn_mask", "bias") and x.shape[-2] > 1 else x
             for name, x in options.items()
         }
         trace = trace_attention(q[..., part, :], k, v, q_offset=first + part.start, **cut)
-        found.append(trace["out"])
-    return np.concatenate(found, axis=-2)
+        outputs.append(trace["out"])
+    return np.concatenate(outputs, axis=-2)
 
 
-def largest_error(found: Array, truth: Array, rows: Iterable[slice]) -> float:
-    """How far `found (..., L, dv)` is from the truth of `rows`; NaN if a number is not finite."""
-    if not np.isfinite(np.asarray(found, np.float32)).all():
+def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
+    """Return the largest error of `out (..., L, dv)` in `rows`; NaN if a number is not finite."""
+    if not np.isfinite(np.asarray(out, np.float32)).all():
         return math.nan
-    parts = np.concatenate([found[..., part, :] for part in rows], axis=-2)
+    parts = np.concatenate([out[..., part, :] for part in rows], axis=-2)
     return float(np.abs(parts.astype(np.float64) - truth).max())
 
 
@@ -148,30 +148,29 @@ def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool =
         key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
     scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1]).astype(query.dtype)
     if is_causal:
-        hidden = np.triu(np.ones(scores.shape[-2:], bool), k=1)
-        scores = np.where(hidden, -np.inf, scores).astype(query.dtype)
+        masked = np.triu(np.ones(scores.shape[-2:], bool), k=1)
+        scores = np.where(masked, -np.inf, scores).astype(query.dtype)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
-    context: Array = weights @ value
-    return context
+    return np.asarray(weights @ value)
 
 
 def operations(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> float:
-    """Floating-point operations of the two products, `2 (d + dv)` for each visible pair."""
+    """Count the floating-point operations of both products, `2 (d + dv)` for each visible pair."""
     length, keys = query.shape[-2], key.shape[-2]
     pairs = length * (length + 1) / 2 if is_causal else length * keys
     sizes = query.shape[-1] + value.shape[-1]
     return float(math.prod(query.shape[:-2]) * pairs * 2 * sizes)
 
 
-# What the machine gives
+# The peak of the machine
 
 
 def multiply_adds(dtype: str = "float32") -> float:
-    """Floating-point operations a second that can be had at most, on the threads that we may use.
+    """Measure the most floating-point operations a second, on the threads that qkv uses.
 
-    From multiply-adds in registers, where there is a kernel to make them; else NumPy's best at a
-    product of two large matrices. For `"bfloat16"` those of the BF16 instructions, if any.
+    The kernel measures multiply-adds in registers, for `"bfloat16"` those of the BF16 instructions,
+    if any. Without a kernel it is the best product of two large matrices in NumPy.
     """
     if kernel is not None:
         return kernel.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())
@@ -183,7 +182,7 @@ def multiply_adds(dtype: str = "float32") -> float:
 
 
 def read_rate() -> float:
-    """Bytes a second that can be read from a large array, on the threads that we may use."""
+    """Measure the bytes a second that can be read from a large array, on the threads of qkv."""
     if kernel is not None:
         return kernel.read_rate(body() or 0, get_num_threads())
     numbers = np.ones(1 << 25, np.float32)  # more than most caches hold
@@ -193,7 +192,7 @@ def read_rate() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement depends on: processor, cores, system, versions, backend, threads."""
+    """Describe the machine: processor, cores, system, versions, backend, threads."""
     name, flags = processor()
     return {
         "processor": name,
@@ -208,7 +207,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> tuple[str, list[str]]:
-    """Its name and the instruction sets that matter here, as far as the system tells."""
+    """Return the name and the relevant instruction sets of the processor, as far as known."""
     about: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -231,16 +230,16 @@ def processor() -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of work that `qkv bench` measures."""
+    """A task that `qkv bench` measures."""
 
     name: str
     shape: tuple[int, int, int, int, int, int]  # B, Hq, Hkv, L, S, d
     is_causal: bool = False
     dtype: str = "float32"
-    bound: str = "multiply_adds"  # the limit that it runs into
+    bound: str = "multiply_adds"  # the limit of its speed
 
     def inputs(self) -> tuple[Array, Array, Array]:
-        """Seeded query, key and value."""
+        """Return seeded query, key and value."""
         batch, heads, kv_heads, length, keys, size = self.shape
         return random_inputs(
             (batch, heads, length, size), (batch, kv_heads, keys, size), self.dtype
@@ -260,7 +259,7 @@ TASKS = (
 def random_inputs(
     query: tuple[int, ...], key: tuple[int, ...], dtype: str = "float32", seed: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Query, key and value of these shapes, standard normal, the same each time."""
+    """Return query, key and value of these shapes, standard normal, the same each time."""
     rng = np.random.default_rng(seed)
     kind = float_type(dtype, call="random_inputs")
     first, *others = (rng.standard_normal(shape, np.float32) for shape in (query, key, key))
@@ -274,20 +273,20 @@ def survey(
     rounds: int = ROUNDS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Measure each task, ours beside plain NumPy, each verified against float64 first.
+    """Measure each task in qkv and in plain NumPy, after verifying both against float64.
 
-    `advance` is told 1 after each round, of which a task has at least `rounds + 1`. A task's dict
-    has its fields, `qkv` and `numpy` with `seconds` (the median) and `error` (the largest),
-    `times_faster`, and for ours the `share` of the `limit` (a second) that bounds the work.
+    `advance` gets 1 after each round; a task has at least `rounds + 1`. The dict of a task has its
+    fields, `qkv` and `numpy` with `seconds` (the median) and `error` (the largest), `times_faster`,
+    and for qkv the `share` of the `limit` (a second) that bounds the work.
 
     Raises:
-        ArithmeticError: our result is further from the truth than promised.
+        ArithmeticError: the error of qkv is larger than promised.
     """
     return [_measured(task, rounds, advance) for task in tasks]
 
 
 def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[str, Any]:
-    """One task of `survey`."""
+    """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal
     # plain NumPy computes no half precision
@@ -322,7 +321,7 @@ def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[s
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """What `survey` found, as words: a heading, then a line for each task."""
+    """Return the results of `survey` as a table: a heading, then a line for each task."""
     lines: list[tuple[str, ...]] = [
         ("work", "qkv", "error", "NumPy", "error", "faster", "share", "of")
     ]
@@ -340,8 +339,8 @@ def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def time_in_words(value: float) -> str:
-    """Seconds in three figures."""
+    """Return a time in three figures, with its unit."""
     units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
-    factor, unit = next((one for one in units if value * one[0] >= 1), units[-1])
+    factor, unit = next((pair for pair in units if value * pair[0] >= 1), units[-1])
     figures = value * factor
     return f"{figures:.0f} {unit}" if figures >= 100 else f"{figures:.3g} {unit}"

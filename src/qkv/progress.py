@@ -1,4 +1,4 @@
-"""Progress bars on standard error, where somebody can see them."""
+"""Progress bars on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-PATIENCE = 2.0  # seconds that work may take before it shows how far it is
+PATIENCE = 2.0  # seconds of work before a bar appears
 
 
 def wanted(show: bool | None) -> bool:
-    """Whether a bar is shown: as `show` says, or for None on a terminal.
+    """Whether to show a bar: as `show` says; None shows it on a terminal.
 
-    There is none where there is no standard error (`pythonw`, or where the shell closed it).
+    Without a standard error (`pythonw`, or closed by the shell) no bar is shown.
     """
     stream = sys.stderr
     if stream is None or getattr(stream, "closed", False):
@@ -25,13 +25,13 @@ def wanted(show: bool | None) -> bool:
 def progress(
     what: str, total: int | None, show: bool | None = None, unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told how much more is done.
+    """Show a progress bar; give a function that takes the amount of work just done.
 
     Args:
-        what: what the bar is called.
-        total: how much there is to do; None where nobody knows.
-        show: True for a bar at once, False for none; None for one on a terminal, if it takes long.
-        unit: what is counted, if its number a second is to be shown too.
+        what: the name of the bar.
+        total: the amount of work; None if it is not known.
+        show: True for a bar at once, False for none; None for a bar on a terminal, after a while.
+        unit: the counted unit, to show its number a second too.
     """
     if not wanted(show):
         yield lambda _: None
@@ -64,10 +64,10 @@ def progress(
 
 @contextmanager
 def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """Give a function that is told the share of the run that is over, and what to say of it.
+    """Show the progress of a run; give a function of the share that is over and a description.
 
     Args:
-        show: True for a bar, False for none; None for one on a terminal.
+        show: True for a bar, False for none; None for a bar on a terminal.
     """
     if not wanted(show):
         yield lambda share, words: None

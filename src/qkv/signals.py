@@ -1,4 +1,4 @@
-"""The signals that end a program, and what is done before it ends."""
+"""The signals that end a program, and functions that answer them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or another signal that ends a program, after all was saved.
+    """Ctrl-C or another signal that ends a program, after everything was saved.
 
     Attributes:
         signal: the number of the signal.
@@ -27,32 +27,34 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(number: int, _: Any = None) -> NoReturn:
-    """End the program as an error does, so that what is half written is taken away."""
-    sys.exit(128 + number)  # as a shell shows a program that a signal has ended
+    """End the program by an exception, so that unfinished files are removed."""
+    sys.exit(128 + number)  # the code of a program that a signal has ended
 
 
 @contextmanager
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
-    """Within it, a signal that would end the program calls a function instead.
+    """Call a function in this context when a signal would end the program.
 
-    A signal that is ignored, as under nohup, or that somebody else answers is left to that, and in
-    another thread than the main one, which alone takes signals, nothing changes.
+    Signals that are ignored, as under nohup, or have another handler stay as they are. Outside the
+    main thread, which alone receives signals, nothing changes.
 
     Args:
-        answer: is given the number of the signal, and where the program was.
-        others: signals that call it whoever answers them outside.
+        answer: gets the number of the signal and the current stack frame.
+        others: signals that call it even if they have another handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    outside = {one: signal.getsignal(one) for one in (*ENDING, *others)}
-    ours = {
-        one: old for one, old in outside.items() if one in others or old in (signal.SIG_DFL, leave)
+    handlers = {number: signal.getsignal(number) for number in (*ENDING, *others)}
+    replaced = {
+        number: handler
+        for number, handler in handlers.items()
+        if number in others or handler in (signal.SIG_DFL, leave)
     }
     try:
-        for one in ours:
-            signal.signal(one, answer)
+        for number in replaced:
+            signal.signal(number, answer)
         yield
     finally:
-        for one, old in ours.items():
-            signal.signal(one, old)
+        for number, handler in replaced.items():
+            signal.signal(number, handler)

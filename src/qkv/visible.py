@@ -1,17 +1,17 @@
-"""Text from outside, as a terminal or a log can show it."""
+"""Show untrusted text on a terminal or in a log."""
 
 from __future__ import annotations
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Text in which whatever would steer a terminal is escaped, as Python would write it.
+    r"""Return a text with every character escaped, as in Python, that could steer a terminal.
 
-    Escaped are all that is not printable: control characters (ESC, line breaks), marks that change
-    the direction of writing, halves of surrogate pairs.
+    These are all characters that are not printable: control characters (ESC, line breaks), marks
+    that change the direction of writing, halves of surrogate pairs.
 
     Args:
         text: the text.
-        keep: what of it stays as it is: the line breaks of a text of several lines.
+        keep: characters that stay, such as the line breaks of a longer text.
 
     >>> print(visible("a\x1b[31mb\nc\u202e"), visible("é, 世"))
     a\x1b[31mb\nc\u202e é, 世

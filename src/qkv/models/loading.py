@@ -69,14 +69,14 @@ def load(
             float32. In bfloat16 weights take half the memory, products about half the time, and
             numbers have two to three digits.
 
-    Weights stay in their files, which are mapped into memory: replace the files of a model that is
-    in use, and do not write into them.
+    Weights stay in their files, which are mapped into memory: to change a model that is in use,
+    replace its files instead of writing into them.
 
     Raises:
         ModelError: the files are broken, do not fit each other, or are of a family, or have an
             option, that qkv does not support.
-        FileNotFoundError: there is no such folder, or the model was found nowhere.
-        ValueError: there is no such name.
+        FileNotFoundError: the folder does not exist, or the model was not found.
+        ValueError: the name does not exist.
 
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
@@ -94,7 +94,7 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        if chosen and len(error.args) == 1:  # it is words of ours, on what nobody typed just now
+        if chosen and len(error.args) == 1:  # qkv raised it, about a name of QKV_MODEL
             raise type(error)(f"{error} (QKV_MODEL names it)") from error
         raise
     if Path(name).is_dir():
@@ -106,22 +106,22 @@ def load(
 
 
 def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
-    """The model in a folder."""
+    """Read the model in a folder."""
     routing = read_routing(folder)
-    found: dict[str, Model] = {}
+    models: dict[str, Model] = {}
     for route, modules in routing.ways.items():
         sentence = read_sentence(folder, modules, routing.files)
-        alike = (one for one in found.values() if one.sentence.home == sentence.home)
+        alike = (other for other in models.values() if other.sentence.home == sentence.home)
         twin = next(alike, None)
-        found[route] = (
+        models[route] = (
             _of_files(folder, name, sentence, kind) if twin is None else twin._read_as(sentence)
         )
-    model = found[routing.first]
-    return model._join(routing, found) if routing.is_choice else model
+    model = models[routing.first]
+    return model._join(routing, models) if routing.is_choice else model
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
-    """The model of one config.json, or of a table of vectors, which has none."""
+    """Read the model of a config.json, or of a table of vectors without one."""
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)
@@ -158,7 +158,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
 
 
 def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
-    """The model of a table of vectors, whose tokenizer says how long texts may be."""
+    """Read the model of a table of vectors, whose tokenizer limits the length of texts."""
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
     need_file(home / TOKENIZER, MOST_TOKENIZER)
@@ -180,7 +180,7 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | N
 
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
-    """A design without its head where the files hold nothing of one, as those of embedders may."""
+    """Return a design without its head if the files hold no tensor of it, as of some embedders."""
     if type(design) is not Design or design.head is None:
         return design
     if design.head.embeds:
@@ -199,7 +199,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
 
 
 def _warn_of_left_out(config: Config, weights: Weights) -> None:
-    """Say which head a model goes without, as qkv does not compute it."""
+    """Warn of a head that qkv does not compute."""
     parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
     is_bare = config.architecture().endswith(_BARE)
     if config.head() or (config.architecture() and not is_bare and parts):
@@ -215,7 +215,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
-    """The model of this name, as `load` finds it; "random" knows the words of these texts."""
+    """Load a model as `load` does; "random" knows the words of these texts."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
@@ -225,7 +225,7 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
 def _tokenizer(
     path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer
 ) -> SubwordTokenizer | None:
-    """The tokenizer of a file, tried once; None where there is no file."""
+    """Read and try the tokenizer of a file; None if the file does not exist."""
     if not path.is_file():
         return None
     need_file(path, MOST_TOKENIZER)
@@ -236,13 +236,13 @@ def _tokenizer(
         # a panic of the tokenizers library is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = first_line(error.__cause__ or error)  # who asked is not of interest here
+        reason = first_line(error.__cause__ or error)  # without the name of the call
         raise ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
-    """The type that a user asks for, one that models can have."""
+    """Return the type of a model that a user asks for."""
     with suppress(TypeError):
         kind = float_type(dtype, call="load")
         if kind != np.float16:

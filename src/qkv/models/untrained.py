@@ -32,21 +32,21 @@ def fresh_model(
     name: str = "fresh",
     dtype: Any = np.float32,
 ) -> Model:
-    """A model with the sizes of a config and random weights, the same for the same seed.
+    """Make a model with the sizes of a config and random weights, the same for the same seed.
 
-    Weights are normal with a standard deviation of 0.02, norms 1, biases and sinks 0. Where the
-    norms of a block stand before its parts, what these add to the vectors is divided by the root of
-    how many there are, so that the sum does not grow with the layers.
+    Weights are normal with a standard deviation of 0.02, norms 1, biases and sinks 0. If the norms
+    of a block stand before its parts, the outputs of all parts are divided by the square root of
+    their number, so that their sum does not grow with the layers.
 
     Args:
-        config: what a config.json says, with `model_type` and `architectures`.
-        tokenizer: what cuts texts for it.
+        config: the contents of a config.json, with `model_type` and `architectures`.
+        tokenizer: of the model.
         seed: of the weights.
-        name: what the model is called.
+        name: of the model.
         dtype: float32 or float64.
 
     Raises:
-        ModelError: the family is not known, or the config makes no sense.
+        ModelError: the family is unknown, or a value of the config is wrong.
 
     Source:
         Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
@@ -60,7 +60,7 @@ def fresh_model(
         kind = names.family.model_type
         raise ModelError(f"fresh_model: {kind} is not a single stack of blocks")
     parameters = first_weights(design, seed, np.dtype(dtype))
-    places = {one: _place(names, design, one) for one in parameters}
+    places = {key: _place(names, design, key) for key in parameters}
     return Model(
         name=name,
         config=dict(config),
@@ -71,23 +71,23 @@ def fresh_model(
 
 
 def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """The parameters that training begins with, by their names."""
+    """Draw the parameters that training begins with, by name."""
     rng = np.random.default_rng(seed)
     quieter = 1 if design.norms == "after" else 1 / math.sqrt(2 * len(design.layers))
-    found = {}
+    parameters = {}
     for name, shape in design.shapes():
         if len(shape) > 1 and not name.endswith("_bias"):
             spread = SPREAD * (quieter if name.endswith(_INTO_THE_STREAM) else 1)
-            found[name] = (rng.standard_normal(shape) * spread).astype(dtype)
+            parameters[name] = (rng.standard_normal(shape) * spread).astype(dtype)
         else:
             is_norm = "norm" in name and name.endswith(".weight")
             first = 1 - design.norm_offset if is_norm else 0
-            found[name] = np.full(shape, first, dtype)
-    return found
+            parameters[name] = np.full(shape, first, dtype)
+    return parameters
 
 
 def _place(names: Names, design: Design, name: str) -> str:
-    """The tensor of a parameter in the files, as transformers writes it."""
+    """Return the name of a parameter's tensor in files that transformers writes."""
     family = names.family
     theirs, _ = names.place(name)
     theirs = family.instead.get(theirs, theirs)
@@ -113,23 +113,23 @@ def random_model(
     seed: int = 0,
     dtype: Any = np.float32,
 ) -> Model:
-    """A model of one attention layer over random word vectors, the same for the same seed.
+    """Make a model of one attention layer over random word vectors, the same for the same seed.
 
     Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
-    A word that is not in `texts` becomes `[UNK]`. Nothing is learned: what it computes means
+    A word that is not in `texts` becomes `[UNK]`. Nothing is learned, so its results mean
     nothing, but each step can be followed.
 
     Args:
-        texts: where the vocabulary comes from.
+        texts: the source of the vocabulary.
         dim: D, the size of the word vectors.
-        heads: how many heads share it.
-        causal: whether a word sees only itself and those before it.
+        heads: the number of heads.
+        causal: whether a word sees only itself and the words before it.
         positions: whether sinusoidal positions are added.
-        seed: of the word vectors; the layer's is the next one.
+        seed: of the word vectors; the seed of the layer is one more.
         dtype: float32 or float64.
 
     Raises:
-        ValueError: `heads` does not divide `dim`, or there is no word in `texts`.
+        ValueError: `heads` does not divide `dim`, or `texts` have no word.
 
     >>> model = random_model("The cat sat on the mat")
     >>> trace = model.trace("The cat sat on the mat")
