@@ -601,7 +601,7 @@ def repeated(how):
         ({"attend": split_into(6, 2)}, "heads-written-down", "a number of heads is fixed"),
         ({"attend": split_into(2, 2)}, "heads-written-down", "a number of heads is fixed"),
         ({"layers": lambda self, count: range(6)}, "decoder-layers", "it has 2 layers"),
-        ({"head": always_by_lm_head}, "decoder-no-head", "'lm_head.weight', which this model has"),
+        ({"head": always_by_lm_head}, "decoder-no-head", "'lm_head.weight', which this model does"),
         (
             {"norm": lambda self, x, weight: x * self.c["rms_norm_epsilon"]},
             "decoder-no-such-name",
