@@ -288,17 +288,17 @@ def kept_in(
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
     if whole:
-        return whole, [told(trace[f"{prefix}pattern", layer][0]) for layer in whole], []
+        return whole, [summable(trace[f"{prefix}pattern", layer][0]) for layer in whole], []
     parts = [f"{prefix}{part}" for part in ("top_indices", "top_weights", "received")]
     short = [layer for layer in layers if (parts[1], layer) in trace]
     kept = ([trace[part, layer][0] for part in parts] for layer in short)
-    return short, [], [Summary(at, told(weights), told(all_)) for at, weights, all_ in kept]
+    return short, [], [Summary(at, summable(weights), summable(all_)) for at, weights, all_ in kept]
 
 
-def told(weights: Array) -> Array:
+def summable(weights: Array) -> Array:
     """Replace infinite weights, and weights too large to be summed, by NaN.
 
-    >>> told(np.array([0.5, np.inf, -1e300]))
+    >>> summable(np.array([0.5, np.inf, -1e300]))
     array([0.5, nan, nan])
     """
     if float(np.abs(weights).max(initial=0.0)) <= _MOST:
@@ -359,7 +359,7 @@ def _scale(trace: Trace, layer: int) -> float | None:
     if any(settings.get(name) is not None for name in ("softcap", "bias", "alibi_slopes")):
         return None
     mask = settings.get("attn_mask")
-    if mask is not None and np.asarray(mask).dtype != bool:  # it is added to the scores
+    if mask is not None and np.asarray(mask).dtype != bool:  # a float mask is added to the scores
         return None
     given = settings.get("scale")
     return 1 / math.sqrt(trace["q", layer].shape[-1]) if given is None else float(given)

@@ -27,13 +27,13 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
     names = ("entropy", "previous", "next", "first", "separators", "distance")
-    found: dict[str, Array | None] = dict.fromkeys(names)
+    measures: dict[str, Array | None] = dict.fromkeys(names)
     if not heads.weights:
         received = np.array([part.received for part in heads.summary])  # (layers, H, S)
-        found["first"] = received[..., 0] / size
+        measures["first"] = received[..., 0] / size
         if separators:
-            found["separators"] = received[..., separators].sum(axis=-1) / size
-        return found
+            measures["separators"] = received[..., separators].sum(axis=-1) / size
+        return measures
     ways: dict[str, Measure] = {"entropy": entropy, "first": lambda layer: on_keys(layer, [0])}
     if own and size > 1:
         ways["previous"] = lambda layer: on_offset(layer, -1)
@@ -42,7 +42,7 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
         ways["distance"] = distance
     if separators:
         ways["separators"] = lambda layer: on_keys(layer, separators)
-    return found | {
+    return measures | {
         name: np.array([way(layer) for layer in heads.weights]) for name, way in ways.items()
     }
 

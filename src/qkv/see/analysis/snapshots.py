@@ -68,17 +68,17 @@ def read_run(run: Any) -> Run:
         raise FileNotFoundError(f"replay: there is no folder {folder}")
     if not folder.is_dir():
         raise NotADirectoryError(f"replay: {folder} is a file: give the folder of a run")
-    found = snapshots_in(folder)
-    if not found:
+    snapshots = snapshots_in(folder)
+    if not snapshots:
         raise ValueError(
             f"replay: {folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
             "model): `qkv train` writes them as it goes"
         )
     return Run(
         folder.resolve().name,
-        list(found),
+        list(snapshots),
         read_losses(folder, call="replay"),
-        lambda step: load(found[step]),
+        lambda step: load(snapshots[step]),
     )
 
 
@@ -187,9 +187,9 @@ def _few(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-MOST_CELLS = 2_000_000  # weights that a page holds: 4 MB before base64
+MOST_CELLS = 2_000_000  # the most weights in a page: 4 MB before base64
 MOST_LOSSES = 400
-BECOMES = 0.5  # weight from which a head is called by what it looks at
+BECOMES = 0.5  # the score from which a head has its score's name
 
 
 class Score(NamedTuple):

@@ -208,9 +208,9 @@ def fit_plane(
     together = np.concatenate([before, after])  # (2n, D)
     _, lengths, directions = np.linalg.svd(together, full_matrices=False)
     axes, variance = np.zeros((2, size)), np.zeros(2)
-    found = min(2, len(directions))
+    count = min(2, len(directions))
     shares = (lengths / (lengths[0] or 1)) ** 2
-    axes[:found], variance[:found] = directions[:found], shares[:found] / (shares.sum() or 1)
+    axes[:count], variance[:count] = directions[:count], shares[:count] / (shares.sum() or 1)
     largest = np.abs(axes).argmax(axis=1)
     axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
     # equal vectors leave only rounding errors when they are centred, and no direction

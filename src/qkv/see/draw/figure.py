@@ -13,22 +13,11 @@ import numpy as np
 
 from qkv.extras import need
 from qkv.files import replacing
+from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.fonts import drawable, plain, width_of, write
 from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import (
-    Arrows,
-    Bars,
-    HeatMap,
-    Image,
-    Lines,
-    Links,
-    Panel,
-    Passages,
-    Rows,
-    pictured,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,10 +25,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
-_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, a line, what is between
+_SIZES = {
+    panels.HeatMap: (6.8, 6.2),
+    panels.Links: (4.2, 6.2),
+    panels.Arrows: (6.4, 6.0),
+    panels.Lines: (6.6, 3.4),
+}  # in inches
+_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, of a line and of a gap
 
 
-def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> Figure:
+def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> Figure:
     """A title, panels in rows beside each other, then lines of prose: notes."""
     need("matplotlib", "plot")
     from matplotlib import rc_context
@@ -52,17 +47,17 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
         return _drawn(title, lines, rows, tone)
 
 
-def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
-    said, grid = pictured(rows)
+def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> Figure:
+    notes, grid = panels.pictured(rows)
     sizes = [[_size(panel) for panel in row] for row in grid]
     width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
-    letters = int(width * 12)  # that a line has room for
-    prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in (*lines, *said))
+    letters = int(width * 12)  # in a line
+    prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in (*lines, *notes))
     below = [0.1 + 0.17 * len(prose.splitlines())] if prose else []
     heights = [*(max(h for _, h in row) for row in sizes), *below]
     figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
     header = textwrap.fill(drawable([title])[0], int(width * 8.5))
-    edge = 0.12 / width  # of what begins at the left
+    edge = 0.12 / width  # the left margin
     plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part in (figure, *parts):
@@ -82,7 +77,7 @@ def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
         for axes, panel in zip(places, row, strict=False):
             _DRAW[type(panel)](axes, panel, tone)
             pad = 8.0
-            if isinstance(panel, Arrows):
+            if isinstance(panel, panels.Arrows):
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
             plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
@@ -95,29 +90,27 @@ def _drawn(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> Figure:
     return figure
 
 
-def _size(panel: Panel) -> tuple[float, float]:
+def _size(panel: panels.Panel) -> tuple[float, float]:
     """Width and height of a panel in inches."""
-    if isinstance(panel, Image):
+    if isinstance(panel, panels.Image):
         width = 5.0 if panel.chosen is None else 1.7
         return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
-    if isinstance(panel, HeatMap) and panel.compact:
+    if isinstance(panel, panels.HeatMap) and panel.compact:
         return 2.2, 2.5
     if isinstance(panel, Graph):
         columns, high = panel.size
         return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
-    if isinstance(panel, HeatMap) and panel.words:
+    if isinstance(panel, panels.HeatMap) and panel.words:
         return max(6.8, 2.2 + 0.62 * len(panel.part.columns)), 2.0 + 0.4 * len(panel.part.rows)
-    if isinstance(panel, Passages):
+    if isinstance(panel, panels.Passages):
         lines = sum(map(len, _wrapped(panel)[1])) + bool(panel.explained)
         return _CARD / 72 + 0.3, 0.5 + lines * _LINE / 72
-    rows = len(panel.names) if isinstance(panel, Bars) else 0
-    return {
-        HeatMap: (6.8, 6.2), Links: (4.2, 6.2), Arrows: (6.4, 6.0), Lines: (6.6, 3.4),
-        Bars: (5.4, 1.0 + 0.26 * rows),
-    }[type(panel)]  # fmt: skip
+    if isinstance(panel, panels.Bars):
+        return 5.4, 1.0 + 0.26 * len(panel.names)
+    return _SIZES[type(panel)]
 
 
-def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
+def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
     """Draw a grid of colours with a scale, and hatch the cells without a number."""
     panel = panel if panel.compact else panel.part
     low, high = panel.ends
@@ -125,7 +118,7 @@ def _heat_map(axes: Axes, panel: HeatMap, tone: Tone) -> None:
     values = np.where(hatched, panel.ground, panel.values)
     image = axes.imshow(values, cmap=_cmap(panel.signed, tone.theme), vmin=low, vmax=high)
     axes.set_aspect("auto" if panel.words else "equal")
-    for spine in axes.spines.values():  # its empty cells are as white as the figure
+    for spine in axes.spines.values():  # empty cells have the colour of the figure
         spine.set_color(tone.line)
         spine.set_linewidth(0.6)
     n, shares, form = max(values.shape), panel.shares, panel.form
@@ -174,7 +167,7 @@ def _frame(
     axes.add_patch(Rectangle((x, y), wide, high, edgecolor=color, linewidth=line, **style))
 
 
-def _links(axes: Axes, panel: Links, tone: Tone) -> None:
+def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
     """Lines as wide and as dark as the weight; those of one query stand out."""
     shown = panel.map.part
     query = next(iter(shown.outlined), 0)
@@ -196,7 +189,7 @@ def _links(axes: Axes, panel: Links, tone: Tone) -> None:
     axes.set_axis_off()
 
 
-def _bars(axes: Axes, panel: Bars, tone: Tone) -> None:
+def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
     """Names with a number each, and a bar for it."""
     places = range(len(panel.names))
     for place, value, share in zip(places, panel.values, panel.shares, strict=True):
@@ -245,11 +238,11 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
         axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
     columns, high = panel.size
     axes.set(xlim=(-1, columns + 0.6), ylim=(-0.6, high + 0.6), xticks=[], yticks=[])
-    axes.set_xlabel(textwrap.fill(panel.said, 80), fontsize=8)
+    axes.set_xlabel(textwrap.fill(panel.caption, 80), fontsize=8)
     axes.spines[:].set_visible(False)
 
 
-def _chart(axes: Axes, panel: Lines, tone: Tone) -> None:
+def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
     """Lines over names; of a line of few points the numbers too."""
     for line in panel.lines:
         places, values = zip(*line.points, strict=True)
@@ -277,7 +270,7 @@ def _chart(axes: Axes, panel: Lines, tone: Tone) -> None:
     _open(axes, tone)
 
 
-def _arrows(axes: Axes, panel: Arrows, tone: Tone) -> None:
+def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
     """Points before and after with an arrow between each pair; labels are placed at the end."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
@@ -304,7 +297,7 @@ def _arrows(axes: Axes, panel: Arrows, tone: Tone) -> None:
     _open(axes, tone)
 
 
-def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
+def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
     """Name the points of arrows, once the layout stands."""
     from matplotlib.patheffects import withStroke
 
@@ -321,8 +314,8 @@ def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
         texts.append(text)
         place = tuple(to_pixels.transform((x, y)))
         wanted.append((place, (extent.width + 2 * pixel, extent.height + pixel)))
-    found = placed(wanted, points, area.extents, pixel)
-    for text, (place, _), spot in zip(texts, wanted, found, strict=True):
+    spots = placed(wanted, points, area.extents, pixel)
+    for text, (place, _), spot in zip(texts, wanted, spots, strict=True):
         if spot is None:
             text.remove()
             continue
@@ -335,11 +328,11 @@ def _label(figure: Figure, axes: Axes, panel: Arrows, tone: Tone) -> None:
         )
 
 
-def _image(axes: Axes, panel: Image, tone: Tone) -> None:
+def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
     """Draw pixels, with frames round some of their patches."""
     rows, columns = panel.grid
     shape = panel.pixels.shape[0] / panel.pixels.shape[1]
-    # in patches, so that a frame round one needs no arithmetic
+    # one unit is a patch, which makes frames simple
     axes.imshow(panel.pixels, extent=(0, columns, rows, 0), aspect=shape * columns / rows)
     frames = [(row, column, 1, 1, color) for row, column, color in panel.frames]
     if panel.edge:
@@ -350,10 +343,10 @@ def _image(axes: Axes, panel: Image, tone: Tone) -> None:
     axes.set_axis_off()
 
 
-def _passages(axes: Axes, panel: Passages, tone: Tone) -> None:
+def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
     """Words in lines, each on a ground as dark as its share; the one that it is about is framed."""
     label, lines = _wrapped(panel)
-    y = 0.0  # in points, as all places here
+    y = 0.0  # in points, like all positions here
     if panel.explained:
         write(axes, 0, y, panel.explained, 8, color=tone.dim, va="top")
         y += _LINE
@@ -373,7 +366,7 @@ def _passages(axes: Axes, panel: Passages, tone: Tone) -> None:
     axes.set_axis_off()
 
 
-def _wrapped(panel: Passages) -> tuple[float, list[list[list[int]]]]:
+def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
     """How much room the labels take, and the lines beside them."""
     label = _SPACE + max([width_of(passage.label) for passage in panel.passages], default=0)
     return label, panel.wrapped(lambda word: width_of(word) + _SPACE, _CARD - label)
@@ -422,13 +415,13 @@ def _cmap(signed: bool, name: str) -> Colormap:
     return LinearSegmentedColormap.from_list("qkv", stops, N=2001)
 
 
-_DRAW: dict[type[Panel], Callable[[Axes, Any, Tone], None]] = {
-    Arrows: _arrows,
-    Bars: _bars,
+_DRAW: dict[type[panels.Panel], Callable[[Axes, Any, Tone], None]] = {
+    panels.Arrows: _arrows,
+    panels.Bars: _bars,
     Graph: _graph,
-    HeatMap: _heat_map,
-    Image: _image,
-    Lines: _chart,
-    Links: _links,
-    Passages: _passages,
+    panels.HeatMap: _heat_map,
+    panels.Image: _image,
+    panels.Lines: _chart,
+    panels.Links: _links,
+    panels.Passages: _passages,
 }

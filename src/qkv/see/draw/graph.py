@@ -101,7 +101,7 @@ class Graph(Panel):
         return number_format(np.array([edge.value for edge in self.edges]))
 
     @property
-    def said(self) -> str:
+    def caption(self) -> str:
         """Explain the colours, and count the edges that are left out."""
         signs = f"Width: {self.of}. Blue: above 0. Red: below 0."
         count = len(self.edges)

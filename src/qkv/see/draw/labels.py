@@ -12,7 +12,7 @@ from qkv.arrays import Array
 Box = tuple[float, float, float, float]
 # sixteenths of a full circle: right, left, above, below first
 _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
-_FAR = 14.0  # a label further from its point is not told to be its own without a line
+_FAR = 14.0  # a label further from its point needs a line to it
 
 
 def placed(

@@ -274,7 +274,7 @@ class Arrows(Panel):
         ends.sort(key=lambda end: -float(end[0].std()))
         wanted = []
         for points, names, after in ends:
-            near = np.round(points / (np.ptp(points) or 1), 4).tolist()  # equal but for rounding
+            near = np.round(points / (np.ptp(points) or 1), 4).tolist()  # ignores rounding
             spots = {(names[i], *near[i]): i for i in reversed(self.named)}
             wanted += [(points[i], names[i], after) for i in sorted(spots.values())]
         return wanted

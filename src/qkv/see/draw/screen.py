@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_BAR = (
-    f"not bold {THEMES['light'].more[5]}"  # a blue that is visible on light and on dark backgrounds
-)
+_BAR = f"not bold {THEMES['light'].more[5]}"  # a blue for light and dark backgrounds
 
 LEAST = 0.025  # smaller shares are nearer to the background than to the first of few shades
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.elements import (
     SIZE,
@@ -25,29 +26,16 @@ from qkv.see.draw.elements import (
 )
 from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
-from qkv.see.draw.panels import (
-    Arrows,
-    Bars,
-    HeatMap,
-    Image,
-    Line,
-    Lines,
-    Links,
-    Panel,
-    Passages,
-    Rows,
-    pictured,
-)
 
 _GAP = 24
-_CARD = 330.0  # pixels of the width of passages: that of a phone
-_IMAGE, _SMALL = 300.0, 150.0  # pixels of the side of an image, and of one of several
+_CARD = 330.0  # the width of passages in pixels, that of a phone
+_IMAGE, _SMALL = 300.0, 150.0  # the width in pixels of an image, and of one of several
 
 
-def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) -> str:
+def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
     """Draw a title, panels in rows beside each other, then lines of prose, as one SVG text."""
     tone = TONES["dark" if dark else "light"]
-    said, shown = pictured(rows)
+    prose, shown = panels.pictured(rows)
     grid = [[part(panel, tone) for panel in row] for row in shown]
     wide = [sum(each.width for each in row) + _GAP * (len(row) - 1) for row in grid]
     width = max([320.0, *wide]) + 2 * _GAP
@@ -65,7 +53,7 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
             x += each.width + _GAP
         y += max(each.height for each in row)
     y += 14
-    for words in (*lines, *said):
+    for words in (*lines, *prose):
         for line in wrapped(words, width - 2 * _GAP, 11):
             y += 11
             elements.append(text(_GAP, y, line, tone.dim))
@@ -73,7 +61,7 @@ def draw(title: str, lines: Sequence[str], rows: Rows, *, dark: bool = False) ->
     return _whole(elements, (width, y + _GAP), title, tone, "max-width:100%;height:auto")
 
 
-def alone(panel: Panel, tone: Tone) -> str:
+def alone(panel: panels.Panel, tone: Tone) -> str:
     """Draw one panel as an SVG text of its own, of a fixed size."""
     drawn = part(panel, tone)
     return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
@@ -93,12 +81,12 @@ def _whole(
     )
 
 
-def part(panel: Panel, tone: Tone) -> Drawing:
+def part(panel: panels.Panel, tone: Tone) -> Drawing:
     """Draw a panel under its title."""
     drawn = _DRAW[type(panel)](panel, tone)
     if not panel.title:
         return drawn
-    weight = "normal" if isinstance(panel, Image) and not panel.chosen else "bold"
+    weight = "normal" if isinstance(panel, panels.Image) and not panel.chosen else "bold"
     below = f'<g transform="translate(0 20)">{"".join(drawn.elements)}</g>'
     width = max(drawn.width, 0.68 * len(panel.title) * SIZE)
     return Drawing(
@@ -106,7 +94,7 @@ def part(panel: Panel, tone: Tone) -> Drawing:
     )
 
 
-def _heat_map(panel: HeatMap, tone: Tone) -> Drawing:
+def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
     """Draw cells of colour with labels, and a scale below; hatch the cells without a number."""
     if panel.compact:
         return _tile(panel, tone)
@@ -138,8 +126,8 @@ def _heat_map(panel: HeatMap, tone: Tone) -> Drawing:
             number, cell = form(float(panel.values[i, j])), f'width="{wide:g}" height="{high:g}"'
             drawn = f'<rect x="{x:g}" y="{y:g}" {cell} fill="{color}" shape-rendering="crispEdges"'
             if high < 30.0:  # too small for a number, which a pointer brings up
-                said = escaped(f"{row}, {columns[j]}: {number}")
-                elements.append(f"{drawn}><title>{said}</title></rect>")
+                content = escaped(f"{row}, {columns[j]}: {number}")
+                elements.append(f"{drawn}><title>{content}</title></rect>")
                 continue
             elements.append(f"{drawn}/>")
             middle, low = x + wide / 2, y + high / 2 + 3.5
@@ -162,7 +150,7 @@ def _heat_map(panel: HeatMap, tone: Tone) -> Drawing:
     return Drawing(elements, left + max(m * wide + slant, legend, 190.0), bottom + 22)
 
 
-def _tile(panel: HeatMap, tone: Tone) -> Drawing:
+def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
     """Draw a small picture with a pixel for each cell; masked cells are grey."""
     scale = [list(bytes.fromhex(shade(n / 255, tone.theme)[1:])) for n in range(-255, 256)]
     colors = np.array(scale, np.uint8)
@@ -183,7 +171,7 @@ def _pooled(cells: Array) -> Array:
     return np.asarray(np.take_along_axis(blocks, furthest, -1)[..., 0])
 
 
-def _links(panel: Links, tone: Tone) -> Drawing:
+def _links(panel: panels.Links, tone: Tone) -> Drawing:
     """Draw lines as wide and as dark as their weight; those of one query stand out."""
     shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
@@ -214,7 +202,7 @@ def _links(panel: Links, tone: Tone) -> Drawing:
     return Drawing(elements, width, max(len(shown.rows), len(shown.columns)) * step)
 
 
-def _chart(panel: Lines, tone: Tone) -> Drawing:
+def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
     """Draw lines over names, with the numbers of the points if the panel wants them."""
     width, left, height = 460.0, 46.0, 150.0
     low, high = panel.ends
@@ -251,19 +239,19 @@ def _chart(panel: Lines, tone: Tone) -> Drawing:
     return Drawing(elements, width, height + 32 + 18 * len(named))
 
 
-def _stroke(line: Line, tone: Tone) -> str:
+def _stroke(line: panels.Line, tone: Tone) -> str:
     dash = f' stroke-dasharray="{" ".join(f"{n:g}" for n in line.dash)}"' if line.dash else ""
     return f'stroke="{tone.of(line.color) or tone.before}" stroke-width="2"{dash}'
 
 
-def _arrows(panel: Arrows, tone: Tone) -> Drawing:
+def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     """Draw points before (blue) and after (red), an arrow between each pair, and their labels."""
     side, edge = 460.0, 60.0
     both = np.concatenate([panel.before, panel.after])
     low, high = both.min(axis=0), both.max(axis=0)
     scale = (side - 2 * edge) / max(float((high - low).max()), 1e-12)
 
-    def place(points: Array) -> Array:  # y as SVG has it, downwards
+    def place(points: Array) -> Array:  # in SVG, y grows downwards
         return np.asarray((points - (low + high) / 2) * (scale, -scale) + side / 2)
 
     starts, ends = place(panel.before), place(panel.after)
@@ -282,8 +270,8 @@ def _arrows(panel: Arrows, tone: Tone) -> Drawing:
     wanted = [(tuple(place(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
-    found = placed(sizes, on_arrows(starts, ends), area)
-    for (point, name, after), spot in zip(wanted, found, strict=True):
+    spots = placed(sizes, on_arrows(starts, ends), area)
+    for (point, name, after), spot in zip(wanted, spots, strict=True):
         if spot is None:
             continue
         box, near = spot
@@ -305,7 +293,7 @@ def _arrows(panel: Arrows, tone: Tone) -> Drawing:
     return Drawing([*marks, *points, *legend], side, side + 62)
 
 
-def _bars(panel: Bars, tone: Tone) -> Drawing:
+def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
     """Draw names with a number and a bar each; the largest bar has the full width."""
     left = widest(panel.names) + 8
     wide, begin = (60, left + 60 + SIZE * 4) if panel.signed else (120, left)
@@ -345,12 +333,12 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
         color = shade(math.copysign(max(0.25, abs(share)), share), tone.theme)
         line = f'd="M{at(curve[0])}C{" ".join(map(at, curve[1:]))}" fill="none"'
         ends = " ".join(f"qkv-of{numbers[node]}" for node in (edge.sender, edge.receiver))
-        said = f"{edge.name}: {form(edge.value)}"
+        numbered = f"{edge.name}: {form(edge.value)}"
         edges.append(
-            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{escaped(said)}</title>'
+            f'<g class="qkv-edge {ends}" tabindex="0" role="img"><title>{escaped(numbered)}</title>'
             f'<path {line} stroke="{color}" stroke-width="{0.6 + 5.4 * abs(share):.2f}"/>'
             f'<path {line} stroke="transparent" stroke-width="10"/>'
-            f"{_readout([said], bottom, tone)}</g>"
+            f"{_readout([numbered], bottom, tone)}</g>"
         )
     nodes = []
     for name, place in panel.nodes.items():
@@ -376,7 +364,7 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
     width = left + across * (columns + 0.6)
     notes = [
         text(0, bottom + 52 + 15 * number, line, tone.dim, size=10)
-        for number, line in enumerate(wrapped(panel.said, width, 10))
+        for number, line in enumerate(wrapped(panel.caption, width, 10))
     ]
     legend = [f'<g class="qkv-hint">{text(0, bottom + 20, hint, tone.dim, size=10)}</g>', *notes]
     graph = "".join([*elements, *edges, *nodes, *legend])
@@ -425,7 +413,7 @@ def _sums(panel: Graph, node: str) -> list[str]:
     return [f"{node} {line}" if not number else line for number, line in enumerate(sums)]
 
 
-def _image(panel: Image, tone: Tone) -> Drawing:
+def _image(panel: panels.Image, tone: Tone) -> Drawing:
     """Draw pixels, with frames round some of their patches."""
     width = _IMAGE if panel.chosen is None else _SMALL
     height = width * panel.pixels.shape[0] / panel.pixels.shape[1]
@@ -439,7 +427,7 @@ def _image(panel: Image, tone: Tone) -> Drawing:
     return Drawing([image(panel.pixels, width, height), *marks], width, height)
 
 
-def _passages(panel: Passages, tone: Tone) -> Drawing:
+def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
     """Draw words in lines, each on a background as dark as its share; frame the marked word."""
     front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
@@ -464,7 +452,7 @@ def _passages(panel: Passages, tone: Tone) -> Drawing:
     return Drawing(elements, _CARD, y)
 
 
-def _scale(x: float, y: float, panel: HeatMap, tone: Tone) -> list[str]:
+def _scale(x: float, y: float, panel: panels.HeatMap, tone: Tone) -> list[str]:
     steps, wide = 24, 4.0
     (low, high), form = panel.ends, panel.form
     least = -1.0 if panel.signed else 0.0
@@ -483,13 +471,13 @@ def _scale(x: float, y: float, panel: HeatMap, tone: Tone) -> list[str]:
     ]
 
 
-_DRAW: dict[type[Panel], Callable[[Any, Tone], Drawing]] = {
-    Arrows: _arrows,
-    Bars: _bars,
+_DRAW: dict[type[panels.Panel], Callable[[Any, Tone], Drawing]] = {
+    panels.Arrows: _arrows,
+    panels.Bars: _bars,
     Graph: _graph,
-    HeatMap: _heat_map,
-    Image: _image,
-    Lines: _chart,
-    Links: _links,
-    Passages: _passages,
+    panels.HeatMap: _heat_map,
+    panels.Image: _image,
+    panels.Lines: _chart,
+    panels.Links: _links,
+    panels.Passages: _passages,
 }

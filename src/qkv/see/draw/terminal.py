@@ -11,31 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.see.analysis.measures import strongest_block
-from qkv.see.draw.panels import (
-    Bars,
-    Cells,
-    Column,
-    HeatMap,
-    Lines,
-    Links,
-    Numbers,
-    Panel,
-    Passages,
-    Prose,
-    Rows,
-    Table,
-    drawn_in,
-    number_format,
-)
+from qkv.see.draw import panels
 from qkv.see.draw.screen import LEAST, Screen, bar, prose, styled
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 
-def draw(screen: Screen, rows: Rows) -> Iterator[Text]:
+def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
     """Draw all panels below each other; panels of one row with names stand side by side."""
-    for row in drawn_in("terminal", rows):
+    for row in panels.drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
             yield styled()
             yield _title(screen, row[0])
@@ -62,21 +47,21 @@ def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Tex
     return line
 
 
-def _title(screen: Screen, panel: Panel) -> Text:
+def _title(screen: Screen, panel: panels.Panel) -> Text:
     line = styled(screen.plain(panel.title), style="bold")
     if panel.explained:
         line.append(screen.plain(f" ({panel.explained})"), style="dim not bold")
     return line
 
 
-def _prose(screen: Screen, panel: Prose) -> list[Text]:
+def _prose(screen: Screen, panel: panels.Prose) -> list[Text]:
     if panel.code:
         blank = " " * panel.indent
         return [styled(blank + screen.plain(x), style=panel.style) for x in panel.text.split("\n")]
     return prose(screen, panel.text, panel.style, panel.indent)
 
 
-def _links(screen: Screen, panel: Links) -> list[Text]:
+def _links(screen: Screen, panel: panels.Links) -> list[Text]:
     """Draw the largest links with bars."""
     width = screen.fit([query for query, _, _ in panel.strongest], 3, 16)
     wide = screen.fit([key for _, key, _ in panel.strongest], 3, 16)
@@ -90,20 +75,20 @@ def _links(screen: Screen, panel: Links) -> list[Text]:
     return lines
 
 
-def _bars(screen: Screen, panel: Bars) -> list[Text]:
+def _bars(screen: Screen, panel: panels.Bars) -> list[Text]:
     written = [panel.form.format(value) for value in panel.values]
-    columns = [Column("", written), Column("", bars=panel.shares)]
-    return _table(screen, Table(names=panel.names, columns=columns))
+    columns = [panels.Column("", written), panels.Column("", bars=panel.shares)]
+    return _table(screen, panels.Table(names=panel.names, columns=columns))
 
 
-def _chart(screen: Screen, panel: Lines) -> list[Text]:
+def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
     """Draw the first line as a bar for each of its numbers."""
     low, high = panel.ends
     values = [value for _, value in panel.lines[0].points]
-    return _bars(screen, Bars(names=panel.names, values=values, top=max(high, -low)))
+    return _bars(screen, panels.Bars(names=panel.names, values=values, top=max(high, -low)))
 
 
-def _table(screen: Screen, panel: Table) -> list[Text]:
+def _table(screen: Screen, panel: panels.Table) -> list[Text]:
     """Draw names and columns as wide as they need; bars take the rest, at most 24 columns."""
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
@@ -138,7 +123,7 @@ def _table(screen: Screen, panel: Table) -> list[Text]:
     return [*lines, styled(panel.note, style="dim")] if panel.note else lines
 
 
-def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
+def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     """Draw a table of shaded cells, and the scale below.
 
     If not all rows or columns fit, show those with the largest score, count the others, and sum the
@@ -187,11 +172,11 @@ def _heat_map(screen: Screen, panel: HeatMap) -> list[Text]:
     return lines + _left_out(counts, f", those of the largest {panel.what}")
 
 
-def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
+def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     """Draw the first rows and columns as a table, and count the others."""
     values, columns, place = panel.values, panel.columns, panel.cell
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
-    form = number_format(values)
+    form = panels.number_format(values)
     width = max(7, *(len(form(x)) for x in values[np.isfinite(values)].tolist()), 0)
     room = max(1, (screen.width - label - 2) // (width + 1))
     headings = [str(j) for j in range(values.shape[1])] if columns is None else list(columns)
@@ -220,7 +205,7 @@ def _numbers(screen: Screen, panel: Numbers) -> list[Text]:
     return lines + _left_out(counts)
 
 
-def _passages(screen: Screen, panel: Passages) -> list[Text]:
+def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
     """Draw words in lines, shaded; the marked word is bold, or in brackets."""
     from rich.cells import cell_len
 
@@ -244,7 +229,7 @@ def _passages(screen: Screen, panel: Passages) -> list[Text]:
     return drawn
 
 
-def _cells(screen: Screen, panel: Cells) -> list[Text]:
+def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
     """Draw a shade for each cell; without colours a digit from 0 to 9."""
     lines = []
     for row, shares in enumerate(panel.shares.tolist()):
@@ -274,7 +259,7 @@ def _cell(screen: Screen, written: str, share: float, width: int) -> Text:
     return styled(screen.right(mark + screen.safe(written), width), style="not bold")
 
 
-def _scale(screen: Screen, panel: HeatMap) -> Text:
+def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
     low, top = (panel.form(end) for end in panel.ends)
     of = "" if panel.of == "weight" else f"{panel.scale_name} "
     line = styled(f"scale {screen.plain(of)}{low} ", style="dim")
@@ -318,14 +303,14 @@ def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> It
         yield line.append_text(second)
 
 
-_DRAW: dict[type[Panel], Callable[[Screen, Any], list[Text]]] = {
-    Bars: _bars,
-    Cells: _cells,
-    HeatMap: _heat_map,
-    Lines: _chart,
-    Links: _links,
-    Numbers: _numbers,
-    Passages: _passages,
-    Prose: _prose,
-    Table: _table,
+_DRAW: dict[type[panels.Panel], Callable[[Screen, Any], list[Text]]] = {
+    panels.Bars: _bars,
+    panels.Cells: _cells,
+    panels.HeatMap: _heat_map,
+    panels.Lines: _chart,
+    panels.Links: _links,
+    panels.Numbers: _numbers,
+    panels.Passages: _passages,
+    panels.Prose: _prose,
+    panels.Table: _table,
 }

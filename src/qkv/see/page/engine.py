@@ -24,19 +24,19 @@ from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.text.tokenizer import Tokenizer
 
-# What assets/engine/parameters.js reads, as JSON in a script of its own that is never run:
+# The data for assets/engine/parameters.js, as JSON in a script element that never runs:
 #
 #   "name": str, "exact": whether the packed parameters are the model's as they are,
 #   "sizes": {"layers", "heads", "kv_heads", "size": of a head's queries, "dim", "vocabulary",
-#             "most": tokens | null, "eps": of the norms, "mask": what stands for a missing word
-#             | null, "next": whether logits are for what follows a place, "bert": whether the
+#             "most": tokens | null, "eps": of the norms, "mask": the mask token | null,
+#             "next": whether logits are for the next token, "bert": whether the
 #             steps of its layers are BERT's, "scales": [["", of the scores of a layer], ...]},
-#   "design": what a family does otherwise than another, `_design`,
+#   "design": the differences between families, `_design`,
 #   "parameters": {our name: packed, of linear layers (out, in): rows of int8 with a float16 scale
-#                  each, where they are the numbers of a matrix, and else float16},
+#                  each, if these give the exact numbers, and else float16},
 #   "tokenizer": the tokenizer.json
 #
-# assets/engine/door.js says what a page may ask: globalThis.qkv.
+# assets/engine/door.js lists the requests of a page: globalThis.qkv.
 
 
 LARGE, MOST = 64_000_000, 500_000_000  # characters of a model; a browser holds no longer text
@@ -77,7 +77,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    # as the script reads them: the numbers that make one number of a result side by side
+    # the script reads linear weights as (out, in), so that each sum reads numbers side by side
     laid_out = {
         name: array.T if name.endswith("_proj.weight") else array
         for name, array in model.parameters.items()
@@ -107,7 +107,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
             "mask": model.mask,
             "next": model.generates,
             "bert": _is_bert(design),
-            "scales": [["", _attends(one, [])["scale"]] for one in design.layers],
+            "scales": [["", _attends(layer, [])["scale"]] for layer in design.layers],
         },
         "design": _design(model, design),
         "parameters": packed,
@@ -117,13 +117,15 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
 def _design(model: Model, design: Design) -> dict[str, Any]:
     """Describe the family of a model: `Design` of assets/engine/parameters.js."""
-    rotaries = list(dict.fromkeys(one.rotary for one in design.layers if one.rotary is not None))
+    rotaries = list(
+        dict.fromkeys(layer.rotary for layer in design.layers if layer.rotary is not None)
+    )
     head = design.head
     assert head is not None
     scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in training
     return {
-        "layers": [_attends(one, rotaries) for one in design.layers],
-        "rotaries": [_rotary(one, design.layers[0].head_size) for one in rotaries],
+        "layers": [_attends(layer, rotaries) for layer in design.layers],
+        "rotaries": [_rotary(rotary, design.layers[0].head_size) for rotary in rotaries],
         "activation": design.activation,
         "norms": design.norms,
         "parallel": design.parallel,
@@ -216,8 +218,8 @@ def _reasons(model: Model) -> Iterator[str]:
         yield "has no head over words"
     others = {
         "experts": design.experts is not None,
-        "biases by distance": design.buckets is not None or any(one.alibi for one in layers),
-        "sinks": any(one.sinks for one in layers),
+        "biases by distance": design.buckets is not None or any(layer.alibi for layer in layers),
+        "sinks": any(layer.sinks for layer in layers),
         "attention to another text": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
         "scales behind its parts": design.layer_scale,
@@ -261,12 +263,12 @@ def _is_half(array: Array) -> bool:
 _KINDS = tomllib.loads(files("qkv.see.page").joinpath("tokenizer_parts.toml").read_text("utf-8"))
 _INSIDE = _KINDS.pop("inside")
 _BYTES = [bytes([byte]).decode("latin-1") for byte in range(256)]
-_SHOWN = {one for one in _BYTES if re.match("[!-~¡-¬®-ÿ]", one)}  # as they stand for themselves
+_SHOWN = {byte for byte in _BYTES if re.match("[!-~¡-¬®-ÿ]", byte)}  # unchanged in tokens
 _LEVELS = _SHOWN | {chr(256 + i) for i in range(256 - len(_SHOWN))}
 _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
-# Of Oniguruma's patterns: characters, classes without classes in them, groups and looking around,
-# and how often something comes. No anchors, names, references, or what takes back nothing.
+# The supported part of Oniguruma's patterns: characters, classes without nested classes, groups,
+# lookaround and quantifiers. No anchors, names, references or possessive quantifiers.
 _PROPERTY = r"\\[pP]\{(?:[LMNPSZC][a-z]?|Alphabetic|Han|Hiragana|Katakana|Hangul|Thai|Arabic)\}"
 _MARK = r"\\[rntfvsSdDwW]|\\u[\da-fA-F]{4}|\\[^\w\s]"
 _CLASS = rf"\[\^?(?:(?!\\W)(?:{_PROPERTY}|{_MARK})|[^\\\[\]&]|&(?!&))+\]"
@@ -346,7 +348,7 @@ def _reasons_of_bpe(
             yield f"has a BPE with the {name} {_short(model[name])}"
     steps = _steps("pre_tokenizer", pre_tokenizer)
     if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
-        return  # nothing is unknown to it
+        return  # every text has tokens
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
             yield "has a BPE that falls back on bytes and has no token for some"

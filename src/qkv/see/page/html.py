@@ -25,9 +25,8 @@ POLICY = (
 )
 WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
 _WITH_TOKENS = ("walk", "shift", "replay")
-_PAINTED = re.compile(
-    "#[0-9a-f]{6}\\b|<image [^>]*/>"
-)  # the parts of a picture that a theme changes
+# The parts of a picture that a theme changes.
+_PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")
 # Characters that end a script or one of its lines, and surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
@@ -65,9 +64,9 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
         rows: its panels.
         theme: "light", "dark", or "auto" for that of the site or system around it.
     """
-    said, shown = pictured(rows)
+    prose, shown = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
-    bodies = [_pictured(title, [*lines, *said], shown, TONES[name]) for name in names]
+    bodies = [_pictured(title, [*lines, *prose], shown, TONES[name]) for name in names]
     body, more = _in_both_themes(*bodies) if theme == "auto" else (bodies[0], "")
     return f"<style>{template('picture.css')}{more}</style>{body}"
 
@@ -172,10 +171,6 @@ def _tokens(payload: dict[str, Any]) -> str:
                 called = " ".join(filter(None, (part.get("name"), which)))
                 lines.append(f"{called}: {' '.join(part[which])}")
     return "".join(f"<p>{escape(readable(line), quote=True)}</p>" for line in lines)
-
-
-# It is HTML of the page around a view, in whose shadow root base/mount.js has a slot for it. So it
-# is there without scripts too, and takes its colours from the view, where there is one.
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:

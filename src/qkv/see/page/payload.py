@@ -18,56 +18,57 @@ from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
-# What stands in the payload, which assets/ read. Arrays are packed (see below): base64 of
-# little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their "shape". No
-# number is rounded: that is for what shows it. Shares show as weights do in up to four digits.
+# The payload, which the scripts in assets/ read. Arrays are packed (by `pack_numbers` and so on):
+# base64 of little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their
+# "shape". Numbers are not rounded; the page rounds what it shows. Shares show the same digits as
+# the weights, up to four.
 #
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
 #   "stretch": whether scales end at the largest weight at first,
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
-#   "start": {"text": place in texts, "layer": number, "head": number,
-#             "query": place of a token | null, "chosen": why this head, "sentence": str,
-#             "stands_out": bool | null (it was asked for), "headline": what is said of it | "",
-#             "heads": [numbers] | null,
-#             "merge": whether pieces are merged into words} | null,
+#   "start": {"text": index in texts, "layer": number, "head": number,
+#             "query": position of a token | null, "chosen": the reason for this head,
+#             "sentence": str, "stands_out": bool | null (the reader asked for the head),
+#             "headline": a sentence about the head | "", "heads": [numbers] | null,
+#             "merge": whether subwords are merged into words} | null,
 #   "compare": COMPARE | null, "walk": see WALK below | null, "shift": see SHIFT below | null,
 #   "replay": see REPLAY below | null,
-#   of play in their place "start", "stories" and "roles": see page/play.py; "texts" is empty,
-#   since the page computes: what with stands beside the payload, see page/engine.py
-#   "notes": [what a reader should know of the tokens, in sentences] }
+#   for play instead "start", "stories" and "roles": see page/play.py; "texts" is empty, since the
+#   page computes with the model beside the payload: see page/engine.py
+#   "notes": [sentences about the tokens] }
 #
 # TEXT = {
-#   "name": str, "tokens": [L strings], "keys": [S strings] | null (they are the tokens),
-#   "special": [places], "key_special": [places] | null,
-#   "words": [[first, last + 1, word], ...] | null (no token is a piece), "key_words": the same,
-#   "split": where a second sentence begins | null,
+#   "name": str, "tokens": [L strings], "keys": [S strings] | null (the tokens),
+#   "special": [positions], "key_special": [positions] | null,
+#   "words": [[first, last + 1, word], ...] | null (no token is a subword), "key_words": the same,
+#   "split": the position at which a second sentence begins | null,
 #   "layers": [numbers], "heads": H, "length": L, "key_length": S,
 #   "weights": packed (layers, H, L, S) | null,
 #   "scores": packed (k, H, L, S) of the k "layers", after scaling and mask | null,
 #   "scale": [raw score = score / scale, for each layer | null],
-#   "hidden": bits, 1 where the mask hides | null,
+#   "hidden": bits, 1 where masked | null,
 #   "norms": packed (layers, H, S), |v W_O| | null,
 #   "measures": {name: [layers x H] | null},
-#   "summary": in place of weights {"top_k": k, "indices": packed (layers, H, L, k), all ones where
-#             nothing is, "weights": shares, "received": packed (layers, H, S),
-#             "kept": the share of all weight that this holds} | null,
-#   "left_out": [sentences that say what this page does not hold] }
-# Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 holds for all.
+#   "summary": instead of weights {"top_k": k, "indices": packed (layers, H, L, k), all ones for
+#             no index, "weights": shares, "received": packed (layers, H, S),
+#             "kept": the share of all weight in it} | null,
+#   "left_out": [sentences about data that this page does not hold] }
+# Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 stands for all.
 #
-# COMPARE = {"what": "word", "word": str, "why": why it is this one, "sentence": str,
+# COMPARE = {"what": "word", "word": str, "why": the reason for this word, "sentence": str,
 #            "texts": [A, B as they were given],
-#            "places": [[places in A], [in B]],
+#            "places": [[positions in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
-#            "strongest": [[LINK, ...], the same of B]}, each as `to_dict` has it
+#            "strongest": [[LINK, ...], the same for B]}, each as in `to_dict`
 #        or {"what": "runs", "sentence": str, "of": str,
 #            "changes": [[token, distance, cosine, length in A], ...] largest first,
 #            "by_layer": [the mean distance at the embeddings and after each layer]}
 
 
 THEMES = ("auto", "light", "dark")
-MOST_CELLS = 4_000_000  # weights that a page holds at most: 16 MB before base64
+MOST_CELLS = 4_000_000  # the most weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
 MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
 
@@ -182,17 +183,17 @@ def check_theme(theme: str, call: str) -> str:
 # What assets/pages/replay.js reads, "replay" of the payload:
 #
 #   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
-#   "steps": [of all snapshots], "shown": [places in "steps" of those whose weights are here],
-#   "weights": shares (shown, layers, H, L, L), "hidden": bits as in payload.py | null,
-#   "scores": [{"name", "of": what it is the mean of, "head": what such a head is called,
+#   "steps": [of all snapshots], "shown": [indices in "steps" of the snapshots with weights],
+#   "weights": shares (shown, layers, H, L, L), "hidden": bits | null,
+#   "scores": [{"name", "of": the averaged weight, "head": the name of such heads,
 #               "values": [for each step [layers x H]]}, ...],
-#   "score": place in "scores" of the one that the sentence is about,
-#   "becomes": weight from which a head is called by what it looks at,
+#   "score": index in "scores" of the score in the sentence,
+#   "becomes": the score from which a head has such a name,
 #   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
-#   "knots": [the steps that stand at even distances in charts],
+#   "knots": [the steps at even distances in charts],
 #   "left_out": [sentences]
 #
-# `start` (see payload.py) says which head is shown first.
+# "start" of the payload has the first head.
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
@@ -231,8 +232,8 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 #   "before": [[x, y], ...], "explained": [share, share],
 #   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
 #               "held": share, "cosine": [number, ...]}, ...],
-#   "labelled": [places of the tokens that are named],
-#   "pairs": [{"word": str, "a": place, "b": place, "cosine": [before, at each stage]}, ...] }
+#   "labelled": [positions of the labelled tokens],
+#   "pairs": [{"word": str, "a": position, "b": position, "cosine": [before, at each stage]}, ...] }
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
@@ -243,22 +244,22 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 
 # WALK = {
 #   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
-#   "rows": [places of the queries that the page holds] | null (all), "key_rows": the same of keys,
-#   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] that is spelled first,
-#   "own": name of the model's own numbers, which are the array "own", "own_step": number of the
-#   step that they are shown beside, "difference": the largest of all,
-#   "said": the likeliest word, in words, or "",
-#   "which": which head it is and what is said of it, "reasons": [why it is this one] }
+#   "rows": [positions of the queries in the page] | null (all), "key_rows": the same for keys,
+#   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] of the first sum,
+#   "own": name of the model's own numbers in the array "own", "own_step": index of the step beside
+#   them, "difference": the largest of all,
+#   "said": a sentence with the likeliest word, or "",
+#   "which": the name of the head and its headline, "reasons": [reasons for this head] }
 # ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
-#          "rows": "rows" | "key_rows" | null (which list says what its rows are; null: all), or
-#          a list of its own, "columns": [which columns there are], where these are not all}
+#          "rows": "rows" | "key_rows" (the list of its rows) | null (all rows) | a list of its
+#          own, "columns": [indices of the columns], if these are not all}
 #         or {"shape": [...], "b64": null}: too large for the page
 # STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
-#         "side": "queries" | "keys" | "place" (what its rows are; the place is that of "start"),
+#         "side": "queries" | "keys" | "place" (its rows; the place is the query of "start"),
 #         "columns": "keys" | null (numbers),
 #         "shown": {"at": [columns], "names": [strings]} | null (all of them),
-#         "weights": bool, "cell": [row, column] | null, "op": how a cell is made (steps/sums.py),
-#         "lengths": packed float32, of the rows that are held | null (its rows are no vectors) }
+#         "weights": bool, "cell": [row, column] | null, "op": the origin of a cell (steps/sums.py),
+#         "lengths": packed float32, of the rows in the page | null (its rows are no vectors) }
 
 
 MOST_TOKENS = 64
@@ -275,7 +276,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
     """
     weights = next(step for step in walk.steps if step.name == "weights")
     rows, key_rows = _held(walk, weights.values)
-    # keys are looked at from every query, so that all rows of these are needed
+    # every query attends to all keys, so that all rows of these are needed
     sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
     lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
     parts = _parts(walk)
@@ -349,7 +350,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
         return None, None
     score = weights.copy()
     score[walk.cell] = np.inf  # the cell that is spelled out first
-    if walk.keys is walk.tokens:  # one list for both: the places of the strongest links
+    if walk.keys is walk.tokens:  # one list for both: the positions of the strongest links
         order = np.argsort(-score, axis=None, kind="stable")
         places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
         rows = sorted(list(places)[:MOST_TOKENS])

@@ -14,43 +14,33 @@ from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, shipped
 from qkv.see.analysis.inputs import places_in
 from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
-from qkv.see.page.html import (
-    POLICY,
-    about_model,
-    bundle,
-    document,
-    fragment,
-    script,
-    script_json,
-    template,
-)
+from qkv.see.page import html
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
 
-# PLAY = what stands in the payload of the kind "play", whose "texts" are empty: the page computes.
-# The model and its script are a part of their own, which comes after (see page/engine.py).
+# PLAY = the entries of the payload "play". Its "texts" are empty, since the page computes.
+# The model and its script are a separate part, behind it (see page/engine.py).
 #
-#   "start": {"text": str, "edits": [records], "place": of the token whose word is looked at,
-#             "layer": number, "head": number, "said": of this head by the rule (all three left out
-#             where the page is to choose), "query": place of a token | null,
-#             "hide": [places of the word that is to be hidden first],
-#             "view": the screen that opens: "front" | "findings" | "lab", which also opens
-#             where it is left out},
-#   "state": what stands behind the # of an address that the page opens on, or "",
+#   "start": {"text": str, "edits": [records], "place": the position of the guess,
+#             "layer": number, "head": number, "said": a sentence about this head (without these
+#             three the page chooses), "query": position of a token | null,
+#             "hide": [positions of the first word to hide],
+#             "view": the first screen: "front" | "findings" | "lab" (also if it is left out)},
+#   "state": the part of an address behind the #, in whose state the page opens, or "",
 #   "stories": [STORY, ...],     those of the model's card
-#   "roles": {"layer.head": [role, the measure that it has it by]},
+#   "roles": {"layer.head": [role, the measure of this role]},
 #   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
-#   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} that are no
-#   content words, all small: what the rule for a head needs (assets/store/rule.js)
+#   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} in lower case
+#   that are no content words, for the rule for a head (assets/store/rule.js)
 #   "next": whether logits are for the next token, "guesses": whether they are for masked words,
-#   "mask": what is written for such a word | null,
-#   of a page of findings also "findings": [what the file of each holds],
-#   "parts": what stands on it in order, [the place of a finding | the slot of an article's HTML],
-#   of a page with two models also "side": "encoder", "other": the same of the decoder }
+#   "mask": the mask token | null,
+#   in a page of findings also "findings": [the contents of their files],
+#   "parts": its contents in order, [the index of a finding | the slot of an article's HTML],
+#   in a page with two models also "side": "encoder", "other": the same for the decoder }
 #
-# STORY = {"text": str, "hide": [places of tokens] or "ablate": [[layer, head], ...],
-#          "change": what is hidden or left out, in words,
-#          "before": [word, chance], "after": [word, chance], "why": str}
+# STORY = {"text": str, "hide": [positions of tokens] or "ablate": [[layer, head], ...],
+#          "change": the intervention in words,
+#          "before": [word, probability], "after": [word, probability], "why": str}
 
 
 ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
@@ -114,7 +104,7 @@ def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-SERVED = f"{POLICY}; connect-src 'self'"  # of a page that asks the server it comes from
+SERVED = f"{html.POLICY}; connect-src 'self'"  # of a page that computes with its server
 
 
 def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
@@ -136,11 +126,11 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
         'document.getElementById("qkv-key"));'
     )
     body = (
-        f"{template('key_form.html')}\n{fragment(payload, '', about_model(model))}\n"
-        f'<script type="application/json" id="qkv-served">{script_json(about)}</script>\n'
-        f"{script(bundle('server.js'), call)}\n"
+        f"{html.template('key_form.html')}\n{html.fragment(payload, '', html.about_model(model))}\n"
+        f'<script type="application/json" id="qkv-served">{html.script_json(about)}</script>\n'
+        f"{html.script(html.bundle('server.js'), call)}\n"
     )
-    return document(model.name, body, "auto", SERVED, wide=True)
+    return html.document(model.name, body, "auto", SERVED, wide=True)
 
 
 def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:

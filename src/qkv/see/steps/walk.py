@@ -47,13 +47,13 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
     """
     if isinstance(model, DualEncoder):
-        model = model.text  # whose parameters have the names of one model
+        model = model.text  # its parameters have the names of one model
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
     if block is not None and block.scale1 is not None:
-        block = None  # a walk has no step for it, and takes what is there from the trace
+        block = None  # a walk has no step for this scale: take the numbers from the trace
     parameters = {} if model is None else model.parameters
     attn = {} if block is None else block.attn.parameters
     own = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
@@ -149,7 +149,7 @@ def _traced(
 ) -> Trace:
     """Trace a layer, with the names of a model of one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # its names have no block, and there is no input
+    if isinstance(layer, MultiHeadAttention):  # its names have no block, and its trace no input
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -249,7 +249,7 @@ def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
 
 def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
     """Return the query and key of a head's largest weight."""
-    if ("pattern", layer) not in trace:  # which the walk refuses
+    if ("pattern", layer) not in trace:  # the walk refuses this trace
         return 0, 0
     weights = trace.pattern(layer, head)
     i, j = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)

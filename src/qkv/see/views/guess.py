@@ -15,7 +15,7 @@ from qkv.see.analysis.words import run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
-from qkv.see.views.head_panels import chances
+from qkv.see.views.head_panels import guess_bars
 from qkv.see.views.view import Heading, View
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
@@ -60,9 +60,9 @@ class GuessView(View):
             if self.places:
                 place = self.places[number]
                 title = f"At token {place}, {self.tokens.tokens[place]}"
-            rows.append([chances(before, title, "as it is" if self.after is not None else "")])
+            rows.append([guess_bars(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
-                rows[-1].append(chances(self.after[number], title, run_name(self.changed)))
+                rows[-1].append(guess_bars(self.after[number], title, run_name(self.changed)))
         return [*rows, [Prose(text=self.reason)]] if self.reason else rows
 
     def _named(self, guesses: Guesses, *, short: bool = False) -> str:

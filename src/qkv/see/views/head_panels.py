@@ -210,13 +210,13 @@ def head_panels(
         explained, most = f"the {kept} largest weights of each query were kept", 10
     rows, columns = heads.queries.names, heads.keys.names
     named = [(rows[x.query], columns[x.key], x.weight) for x in links[:most]]
-    panels: list[Panel] = [weights]
+    first: list[Panel] = [weights]
     if named:
-        panels.append(
+        first.append(
             Links(title=f"Links of {head.where}", explained=explained, map=weights, strongest=named)
         )
     if heads.weights:
-        return [panels]
+        return [first]
     received = heads.summary[heads.layers.index(head.layer)].received[head.head]
     shown = sorted(strongest(received, 10), key=lambda key: -received[key])
     bars = Bars(
@@ -226,7 +226,7 @@ def head_panels(
         values=[float(received[key]) for key in shown],
         form="{:.2f}",
     )
-    return [panels, [bars]]
+    return [first, [bars]]
 
 
 def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
@@ -247,7 +247,7 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
     return [[Table(title=title[0], explained=title[1], names=options, columns=columns)]]
 
 
-def chances(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
+def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
     """Show a model's guesses with a bar for each probability."""
     return Bars(
         title=title,

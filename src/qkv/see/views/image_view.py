@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.models.vision import grid_of
-from qkv.see.analysis.head_weights import told
+from qkv.see.analysis.head_weights import summable
 from qkv.see.analysis.inputs import one_text
 from qkv.see.draw.colours import AFTER, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Cells, Image, Later, Panel, Prose
@@ -20,9 +20,9 @@ from qkv.trace import Trace
 
 # The colour over a patch with weight: light, since the picture is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # of the longer side of a picture, and a quarter of that for each head
+MOST_PIXELS = 448  # of the longer side of a picture; each head has a quarter of that
 _LOOKING = "#ffffff"  # the frame of the patch that attends
-_ACROSS = 4  # heads beside each other
+_ACROSS = 4  # heads side by side
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,7 +98,7 @@ class ImageView(View):
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
         """Draw the image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
-        times = max(1, size // max(image.shape[:2]))  # or patches would end within a pixel
+        times = max(1, size // max(image.shape[:2]))  # else patches would end within a pixel
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
@@ -230,7 +230,7 @@ def image_view(
         raise ValueError(f"image_view: layer {numbers[0]} is not in the trace: it has {layers}")
     rows = {n: trace["pattern", n][0, :, place] for n in numbers}  # each (Hq, N + 1)
     for number, weights in rows.items():
-        if not np.isfinite(told(weights)).all():
+        if not np.isfinite(summable(weights)).all():
             raise ValueError(
                 f"image_view: weights of layer {number} are NaN, infinite or beyond 1e30: choose "
                 "another layer, or see which arrays of the trace are not finite"

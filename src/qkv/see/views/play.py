@@ -26,7 +26,7 @@ from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, about_model, document, template
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
-from qkv.see.views.head_panels import OneText, chances, first_query, heading_of, link_in_words
+from qkv.see.views.head_panels import OneText, first_query, guess_bars, heading_of, link_in_words
 from qkv.see.views.view import Heading, View
 from qkv.text.gaps import masked
 from qkv.trace import Trace
@@ -109,9 +109,9 @@ class PlayView(WithModels, OneText):
     def panels(self) -> list[list[Panel]]:
         """Show the words before and after, and the head that the page opens on."""
         shown, title = self.opening, "The likeliest words"
-        bars: list[Panel] = [chances(shown.before, title, "as it is" if shown.hidden else "")]
+        bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
-            bars.append(chances(shown.after, title, self._change))
+            bars.append(guess_bars(shown.after, title, self._change))
         return [bars, *super().panels()]
 
     def _headings(self) -> list[Heading]:
@@ -264,7 +264,7 @@ def play(
     text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
     other = None
     if model is None and used.name == DEFAULT:
-        # the decoder goes on from a text in which no word is missing
+        # the decoder continues a text if it has no gaps
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
@@ -326,7 +326,7 @@ class FindingsView(WithModels):
         names = {"before": "before", "after": "after the edits"}
         return [
             [
-                chances(part[when], part["claim"] or part["text"], name)
+                guess_bars(part[when], part["claim"] or part["text"], name)
                 for when, name in names.items()
             ]
             for part in self.findings

@@ -11,18 +11,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models import Model
+from qkv.see.analysis import snapshots
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.measures import strongest
-from qkv.see.analysis.snapshots import (
-    MOST_LOSSES,
-    Replay,
-    choose,
-    in_words,
-    read_run,
-    replay_of,
-    spread,
-    thinned,
-)
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import INK, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Prose, Table
@@ -45,7 +36,7 @@ class ReplayView(HeadShown):
         score: the index in `replay.scores` of the measure that the view shows.
     """
 
-    replay: Replay
+    replay: snapshots.Replay
     score: int
 
     @property
@@ -71,12 +62,12 @@ class ReplayView(HeadShown):
     @property
     def sentence(self) -> str:
         """Describe the course of the shown head."""
-        return in_words(self.replay, self.head, self.score)
+        return snapshots.in_words(self.replay, self.head, self.score)
 
     @property
     def strip(self) -> list[int]:
         """Choose the indices of the shown steps that a picture has room for."""
-        return spread(len(self.replay.shown), _STRIP)
+        return snapshots.spread(len(self.replay.shown), _STRIP)
 
     def panels(self) -> list[list[Panel]]:
         """Show a strip of the head's weights through training, its scores, and the loss."""
@@ -122,7 +113,7 @@ class ReplayView(HeadShown):
             )
         ]  # fmt: skip
         if replay.losses:
-            points = [(x, y) for x, y in thinned(replay.losses, MOST_LOSSES)]
+            points = [(x, y) for x, y in snapshots.thinned(replay.losses, snapshots.MOST_LOSSES)]
             ends = min(y for _, y in points), max(y for _, y in points)
             loss = Lines(
                 title="Loss", lines=[line(points, "", INK)], names=names, ends=ends, along=along,
@@ -135,7 +126,7 @@ class ReplayView(HeadShown):
         """List the score that the view shows, and the loss, step by step."""
         replay, score = self.replay, self.replay.scores[self.score]
         course = replay.course(self.head, self.score)
-        shown = spread(len(replay.steps), _MOST_ROWS // 2)
+        shown = snapshots.spread(len(replay.steps), _MOST_ROWS // 2)
         columns = [
             Column(score.name, [f"{course[place]:.2f}" for place in shown]),
             Column("", bars=course[shown].tolist()),
@@ -249,6 +240,6 @@ def replay(
     ([0, 10, 20], (3, 3, 3))
     """
     check_theme(theme, "replay")
-    snapshots = replay_of(read_run(run), text)
-    chosen, score = choose(snapshots, layer, head)
-    return ReplayView(snapshots, score, head=chosen, theme=theme, stretch=stretch)
+    measured = snapshots.replay_of(snapshots.read_run(run), text)
+    chosen, score = snapshots.choose(measured, layer, head)
+    return ReplayView(measured, score, head=chosen, theme=theme, stretch=stretch)

@@ -353,7 +353,7 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
         return [replace(heads_of(trace), scores={}, scale={})]
     if len(given) > 1:
         raise ValueError(f"head_view: this trace holds {len(given)} pairs: take one, trace[0]")
-    pair = given[0]  # whose tokens are lists of strings
+    pair = given[0]
     read, written = (
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
         for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))

@@ -72,7 +72,7 @@ class View(ABC):
         """Draw the view as plain text, 80 columns wide."""
         from rich.console import Console
 
-        # rich would display it in a notebook, whatever the file is
+        # without force_jupyter=False rich would display it in a notebook
         page = io.StringIO()
         console = Console(
             file=page, width=80, color_system=None, force_jupyter=False, legacy_windows=False
@@ -80,7 +80,7 @@ class View(ABC):
         self._write(console, Screen(80))
         return page.getvalue().rstrip("\n")
 
-    __repr__ = __str__  # what an interpreter prints of it
+    __repr__ = __str__  # an interpreter prints it too
 
     def _repr_html_(self) -> str:
         """Return one piece of HTML for a notebook, which needs no network."""

@@ -200,8 +200,8 @@ class WalkView(View):
     def _payload(self) -> dict[str, Any]:
         walk = self.walk
         title = quoted(walk.trace.text, walk.tokens, walk.trace.special)
-        said = {"sentence": self.sentence, "which": self.title, "reasons": self.reasons}
-        return self._page("walk", title, walk=walk_payload(walk) | said)
+        texts = {"sentence": self.sentence, "which": self.title, "reasons": self.reasons}
+        return self._page("walk", title, walk=walk_payload(walk) | texts)
 
     def _about(self) -> str:
         return about_model(self.model)
