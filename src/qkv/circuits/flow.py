@@ -139,13 +139,13 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
-        "reader_layer" and "reader_head". `[l, h, m, n]` is of head `h` of layer
-        `l`, which writes, and head `n` of layer `m`, which reads; 0 where `m` is not later than
-        `l`. Key heads that several query heads share are repeated.
+        "reader_layer" and "reader_head". `[l, h, m, n]` is the score of head `h` of layer `l`,
+        which writes, and head `n` of layer `m`, which reads; 0 if `m` is not later than `l`. Key
+        heads that several query heads share are repeated.
 
     Raises:
-        TypeError: `model` is none.
-        ValueError: `kind` is another, or the model reads one text and writes another, or images.
+        TypeError: `model` is no model.
+        ValueError: `kind` is unknown, or the model reads one text and writes another, or images.
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Two-Layer
@@ -166,15 +166,13 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     write, read = [], []
     for layer in range(layers):
         weights = model.head_weights(layer)
-        q, k, v, o = (
-            part.astype(np.float64) for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O)
-        )
+        q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
         write.append(_triangle(v) @ o)  # (Hq, d, D), as long as OV
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
         read.append(first @ np.swapaxes(_triangle(np.swapaxes(second, 1, 2)), 1, 2))  # (Hq, D, d)
-    found = np.zeros((layers, heads, layers, heads))
+    scores = np.zeros((layers, heads, layers, heads))
     for later in range(1, layers):
         right = np.concatenate(read[later], axis=1)  # (D, Hq * d)
         for early in range(later):
@@ -182,11 +180,11 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
             squares = np.square(product).reshape(*product.shape[:2], heads, -1)
             lengths = np.multiply.outer(_lengths(write[early]), _lengths(read[later]))
             score = np.sqrt(squares.sum((1, 3)))
-            found[early, :, later] = np.divide(
+            scores[early, :, later] = np.divide(
                 score, lengths, out=np.zeros_like(score), where=lengths > 0
             )
     axes = "layer", "head", "reader_layer", "reader_head"
-    return Result(found, axes, of="score", title=f"{kind.upper()}-composition")
+    return Result(scores, axes, of="score", title=f"{kind.upper()}-composition")
 
 
 def _triangle(tall: Array) -> Array:
@@ -241,13 +239,11 @@ def copying_scores(model: Model) -> Result:
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)
-    found = np.empty((model.num_layers, model.num_heads))
+    scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):
         ov = model.head_weights(layer).ov
         # those of (V, V) other than 0 are those of the small product (Hq, d, d)
         values = np.linalg.eigvals(ov.right.astype(np.float64) @ there_and_back @ ov.left)
-        size = np.abs(values).sum(-1)
-        found[layer] = np.divide(
-            values.sum(-1).real, size, out=np.full_like(size, np.nan), where=size > 0
-        )
-    return Result(found, ("layer", "head"), of="score", title="Copying")
+        with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+            scores[layer] = values.sum(-1).real / np.abs(values).sum(-1)
+    return Result(scores, ("layer", "head"), of="score", title="Copying")

@@ -185,12 +185,13 @@ class _Drawing:
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
     """Read each entry; a plain number has the meaning of the results beside it."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
-    parts = []
-    for name, one in results.items():
-        if isinstance(one, float | int | np.number):
-            parts.append(_Drawing(np.asarray(float(one)), (), of, str(name)))
-        else:
-            parts.append(replace(_read(one), title=str(name)))
+    numbers = (float, int, np.number)
+    parts = [
+        _Drawing(np.asarray(float(value)), (), of, str(name))
+        if isinstance(value, numbers)
+        else replace(_read(value), title=str(name))
+        for name, value in results.items()
+    ]
     if not parts:
         raise ValueError("plot: result is an empty dict: give one that holds results")
     return parts

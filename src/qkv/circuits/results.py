@@ -79,15 +79,11 @@ class Result(np.ndarray[Any, Any]):
                 "names: call to_xarray() on the result, and change what that returns"
             )
         xarray = need("xarray", "tables")
+        coords: dict[str, Any] = {f"{axis}_text": (axis, x) for axis, x in self.words.items()}
+        coords |= {axis: range(size) for axis, size in zip(self.axes, self.shape, strict=True)}
+        name, attrs = self.title or None, {"of": self.of, "ground": self.ground}
         return xarray.DataArray(
-            np.asarray(self),
-            dims=self.axes,
-            coords={
-                **{axis: range(size) for axis, size in zip(self.axes, self.shape, strict=True)},
-                **{f"{axis}_text": (axis, words) for axis, words in self.words.items()},
-            },
-            name=self.title or None,
-            attrs={"of": self.of, "ground": self.ground},
+            np.asarray(self), dims=self.axes, coords=coords, name=name, attrs=attrs
         )
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:

@@ -170,17 +170,14 @@ def _target(image: Token) -> str:
     return unquote(str(image.attrs["src"]))
 
 
-def _is_finding(token: Token) -> bool:
-    return token.type == "image" and _target(token).endswith(".json")
-
-
 def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
     """Yield tokens, with each paragraph that has only findings as one token "finding"."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None
         children = (inline or token).children or []
-        placed = [child for child in children if _is_finding(child)]
+        images = [child for child in children if child.type == "image"]
+        placed = [image for image in images if _target(image).endswith(".json")]
         others = [child for child in children if child not in placed and child.type != "softbreak"]
         if placed and (others or token.level or inline is None):
             raise ValueError(
