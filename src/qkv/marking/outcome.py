@@ -83,7 +83,7 @@ def outcome(
     """
     copied, process = copy.deepcopy(case), getpid()
     try:
-        with warnings.catch_warnings(), nobody_there() as printed:
+        with warnings.catch_warnings(), muted() as printed:
             warnings.simplefilter("ignore")
             returned = call(copied)
             outputs = (returned, None)
@@ -132,7 +132,7 @@ class Unread(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def nobody_there() -> Iterator[Unread]:
+def muted() -> Iterator[Unread]:
     """Show no printed text in this context, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
