@@ -1,4 +1,4 @@
-"""Positions that are added: sinusoidal and learned to word vectors, ALiBi's penalty to scores."""
+"""Positions that are added: sinusoidal and learned ones to word vectors, ALiBi's to scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.embed.table import fixed_table, positive_number, take_rows
 
 
 def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
-    """A vector for each position, of sines and cosines that turn ever more slowly.
+    """Return a vector for each position, of sines and cosines with longer and longer periods.
 
     Column 2i is `sin(p / base**(2i / dim))` and column 2i + 1 the cosine of the same angle; an odd
     `dim` ends on a sine.
@@ -83,11 +83,11 @@ class LearnedPositions:
             )
 
     def __len__(self) -> int:
-        """The positions there are: a text may have as many tokens."""
+        """The number of positions, which is the most tokens of a text."""
         return len(self.weight) - self.offset
 
     def __call__(self, length: int) -> Array:
-        """The rows of positions 0 ... length - 1, (length, dim); a read-only view.
+        """Return the rows of positions 0 ... length - 1, (length, dim); a read-only view.
 
         Raises:
             TypeError: `length` is not a whole number.
@@ -102,7 +102,7 @@ class LearnedPositions:
         return self.weight[self.offset : self.offset + length]
 
     def rows(self, positions: ArrayLike) -> Array:
-        """The rows of positions (...), (..., dim); a copy.
+        """Return the rows of positions (...), (..., dim); a copy.
 
         Raises:
             TypeError: `positions` are not integers.
@@ -113,7 +113,7 @@ class LearnedPositions:
 
 
 def alibi_slopes(num_heads: int) -> Array:
-    """The slope of each head: how fast its scores fall with distance.
+    """Return the slope of each head: how fast its scores fall with distance.
 
     For n heads, a power of two, head h has `2**(-8 * (h + 1) / n)`. For other numbers the slopes
     of the next lower power of two come first, then every second one of the next higher, as in the

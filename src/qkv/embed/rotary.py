@@ -1,4 +1,4 @@
-"""Positions that rotate queries and keys: rotary embeddings."""
+"""Rotary positions, which rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def apply_rotary(
     dims: int | None = None,
     speeds: ArrayLike | None = None,
 ) -> Array:
-    """Turn each pair of numbers of a query or key by an angle that grows with its position.
+    """Rotate each pair of numbers of a query or key by an angle that grows with its position.
 
     Pair i at position p is rotated by `p * base**(-2i / dims)`. The product of a rotated query and
     a rotated key then depends on the distance of their positions only.
@@ -27,14 +27,12 @@ def apply_rotary(
         x: (..., L, d), queries or keys; float16, bfloat16, float32 or float64.
         positions: integers or floats that broadcast to (..., L): (L,) for (..., H, L, d), and
             (B, 1, L) for a batch (B, H, L, d) with positions of its own per text.
-        base: how slowly the last pairs turn.
+        base: the larger, the slower the last pairs rotate.
         interleaved: how pairs are made: False takes (i, i + dims / 2) as GPT-NeoX and Llama do,
             True takes (2i, 2i + 1) as RoFormer and GPT-J do.
-        dims: how many of the d numbers are rotated, the first ones; the rest stay as they are.
-            None: all of them.
+        dims: the number of the d numbers that are rotated, from the first on; None for all.
         speeds: (dims / 2,), the angle of each pair from one position to the next, in place of
-            those that follow from `base`: how models are made to read longer texts than they
-            were trained on.
+            the angles by `base`. Models use it to read longer texts than in training.
 
     Returns:
         A new array of the shape and type of `x`. Angles are computed in float64, half precision
@@ -78,9 +76,9 @@ def rotation_at(
     speeds: Array | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
-    """What `rotate_pairs` multiplies `x (..., L, d)` by, or its like; arguments are checked.
+    """Return the factors of `rotate_pairs` for `x (..., L, d)`.
 
-    But for `speeds`, (dims / 2,), or for each position its own, (..., dims / 2).
+    All arguments are checked but `speeds`, (dims / 2,), or (..., dims / 2) for each position.
 
     Returns:
         Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
@@ -89,7 +87,7 @@ def rotation_at(
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
     each = rotary_speeds(base, dims) if speeds is None else speeds
-    angle = _places(positions, x.shape[:-1])[..., None] * each
+    angle = _checked_positions(positions, x.shape[:-1])[..., None] * each
     work = compute_type(x.dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
     cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
@@ -100,32 +98,32 @@ def rotation_at(
 
 
 def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
-    """A new array, each pair of (..., L, d) rotated by what `rotation_at` gives."""
+    """Rotate each pair of (..., L, d) by the factors of `rotation_at`, into a new array."""
     dims = cosines.shape[-1]
-    given = array.astype(cosines.dtype, copy=False)
-    x = given[..., :dims]
+    whole = array.astype(cosines.dtype, copy=False)
+    x = whole[..., :dims]
     first, second = _pairs(dims, interleaved)
     other = np.empty_like(x, subok=False)
     other[..., first], other[..., second] = x[..., second], x[..., first]
     other *= sines
-    if dims == given.shape[-1]:
+    if dims == whole.shape[-1]:
         out = x * cosines
     else:
-        out = given.copy("K")
+        out = whole.copy("K")
         out[..., :dims] *= cosines
     out[..., :dims] += other
     return out.astype(native(array.dtype), copy=False)
 
 
 def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
-    """Where the first and the second number of each pair stand."""
+    """Return the indices of the first and of the second number of each pair."""
     if interleaved:
         return slice(0, dims, 2), slice(1, dims, 2)
     return slice(0, dims // 2), slice(dims // 2, dims)
 
 
 def _rotated_size(dims: int | None, size: int) -> int:
-    """How many numbers are rotated."""
+    """Return the number of numbers that are rotated."""
     call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:
@@ -144,7 +142,7 @@ def _rotated_size(dims: int | None, size: int) -> int:
 
 
 def rotary_speeds(base: float, dims: int) -> Array:
-    """The angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
+    """Return the angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
 
     Source:
         Su et al. 2021, RoFormer, section 3.2.2.
@@ -153,31 +151,31 @@ def rotary_speeds(base: float, dims: int) -> Array:
     return speeds
 
 
-def _checked_speeds(given: ArrayLike, dims: int) -> Array:
-    """Speeds that a user gave, float64."""
-    speeds = as_array(given, call="apply_rotary", name="speeds").astype(np.float64)
-    if speeds.shape != (dims // 2,) or not np.isfinite(speeds).all():
+def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
+    """Return a user's speeds as float64, and raise unless they fit."""
+    checked = as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
+    if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise ValueError(
-            f"apply_rotary: speeds have shape {speeds.shape} and {dims} numbers are rotated: "
+            f"apply_rotary: speeds have shape {checked.shape} and {dims} numbers are rotated: "
             f"give ({dims // 2},) finite numbers"
         )
-    return speeds
+    return checked
 
 
-def _places(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """The positions in float64, checked against x's shape without its last dimension."""
+def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
+    """Return positions as float64, and raise unless they fit x's shape without its last axis."""
     call = "apply_rotary"
-    places = as_array(positions, call=call, name="positions")
-    if places.size and not is_float(places.dtype) and places.dtype.kind not in "iu":
-        raise TypeError(f"{call}: positions are {places.dtype}: give integers or floats")
+    checked = as_array(positions, call=call, name="positions")
+    if checked.size and not is_float(checked.dtype) and checked.dtype.kind not in "iu":
+        raise TypeError(f"{call}: positions are {checked.dtype}: give integers or floats")
     try:
-        np.broadcast_to(places, shape)
+        np.broadcast_to(checked, shape)
     except ValueError:
         raise ValueError(
-            f"{call}: positions have shape {places.shape} and x has {shape} without its last "
+            f"{call}: positions have shape {checked.shape} and x has {shape} without its last "
             "dimension: the first must broadcast to the second"
         ) from None
-    places = places.astype(np.float64)
-    if not np.isfinite(places).all():
+    checked = checked.astype(np.float64)
+    if not np.isfinite(checked).all():
         raise ValueError(f"{call}: positions are not all finite: give finite numbers")
-    return places
+    return checked

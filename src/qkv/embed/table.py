@@ -12,7 +12,7 @@ from qkv.arrays import Array, as_array, float_type, is_float, native, real_numbe
 
 
 def positive_number(value: Any, *, call: str, name: str) -> float:
-    """`value` as a float that is finite and greater than 0."""
+    """Return `value` as a float, and raise unless it is finite and greater than 0."""
     number = real_number(value, call=call, name=name)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{call}: {name} is {number}: it must be finite and greater than 0")
@@ -20,7 +20,7 @@ def positive_number(value: Any, *, call: str, name: str) -> float:
 
 
 def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
-    """`weight` as a table (rows, dim) that nobody can write to."""
+    """Return `weight` as a frozen table (rows, dim)."""
     table = as_array(weight, call=call, name="weight")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"{call}: weight has shape {table.shape}: a table is (rows, dim)")
@@ -33,7 +33,7 @@ def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
 
 
 def take_rows(table: Array, ids: Any, *, call: str, name: str) -> Array:
-    """The rows of `table` (N, dim) at `ids` (...), which are 0 ... N-1: (..., dim), a copy."""
+    """Return the rows of `table` (N, dim) at `ids` (...) of 0 ... N-1: (..., dim), a copy."""
     wanted = as_array(ids, call=call, name=f"{name}s")
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
@@ -63,16 +63,16 @@ class _Tokenizer(Protocol):
 class TokenEmbedding:
     """A table (V, dim) with one row for each token of a tokenizer.
 
-    The table is made once and cannot be written to: the same word has the same vector in every
-    call and in every sentence. That vector is the word's static one.
+    The table is made once and is frozen: a word has the same vector in every call and in every
+    sentence, its static vector.
 
     Args:
-        tokenizer: what turns a text into ids; its length is the number of rows needed.
-        dim: numbers per row; may be left out where `weight` is given.
-        seed: of the standard normal numbers that the table is filled with.
-        weight: a table to use in place of random numbers, with at least as many rows as the
+        tokenizer: converts a text to ids; its length is the number of rows that the table needs.
+        dim: numbers per row; optional with `weight`.
+        seed: the seed of the table's standard normal numbers.
+        weight: a table in place of random numbers, with at least as many rows as the
             tokenizer has ids; floats or integers. It is copied unless it is read-only.
-        dtype: a float type; float32 for random numbers, otherwise the table's own.
+        dtype: a float type; float32 for random numbers, otherwise the type of `weight`.
 
     Raises:
         TypeError: `weight` does not hold numbers, or `dtype` is not a float type.
@@ -126,7 +126,7 @@ class TokenEmbedding:
         self.weight = table
 
     def __call__(self, text: str) -> Array:
-        """The vectors of one text, (1, T, dim).
+        """Return the vectors of one text, (1, T, dim).
 
         Raises:
             TypeError: `text` is not one string. Texts of different lengths do not fit one array.
@@ -139,7 +139,7 @@ class TokenEmbedding:
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 
     def rows(self, ids: ArrayLike) -> Array:
-        """The rows of token ids (...), (..., dim); a copy.
+        """Return the rows of token ids (...), (..., dim); a copy.
 
         Raises:
             TypeError: `ids` are not integers.

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank and before
-# more of the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
+# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank, unless it
+# ends the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 
@@ -18,8 +18,8 @@ class Masked:
 
     Attributes:
         text: with the mask token in place of each gap.
-        gaps: where the gaps are in the text as it was given, (start, end) in characters.
-        starts: where their mask tokens begin in `text`.
+        gaps: the gaps in the original text, (start, end) in characters.
+        starts: the positions of their mask tokens in `text`.
         mask: the mask token.
     """
 
@@ -29,15 +29,15 @@ class Masked:
     mask: str
 
     def given(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Which characters of the given text each `text[start:end]` stands for."""
-        return [(self._given(start, 0), self._given(end, 1)) for start, end in spans]
+        """Return the spans of the original text for spans of `text`."""
+        return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
-    def _given(self, place: int, side: int) -> int:
-        """A place of `text` in the given text; inside a mask token the start or end of its gap."""
-        number = bisect_right(self.starts, place - side) - 1
+    def _original(self, position: int, side: int) -> int:
+        """Return a position in the original text; in a mask token, the start or end of its gap."""
+        number = bisect_right(self.starts, position - side) - 1
         if number < 0:
-            return place
-        beyond = place - self.starts[number] - len(self.mask)
+            return position
+        beyond = position - self.starts[number] - len(self.mask)
         return self.gaps[number][1] + beyond if beyond >= 0 else self.gaps[number][side]
 
 
@@ -46,14 +46,14 @@ def masked(text: str, mask: str | None) -> Masked:
 
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'
-    >>> found = masked("snake_case ___ [mask]", "<mask>")
-    >>> found.text, found.given([(11, 17)])
+    >>> text = masked("snake_case ___ [mask]", "<mask>")
+    >>> text.text, text.given([(11, 17)])
     ('snake_case <mask> <mask>', [(11, 14)])
     """
     if mask is None:
         return Masked(text, [], [], "")
     pattern = re.compile(f"{re.escape(mask)}|{GAP}")
-    gaps = [found.span() for found in pattern.finditer(text)]
+    gaps = [gap.span() for gap in pattern.finditer(text)]
     starts, shift = [], 0
     for first, end in gaps:
         starts.append(first + shift)

@@ -1,4 +1,4 @@
-"""What a tokenizer.json may make of a text: rules that make it far too long are refused unrun."""
+"""Estimate how far a tokenizer.json lengthens texts, and refuse rules that would go too far."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import base64
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
-GROWN = 2**24  # characters that the library is to make of texts at once
-USUAL = 40  # characters that rules for real texts make of one, of the rarest
+GROWN = 2**24  # the most characters that the library may write at once
+USUAL = 40  # the most characters that rules for real texts write for one character
 
-_LONGEST = 4096  # characters of a token, a pattern or what stands for it
-_ADDED = 100  # special tokens around a text
-_WORD = 1000  # characters of a word that is looked up in pieces, each with each
-_MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}  # characters made of one
+_LONGEST = 4096  # the most characters of a token, a pattern or its replacement
+_ADDED = 100  # the most special tokens around a text
+_WORD = 1000  # the most characters of a word that is looked up in all its parts
+# The most characters that the rules of each kind may write for one character.
+_MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The most characters that are made of one: by Unicode's own tables, or of its bytes.
+# The most characters that a rule writes for one character, by Unicode's tables or its bytes.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -27,14 +29,14 @@ _PROPERTY = re.compile(r"\\[pP]\{\^?\w+\}")
 
 
 def growth(values: Any) -> float:
-    """The most characters that the rules of a tokenizer.json make of one, by a rough bound.
+    """Return a bound of the characters that a tokenizer.json's normalizer writes for one.
 
     Args:
-        values: what the file holds.
+        values: the contents of the file.
 
     Raises:
-        ValueError: they are so many, or so many special tokens stand around a text, or something
-            in the file is so long, that it is not made for texts.
+        ValueError: the rules write too many characters or special tokens, or a string in the file
+            is too long.
 
     >>> double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     >>> growth({"normalizer": {"type": "Sequence", "normalizers": [double] * 3}})
@@ -63,7 +65,7 @@ def growth(values: Any) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Each string of the file, but for merges, which are of tokens, and tables of characters."""
+    """Yield each string of the file, except merges, which consist of tokens, and character maps."""
     waiting: list[Any] = [values]
     while waiting:
         value = waiting.pop()
@@ -81,34 +83,35 @@ def _texts(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
-    """A rule, or those that it is a sequence of, in order."""
+    """Yield a rule or, if it is a sequence, its rules in order."""
     waiting = [rule]
     while waiting:
-        one = waiting.pop()
-        if not isinstance(one, dict):
+        rule = waiting.pop()
+        if not isinstance(rule, dict):
             continue
-        inner = [each for part in _PARTS if isinstance(one.get(part), list) for each in one[part]]
+        lists = [rule[part] for part in _PARTS if isinstance(rule.get(part), list)]
+        inner = [*chain.from_iterable(lists)]
         waiting += inner[::-1]
         if not inner:
-            yield one
+            yield rule
 
 
 def _factor(rule: Any) -> float:
-    """The most characters that a rule makes of one."""
+    """Return the most characters that a rule writes for one."""
     factor = 1.0
-    for one in _flat(rule):  # by their keys, because the library knows them without a type as well
-        if "content" in one:
-            factor *= _replacing(one)
-        if "prepend" in one:  # stands before each part between two special tokens
-            factor *= 1 + len(_text(one["prepend"]))
-        if "precompiled_charsmap" in one:
-            factor *= _table(_text(one["precompiled_charsmap"]))
-        factor *= _FACTORS.get(str(one.get("type")), 1 if "type" in one else 4)
+    for part in _flat(rule):  # by their keys, because the library also knows rules without a type
+        if "content" in part:
+            factor *= _replacing(part)
+        if "prepend" in part:  # before each part between two special tokens
+            factor *= 1 + len(_text(part["prepend"]))
+        if "precompiled_charsmap" in part:
+            factor *= _table(_text(part["precompiled_charsmap"]))
+        factor *= _FACTORS.get(str(part.get("type")), 1 if "type" in part else 4)
     return factor
 
 
 def _replacing(rule: Mapping[str, Any]) -> float:
-    """The most characters that a rule which replaces a pattern makes of one."""
+    """Return the most characters that a rule which replaces a pattern writes for one."""
     pattern, made = rule.get("pattern"), len(_text(rule.get("content")))
     if not isinstance(pattern, dict):
         return 1.0
@@ -116,11 +119,11 @@ def _replacing(rule: Mapping[str, Any]) -> float:
         return max(1.0, made / len(_text(pattern["String"])))
     if "Regex" in pattern and _takes_something(_text(pattern["Regex"])):
         return max(1.0, made)
-    return 1.0 + 2 * made  # between any two as well
+    return 1.0 + 2 * made  # also between any two characters
 
 
 def _takes_something(pattern: str) -> bool:
-    """Whether a pattern certainly does not match where there is nothing."""
+    """Return whether a pattern certainly does not match the empty string."""
     if _ASSERTION.search(pattern):
         return False
     try:
@@ -132,7 +135,7 @@ def _takes_something(pattern: str) -> bool:
 
 
 def _table(coded: str) -> float:
-    """The longest entry of a SentencePiece table: its size, a trie, and texts that end with NUL."""
+    """Return the longest entry of a SentencePiece table: size, trie, texts that end with NUL."""
     try:
         raw = base64.b64decode(coded)
     except ValueError:
@@ -142,7 +145,7 @@ def _table(coded: str) -> float:
 
 
 def _added(rule: Mapping[str, Any]) -> int:
-    """How many tokens a template puts around a text; a second copy of the text is too many."""
+    """Return the number of tokens that a template adds; a second copy of the text is too many."""
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):
         return 2
@@ -156,10 +159,10 @@ def _added(rule: Mapping[str, Any]) -> int:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    """A value that should be an object; empty where it is none."""
+    """Return a value if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
-    """A value that should be a string; empty where it is none."""
+    """Return a value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""

@@ -12,15 +12,15 @@ _BLOCK = 2**18  # bytes that are read at once
 
 
 class Lines:
-    """The lines of a UTF-8 file, blank ones too, read anew each time.
+    """The lines of a UTF-8 file, blank lines included, read again in each loop.
 
     Args:
         file: its path.
         most: as for `read_lines`.
 
     Raises:
-        ValueError: it is not text; the message has the line and the byte. Or it has fewer lines
-            than at first; what it has more is left out.
+        ValueError: the file is not text; the message has the line and the byte. Or the file has
+            fewer lines than at first. Additional lines are ignored.
     """
 
     def __init__(self, file: str, most: int) -> None:
@@ -43,24 +43,24 @@ class Lines:
 
 
 def lines_of(file: str, most: int) -> Iterator[str]:
-    """The lines of a file, as `read_lines` gives them."""
+    """Yield the lines of a file, as `read_lines` does."""
     with Path(file).open("rb") as stream:
         yield from read_lines(stream, file, most)
 
 
 def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
-    r"""The lines of UTF-8, one after the other, without their ends and the byte order mark.
+    r"""Yield the lines of UTF-8 without their ends and the byte order mark.
 
     A line ends as in any text file: with a line feed, a carriage return, or both.
 
     Args:
-        stream: where the bytes come from; they are read as they come.
-        name: what errors call it.
-        most: of a longer line, blanks around it aside, so many characters are given and one more,
-            from which it can be told that it was longer.
+        stream: the source of the bytes, read as they come.
+        name: the name of the source in errors.
+        most: the most characters of a line, not counting blanks around it. A longer line is cut to
+            one character more, so that it can be recognised.
 
     Raises:
-        ValueError: it is not text; the message has the line and the byte.
+        ValueError: the bytes are not text; the message has the line and the byte.
 
     >>> import io
     >>> list(read_lines(io.BytesIO(b"the cat\rsat\r\non\n\nthe mat"), "a file", 4))
@@ -68,8 +68,8 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     """
     for number, line in enumerate(each_line(stream, most), 1):
         if isinstance(line, BadLine):
-            place = f"byte {line.byte} of line {number}"
-            raise ValueError(f"{name} {line.reason}: {place} is {line.found}")
+            where = f"byte {line.byte} of line {number}"
+            raise ValueError(f"{name} {line.reason}: {where} is {line.found}")
         yield line
 
 
@@ -77,9 +77,9 @@ class BadLine(ValueError):
     """A line is not text.
 
     Attributes:
-        reason: what it is not.
-        byte: which byte of it, counted from 1.
-        found: what stands there.
+        reason: why it is not text.
+        byte: the number of the wrong byte, counted from 1.
+        found: that byte.
     """
 
     def __init__(self, reason: str, byte: int, found: str) -> None:
@@ -88,27 +88,27 @@ class BadLine(ValueError):
 
 
 def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[str | BadLine]:
-    r"""The same of lines that may be broken: in the place of such a line, what is wrong with it.
+    r"""Yield lines as `read_lines` does, and a `BadLine` for each line that is not text.
 
     Args:
-        stream: where the bytes come from.
-        most: as for `read_lines`; None for all of a line.
-        at_begin: whether a byte order mark may stand before the first line.
+        stream: the source of the bytes.
+        most: as for `read_lines`; None for whole lines.
+        at_begin: whether a byte order mark may come before the first line.
 
     >>> import io
     >>> list(each_line(io.BytesIO(b"the cat\nsat \xff on\r\nthe mat"), None))
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
-    size, text = 0, ""  # of the line that is read: its bytes, and what is kept
-    bad = False  # whether it is broken, and has been given
+    size, text = 0, ""  # the bytes of the present line so far, and its text
+    bad = False  # whether the line is not text, and a `BadLine` was yielded
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
-        found = None if bad else _decoded(part, ended, size, decoder)
-        if isinstance(found, BadLine):
-            yield found
+        decoded = None if bad else _decoded(part, ended, size, decoder)
+        if isinstance(decoded, BadLine):
+            yield decoded
             bad, at_begin = True, False
-        elif found is not None:
-            more, waiting = found
+        elif decoded is not None:
+            more, waiting = decoded
             if at_begin and size == waiting:
                 more = more.removeprefix("\ufeff")
             size += len(part)
@@ -128,9 +128,10 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """What a part of a line says, and how many bytes before it had waited; or what is wrong.
+    """Return the text of a part of a line and the number of bytes that waited before it.
 
-    `size` is how many bytes of the line came before.
+    `size` is the number of bytes of the line before the part. A part that is no text gives a
+    `BadLine`.
     """
     nul = part.find(b"\0")
     if nul >= 0:
@@ -144,10 +145,10 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 
 
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """The bytes of lines as they come, without ends, and whether a line ends behind them."""
-    read = getattr(stream, "read1", stream.read)  # which does not wait for more
+    """Yield the bytes of lines as they come, without ends, and whether the line ends there."""
+    read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes
     returned = False  # whether the last byte was a carriage return, and its line has ended
-    begun = False  # whether there is a line that has not
+    begun = False  # whether a line has begun and not ended
     while block := read(_BLOCK):
         if returned:
             block = block.removeprefix(b"\n")

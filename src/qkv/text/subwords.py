@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class SubwordTokenizer(Tokenizer):
     """Cut a text into the subwords that a trained model knows.
 
-    The file's own rules decide, special tokens included, but for padding, truncation and the
-    dropout of training, which are switched off: a text gives as many tokens as it has, and the
-    same each time. `decode` leaves special tokens out.
+    The rules of the file apply, special tokens included. Only padding, truncation and the dropout
+    of training are disabled, so that a text always gives all its tokens. `decode` leaves special
+    tokens out.
 
     Args:
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
@@ -28,8 +28,8 @@ class SubwordTokenizer(Tokenizer):
     Example:
         >>> from tokenizers import Tokenizer, models
         >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "play": 1, "##ing": 2}))
-        >>> pieces = SubwordTokenizer(library)("playing")
-        >>> pieces.tokens, pieces.offsets
+        >>> text = SubwordTokenizer(library)("playing")
+        >>> text.tokens, text.offsets
         (['play', '##ing'], [(0, 4), (4, 7)])
     """
 
@@ -45,7 +45,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
-        """Use a tokenizer of the library, which nobody else does."""
+        """Use a tokenizer of the library that nothing else uses."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -58,7 +58,7 @@ class SubwordTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is not a tokenizer.json, or its rules make texts far too long.
+            ValueError: the file is no tokenizer.json, or its rules make texts far too long.
         """
         import tokenizers as library
 
@@ -71,7 +71,7 @@ class SubwordTokenizer(Tokenizer):
             )
         try:
             content = path.read_bytes().decode("utf-8")
-            factor = growth(json.loads(content))  # first, since the library begins at once
+            factor = growth(json.loads(content))  # before the library runs the rules
             inner = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises a bare Exception
             reason = str(error).splitlines()[0]
@@ -87,7 +87,7 @@ class BareTokenizer(SubwordTokenizer):
     """Cut a text into subwords, with no special tokens around it.
 
     Attributes:
-        truncation: what its file says of texts that are too long, which its own file keeps.
+        truncation: the rule of its file for texts that are too long, which `save` writes again.
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
@@ -104,12 +104,12 @@ class BareTokenizer(SubwordTokenizer):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """What its tokenizer.json says; a copy."""
+        """The contents of its tokenizer.json; a copy."""
         if self.truncation is None:
             return super().rules
         spelled = {
-            key: one.title().replace("_", "") if isinstance(one, str) else one
-            for key, one in self.truncation.items()
+            key: value.title().replace("_", "") if isinstance(value, str) else value
+            for key, value in self.truncation.items()
         }
         return super().rules | {"truncation": spelled}
 

@@ -1,4 +1,4 @@
-"""What a tokenizer gives back."""
+"""Texts as tokens, and tokens as readers know them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Tokenized:
     Attributes:
         ids: (T,) int64, the rows of the tokens in an embedding table.
         tokens: the tokens as the vocabulary spells them.
-        offsets: the characters of the text that a token stands for: `text[start:end]`, and
-            `(0, 0)` for special tokens.
-        special: True for a token that the tokenizer put in, such as `[CLS]` and `[SEP]`.
+        offsets: the characters of each token in the text: `text[start:end]`, and `(0, 0)` for
+            special tokens.
+        special: True for a token that the tokenizer added, such as `[CLS]` and `[SEP]`.
             An unknown word is not special.
-        text: what was given, as far as these tokens reach; empty where that is not known.
+        text: the text of these tokens; empty if it is not known.
     """
 
     ids: NDArray[np.int64]
@@ -34,7 +34,7 @@ class Tokenized:
         return len(self.tokens)
 
     def positions(self, token: str | int) -> list[int]:
-        """Where a token stands: its positions in order, none if it is not there.
+        """Return the positions of a token, in order.
 
         Args:
             token: as the vocabulary spells it, or as `plain_tokens` does; or its id.
@@ -44,13 +44,13 @@ class Tokenized:
         ([0, 2], [1], [])
         """
         if not isinstance(token, str):
-            return [int(place) for place in np.flatnonzero(self.ids == token)]
+            return [int(position) for position in np.flatnonzero(self.ids == token)]
         plain = plain_tokens(self.tokens, self.special)
         both = zip(self.tokens, plain, strict=True)
-        return [place for place, names in enumerate(both) if token in names]
+        return [position for position, names in enumerate(both) if token in names]
 
     def unknown(self) -> list[str]:
-        """What stands in the text where the tokens are that of an unknown word, each once."""
+        """Return the parts of the text that are unknown to the tokenizer, each once."""
         return unknown_in(self.tokens, self.offsets, self.text)
 
 
@@ -58,23 +58,23 @@ UNKNOWN = ("[unk]", "<unk>")  # tokens, in lower case, that stand for an unknown
 
 
 def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str) -> list[str]:
-    """What stands in a text where a model reads the token of an unknown word, each once.
+    """Return the parts of a text that a model reads as the token of an unknown word, each once.
 
     >>> unknown_in(["the", "[UNK]", "."], [(0, 3), (4, 6), (6, 7)], "the Ж!.")
     ['Ж!']
     """
     spans = [span for token, span in zip(tokens, offsets, strict=False) if token.lower() in UNKNOWN]
-    found = (text[start:end].strip() for start, end in spans)
-    return [one for one in dict.fromkeys(found) if one and one.lower() not in UNKNOWN]
+    parts = dict.fromkeys(text[start:end].strip() for start, end in spans)
+    return [part for part in parts if part and part.lower() not in UNKNOWN]
 
 
 def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
-    """That a model does not know parts of a text, in a sentence.
+    """Return the sentence that a model does not know parts of a text.
 
     >>> told_unknown(["Ж", "🙂"], "[UNK]")
     'The model does not know Ж and 🙂: it reads [UNK] there.'
     """
-    shown = [f"{one:.20}" for one in unknown[:most]]
+    shown = [f"{part:.20}" for part in unknown[:most]]
     if len(unknown) > most:
         shown.append(f"{len(unknown) - most} more")
     listed = " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
@@ -82,7 +82,7 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
 
 
 def is_piece(token: str) -> bool:
-    """Whether a token continues the word before it, as WordPiece marks it ("##ing").
+    """Return whether a token continues the word before it, as WordPiece marks it ("##ing").
 
     >>> [is_piece(token) for token in ("##ing", "ing", "##")]
     [True, False, False]
@@ -91,15 +91,15 @@ def is_piece(token: str) -> bool:
 
 
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Tokens as a reader knows them: a word is plain, and what continues one begins with "##".
+    """Return tokens as readers know them: words are plain, and subwords within begin with "##".
 
     Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"),
-    CLIP's the end of a word ("cat</w>"), and those of bytes write others than ASCII as letters that
-    stand for them. Tokens without such marks are given back as they are.
+    CLIP's tokenizer marks the end of a word ("cat</w>"), and tokenizers of bytes write other bytes
+    than ASCII as letters. Tokens without such marks do not change.
 
     Args:
-        tokens: of one text, in their order.
-        special: which of them the tokenizer put in.
+        tokens: the tokens of one text, in order.
+        special: True for tokens that the tokenizer added.
 
     >>> plain_tokens(["The", "Ġcat", "Ġwalk", "ing", ".", "ĠcafÃ©"], [False] * 6)
     ['The', 'cat', 'walk', '##ing', '.', 'café']
@@ -116,10 +116,10 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
         return _without_ends(tokens, special)
     if not marks_blanks(tokens):
         return list(tokens)
-    found, before = [], ""
+    readable, before = [], ""
     for token, is_special in zip(tokens, special, strict=True):
         if is_special:
-            found.append(token)
+            readable.append(token)
             before = ""
             continue
         text = from_bytes(token) if not token.startswith("▁") else token
@@ -127,23 +127,23 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
         plain = text.replace("▁", " ").strip(" ") or text
         joined = not begins and before[-1:].isalnum() and plain[:1].isalnum()
         joined = joined and not without_blanks(before[-1] + plain[0])
-        found.append(f"##{plain}" if joined else plain)
+        readable.append(f"##{plain}" if joined else plain)
         before = plain
-    return found
+    return readable
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Tokens as a reader knows them, where those that end a word are marked."""
-    found, goes_on = [], False
+    """Return tokens as readers know them, from tokens with marks at the ends of words."""
+    readable, goes_on = [], False
     for token, is_special in zip(tokens, special, strict=True):
         plain = token if is_special else from_bytes(token.removesuffix(_END))
-        found.append(f"##{plain}" if goes_on and not is_special else plain)
+        readable.append(f"##{plain}" if goes_on and not is_special else plain)
         goes_on = not is_special and not token.endswith(_END)
-    return found
+    return readable
 
 
 def without_blanks(text: str) -> bool:
-    """Whether some of it is in a script that sets no blanks between words, to know them by.
+    """Return whether a part of a text is in a script without blanks between words.
 
     >>> [without_blanks(text) for text in ("river", "река", "天气", "ねこ", "แมว", "고양이")]
     [False, False, True, True, True, False]
@@ -152,12 +152,12 @@ def without_blanks(text: str) -> bool:
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
-    """Whether some of these tokens carry the blank, or the new line, that stands before a word."""
+    """Return whether some tokens contain the blank or new line before a word."""
     return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
 
 
 def from_bytes(token: str, errors: str = "strict") -> str:
-    """The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter."""
+    """Return the text of a byte-level token; any other token, or half a letter, does not change."""
     try:
         return bytes(_BYTES[letter] for letter in token).decode("utf-8", errors).replace("\n", "⏎")
     except (KeyError, UnicodeDecodeError):
@@ -165,11 +165,11 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """What a byte-level tokenizer writes for each byte: itself where that can be printed."""
+    """Return the letter of byte-level tokenizers for each byte: itself if it is printable."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
+        chr(256 + number): byte for number, byte in enumerate(others)
     }
 
 
@@ -181,7 +181,7 @@ _BYTES = _letters_of_bytes()
 
 
 def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """The words that plain tokens are, pieces joined, what the tokenizer put in left out.
+    """Return the words of plain tokens: subwords joined, without tokens that the tokenizer added.
 
     >>> joined_words(["[CLS]", "bank", "##er", "."], [True, False, False, False])
     ['banker', '.']
@@ -196,9 +196,9 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
-    """Where a word stands among tokens: for each time it occurs, the positions of its pieces.
+    """Return the positions of a word's subwords, for each time the word occurs among tokens.
 
-    What merely begins with these pieces is another word.
+    A word that only begins with these subwords is another word.
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]

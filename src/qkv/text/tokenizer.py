@@ -1,4 +1,4 @@
-"""What every tokenizer of ours can do, on top of a tokenizer of the `tokenizers` library."""
+"""The common part of all tokenizers, on top of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bound=Sized)
 
-MASKS = ("[MASK]", "<mask>")  # what stands for a word that is to be guessed
+MASKS = ("[MASK]", "<mask>")  # the token in place of a word that the model guesses
 
-_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank as tokens have it, behind what is none
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank, as in tokens, behind another character
 
 
 class Tokenizer:
     """The common part of `WordTokenizer` and `SubwordTokenizer`; use one of these.
 
     Attributes:
-        unknown: the token that stands for an unknown word, None where there is none.
+        unknown: the token for unknown words, if any.
     """
 
-    _frames = True  # whether it puts special tokens around a text
+    _frames = True  # whether it adds special tokens around a text
 
     def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
@@ -51,7 +51,7 @@ class Tokenizer:
         self._size = max(inner.get_vocab().values(), default=-1) + 1
 
     def __call__(self, text: str) -> Tokenized:
-        """The same as `tokenize`."""
+        """Call `tokenize`."""
         return self.tokenize(text)
 
     def __len__(self) -> int:
@@ -68,21 +68,21 @@ class Tokenizer:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """What its tokenizer.json says; a copy."""
-        found: dict[str, Any] = json.loads(self._inner.to_str())
-        return found
+        """The contents of its tokenizer.json; a copy."""
+        rules: dict[str, Any] = json.loads(self._inner.to_str())
+        return rules
 
     @cached_property
     def mask(self) -> str | None:
-        """The token that stands for a word to be guessed; None where the vocabulary has none."""
+        """The mask token, in place of a word that the model guesses; None if there is none."""
         known = self._inner.get_vocab()
         return next((token for token in MASKS if token in known), None)
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether no token of the vocabulary has a blank behind something else.
+        """Whether no token of the vocabulary has a blank behind another character.
 
-        Then no token reaches over the blank between two words, whatever the words are.
+        Then no token contains the blank between two words.
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
@@ -110,25 +110,25 @@ class Tokenizer:
             ValueError: a text holds half a character (a lone surrogate), or the rules of the
                 tokenizer's file do not work on it.
         """
-        found = self._encodings(texts, "tokenize_batch", add_special_tokens=self._frames)
-        return [_tokenized(one) for one in found]
+        encodings = self._encodings(texts, "tokenize_batch", add_special_tokens=self._frames)
+        return [*map(_tokenized, encodings)]
 
     def ids_batch(self, texts: Iterable[str]) -> list[NDArray[np.int32]]:
-        """The ids of each of several texts and nothing else, no special tokens either.
+        """Return the ids of each of several texts, without special tokens.
 
         Raises:
             TypeError: as for `tokenize_batch`.
             ValueError: the same.
         """
         encodings = self._encodings(texts, "ids_batch", add_special_tokens=False)
-        return [np.array(one.ids, np.int32) for one in encodings]
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def pair(self, first: str, second: str) -> tuple[Array, Array, list[int | None]]:
-        """Cut two texts into tokens as a model reads them together, one behind the other.
+        """Cut two texts into tokens, as a model reads them together, one behind the other.
 
         Returns:
-            ids (T,); segments (T,), the row of a table of segments for each token; and of which
-            text each is, 0 or 1, or None for a special one.
+            ids (T,); segments (T,), the row of a table of segments for each token; and the text of
+            each token, 0 or 1, or None for a special token.
 
         Raises:
             TypeError: a text is not a string.
@@ -137,11 +137,11 @@ class Tokenizer:
         for text in check_texts((first, second), call="pair"):
             self._check_growth(text, "pair")
         with _said("pair"):
-            found = self._inner.encode(first, second)
-        return np.array(found.ids, np.int64), np.array(found.type_ids, np.int64), found.sequence_ids
+            pair = self._inner.encode(first, second)
+        return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
     def _encodings(self, texts: Any, call: str, **options: Any) -> Iterator[tokenizers.Encoding]:
-        """What the library makes of each text, of which it is given so many at a time as it may."""
+        """Yield the library's encoding of each text, a bounded number of texts at a time."""
         for part in parts_of(check_texts(texts, call=call), self._at_once):
             with _said(call):
                 for text in part:
@@ -150,7 +150,7 @@ class Tokenizer:
             yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
-        """An error if a text that may grow beyond measure does; its parts are tried apart."""
+        """Raise if the rules make a text far too long; long texts are tried in parts."""
         normalizer: Any = self._inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
@@ -166,10 +166,10 @@ class Tokenizer:
             )
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of token ids `(T,)`.
+        """Return the text of token ids `(T,)`.
 
-        Blanks are put back where the tokenizer's rules put them, not where they were. Unknown
-        words show as `unknown`, unless that is put around texts too and so is special.
+        The tokenizer's rules place blanks, which may differ from the original text. Unknown words
+        become `unknown`, unless the tokenizer adds this token around texts, so that it is special.
 
         Raises:
             TypeError: `ids` are not integers.
@@ -189,17 +189,17 @@ class Tokenizer:
             )
         wanted = [index for index in wanted if index not in self._special_ids]
         with _said("decode"):
-            found = self._inner.decode(wanted, skip_special_tokens=False)
+            text = self._inner.decode(wanted, skip_special_tokens=False)
         end = getattr(self._inner.model, "end_of_word_suffix", None)
-        # CLIP's own rules leave the mark at the end of a word
-        return found.replace(end, " ").rstrip(" ") if end else found
+        # CLIP's own rules keep the mark at the end of a word
+        return text.replace(end, " ").rstrip(" ") if end else text
 
     def token(self, index: int) -> str | None:
-        """The token of an id as the vocabulary spells it; None where there is none."""
+        """Return the token of an id as the vocabulary spells it; None if there is none."""
         return self._inner.id_to_token(index) if 0 <= index < len(self) else None
 
     def is_special(self, index: int) -> bool:
-        """Whether an id is that of a special token, which stands for no text."""
+        """Return whether an id belongs to a special token."""
         return index in self._special_ids
 
     @property
@@ -219,11 +219,11 @@ class Tokenizer:
 
 @contextmanager
 def _said(call: str) -> Iterator[None]:
-    """Turn what the library raises, panics included, into an error that says whose fault it is."""
+    """Turn errors of the library, panics included, into an error about the tokenizer's rules."""
     try:
         yield
     except BaseException as error:
-        # the library raises bare Exceptions; a panic of its is not even one of them
+        # the library raises bare Exceptions, and its panics are not even Exceptions
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
@@ -268,7 +268,7 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Texts in their order, in lists of at most so many characters or tokens, or of one text.
+    """Yield texts in order, in lists of at most `most` characters or tokens, or of one text.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]
@@ -295,7 +295,7 @@ def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
 
 
 def _unknown(inner: tokenizers.Tokenizer) -> str | None:
-    """The token that stands for an unknown word."""
+    """Return the token for unknown words."""
     model: Any = inner.model
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token

@@ -1,4 +1,4 @@
-"""A tokenizer of whole words, with a vocabulary that one can read."""
+"""A tokenizer of whole words, with a readable vocabulary."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNKNOWN = "[UNK]"
 
 # Letters and digits, with the marks and joiners that belong to them.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
-# A word may have apostrophes of both kinds inside; anything else that is not blank is one whole
-# character, with whatever is combined with it (\X; format characters would join a blank).
+# A word may contain apostrophes of both kinds. Any other character that is not blank is a token,
+# with its combining characters (\X; format characters would join a blank).
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
@@ -27,19 +27,19 @@ class WordTokenizer(Tokenizer):
     """Cut a text into words and punctuation marks.
 
     A word is a run of letters and digits, with apostrophes inside (`don't`); each other character
-    that is not blank is a token of its own. A script without blanks makes long words. Markers of
-    the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the vocabulary
-    becomes `[UNK]`: it keeps its place, and `offsets` say which word it was.
+    that is not blank is a token of its own. A script without blanks makes long words. Special
+    tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
+    vocabulary becomes `[UNK]`: it keeps its position, and `offsets` say which word it was.
 
     Args:
-        source: the vocabulary, a mapping from word to id where the ids are 0 ... n-1, each once;
+        source: the vocabulary, a mapping from word to id with the ids 0 ... n-1, each once;
             or a text, or several texts, whose distinct words get the ids 0, 1, ... in the order
-            in which they appear. `[UNK]` is added as the last one unless it is there.
-        lowercase: whether texts and vocabulary are turned to lower case.
+            in which they appear. `[UNK]` is added as the last word unless it is there.
+        lowercase: whether texts and vocabulary are converted to lower case.
 
     Raises:
         TypeError: a word or a text is not a string, or an id not an integer.
-        ValueError: there are no words, two words have one id, the ids leave a hole, or a word of
+        ValueError: there are no words, two words have the same id, an id is missing, or a word of
             the vocabulary can never be found in a text.
 
     Example:
@@ -69,7 +69,7 @@ class WordTokenizer(Tokenizer):
 
 
 def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """A tokenizer of the library with this vocabulary, which cuts as `_TOKEN` says."""
+    """Return a tokenizer of the library with this vocabulary, which cuts texts by `_TOKEN`."""
     import tokenizers as library
 
     inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -85,7 +85,7 @@ def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
 
 
 def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
-    """The words of a text as the vocabulary spells them, markers [UNK] left out."""
+    """Return the words of a text as the vocabulary spells them, without [UNK]."""
     normalizer: Any = cutter.normalizer
     splitter: Any = cutter.pre_tokenizer
     return [
@@ -96,7 +96,7 @@ def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
 
 
 def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]:
-    """The vocabulary of texts, in the order in which its words appear."""
+    """Return the vocabulary of texts, in the order in which its words appear."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
         raise ValueError(
@@ -106,28 +106,28 @@ def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]
 
 
 def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[str, int]:
-    """A vocabulary that was given, as it will be looked up."""
+    """Return a user's vocabulary as the tokenizer looks it up, and raise unless it fits."""
     if not source:
         raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
     each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
     ids: dict[str, int] = {}
-    owner: dict[int, str] = {}  # the words as they were given
-    for word, given in source.items():
+    owner: dict[int, str] = {}  # the words as the user spells them
+    for word, value in source.items():
         check_text(word, call="WordTokenizer", name=f"the vocabulary's word {word!a}")
-        found = word if _MARKER.fullmatch(word) else _findable(word, cutter)
-        if found in ids:
+        spelled = word if _MARKER.fullmatch(word) else _findable(word, cutter)
+        if spelled in ids:
             raise ValueError(
-                f"WordTokenizer: {owner[ids[found]]!r} and {word!r} are the same word in lower "
+                f"WordTokenizer: {owner[ids[spelled]]!r} and {word!r} are the same word in lower "
                 "case: keep one of them, or pass lowercase=False"
             )
         name = f"the id of {word!r}"
-        index = whole_number(given, call="WordTokenizer", name=name, least=-sys.maxsize)
+        index = whole_number(value, call="WordTokenizer", name=name, least=-sys.maxsize)
         if index in owner:
             raise ValueError(
                 f"WordTokenizer: {owner[index]!r} and {word!r} both have the id {index}: "
                 f"{each_once}"
             )
-        ids[found], owner[index] = index, word
+        ids[spelled], owner[index] = index, word
     for index, word in owner.items():
         if not 0 <= index < len(source):
             raise ValueError(f"WordTokenizer: {word!r} has the id {index}: {each_once}")
@@ -135,12 +135,12 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
 
 
 def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
-    """The word as a text would give it, if a text can."""
+    """Return the word as the tokenizer cuts it from a text, and raise if it never does."""
     normalizer: Any = cutter.normalizer
-    found: str = normalizer.normalize_str(word)
-    if _cut(word, cutter) != [found]:
+    spelled: str = normalizer.normalize_str(word)
+    if _cut(word, cutter) != [spelled]:
         raise ValueError(
             f"WordTokenizer: the vocabulary's word {word!r} is not a single word or mark, "
             "so it would never be found in a text: give its parts, without blanks"
         )
-    return found
+    return spelled

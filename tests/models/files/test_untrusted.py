@@ -741,7 +741,7 @@ def test_a_linear_layer_that_takes_something_else(folder, inputs, poolings):
     folder.json("modules.json", modules)
     folder.json("2_Dense/config.json", {"in_features": inputs, "out_features": 3, "bias": False})
     folder.weights("2_Dense/model.safetensors", {"linear.weight": np.ones((3, inputs), "f4")})
-    wanted = f"in_features is {inputs} and what comes in has {12 * poolings} numbers"
+    wanted = f"in_features is {inputs} and the vectors before it have {12 * poolings} numbers"
     with pytest.raises(ModelError, match=wanted):
         load(folder.path)
 

@@ -1,4 +1,4 @@
-"""How a text becomes one vector, as a model's sentence-transformers files say."""
+"""The way from a text to one vector, by a model's files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -30,47 +30,45 @@ from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
-# Where a model's limit may stand: the first of them that is there.
+# The files that may have a model's limit; the first that exists counts.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
-
-
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_NO_LIMIT = 10**20  # transformers writes 10**30 for none
+_NO_LIMIT = 10**20  # transformers writes 10**30 for no limit
 NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# Others that are kept beside config.json, and those at the top of the model's folder.
+# Other files that are kept beside config.json, and files at the top of the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (PROMPTS, MODULES)
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """How a text becomes one vector.
+    """The way from a text to one vector.
 
     Attributes:
         home: the folder of config.json inside the model's folder.
-        modes: how the vectors of the tokens are pooled; several are joined side by side.
-        has_pooling: whether files say so, and not only what is done where none does.
+        modes: the poolings of the vectors of the tokens; several results are joined side by side.
+        has_pooling: whether files define the pooling.
         include_prompt: whether the tokens of a prompt are pooled with the others.
-        steps: what follows the pooling, in order.
-        static: whether the vectors of tokens are rows of a table and nothing else, as those of
-            `StaticEmbedding`: of a text with its blanks and without special tokens, whose vector is
-            zeros if it has no token.
-        max_seq_length: the most tokens of a text; without it in the files, and with modules.json,
-            `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
-            modules.json a model has its own limit alone.
-        lowercase: whether a text is turned to lower case before anything else.
-        prompts: what may stand before each text, by name; "query" and "document" are there in any
-            model, and empty where its files say nothing, as in sentence-transformers.
-        default_prompt: the name of the one that does if none is asked for.
-        similarity: how vectors are compared: one of `SIMILARITIES`.
-        truncate_dim: how many numbers of a vector are kept, where nobody asks for fewer.
-        activation: of a cross-encoder what follows its logits, by its name in torch; None for what
-            config.json says.
-        files: the files that said so, by their place in the model's folder.
+        steps: the modules behind the pooling, in order.
+        static: whether the vectors of tokens are the rows of a table, as those of
+            `StaticEmbedding`. Blanks around a text then count, there are no special tokens, and a
+            text without tokens has zeros.
+        max_seq_length: the most tokens of a text. If no file has it and there is a modules.json, it
+            is `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
+            modules.json only the model's own limit counts.
+        lowercase: whether a text is converted to lower case first.
+        prompts: the prompts before a text, by name. "query" and "document" always exist, and are
+            empty unless files define them, as in sentence-transformers.
+        default_prompt: the name of the prompt if the user names none.
+        similarity: the comparison of vectors, one of `SIMILARITIES`.
+        truncate_dim: how many numbers of a vector are kept, unless the user asks for fewer.
+        activation: the activation of a cross-encoder's logits, by its name in torch; None for that
+            in config.json.
+        files: the contents of these files, by their path in the model's folder.
     """
 
     home: str = ""
@@ -90,12 +88,12 @@ class Sentence:
 
     @property
     def pair_limit(self) -> int | None:
-        """The most tokens of two texts that are read together, None where no file has a limit.
+        """The most tokens of two texts that are read together; None for no limit.
 
-        That is `model_max_length`, with modules.json or without, as in sentence-transformers.
+        It is `model_max_length`, with modules.json or without, as in sentence-transformers.
 
         Raises:
-            ModelError: what the file has is no limit.
+            ModelError: the value in the file is no limit.
         """
         if self.max_seq_length is not None:
             return self.max_seq_length
@@ -103,10 +101,10 @@ class Sentence:
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether tokens of two texts that are read together are of two segments.
+        """Whether two texts that are read together have different segments.
 
-        As in transformers, it is the class of the tokenizer that says so: those without a family
-        do not, if it is not written down.
+        As in transformers, `model_input_names` says so or, without it, the class of the tokenizer:
+        tokenizers without a family have no segments.
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")
@@ -115,7 +113,7 @@ class Sentence:
         return values.get("tokenizer_class") not in _NO_FAMILY
 
     def _tokenizer_config(self) -> Config:
-        """What tokenizer_config.json says, nothing where there is none."""
+        """Return the contents of tokenizer_config.json, empty if there is no such file."""
         place = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
         try:
             values = json.loads(self.files.get(place, b"{}"))
@@ -124,17 +122,17 @@ class Sentence:
         return Config(values if isinstance(values, dict) else {}, place)
 
     def prepared(self, text: str) -> str:
-        """A text as the tokenizer is to have it."""
+        """Return a text as the tokenizer gets it."""
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
-        """A text as it is encoded: blanks around it are no part of it, but in a static model."""
+        """Return a text without the blanks around it, which count only in a static model."""
         return text if self.static else text.strip()
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
-        """One text's vectors (T, D) as one, (D,) for each mode.
+        """Pool one text's vectors (T, D) to one vector, (D,) for each mode.
 
-        The first `unread` tokens are those of a prompt that is not to be pooled.
+        The first `unread` tokens belong to a prompt and are left out.
         """
         if self.static and not len(rows):
             return np.zeros(rows.shape[1], rows.dtype)
@@ -145,11 +143,10 @@ class Sentence:
     def finish(
         self, vectors: Array, *, normalize: bool | None = None, truncate_dim: int | None = None
     ) -> Array:
-        """What follows the pooling of vectors (n, width).
+        """Apply the modules behind the pooling to vectors (n, width).
 
-        As in sentence-transformers, what the model's files say comes first, then vectors are cut to
-        their first `truncate_dim` numbers, and these are scaled to length 1 if `normalize` asks for
-        it. False leaves out such a scaling that is the last thing the files say.
+        As in sentence-transformers, the vectors are then cut to their first `truncate_dim` numbers
+        and, with `normalize`, scaled to length 1. False skips a scaling that is the last module.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):
@@ -162,10 +159,10 @@ class Sentence:
         return to_length_one(vectors) if normalize else vectors
 
     def width(self, dim: int) -> int:
-        """How many numbers the result has where the vectors of tokens have `dim`.
+        """Return the size of the result, if the vectors of tokens have the size `dim`.
 
         Raises:
-            ModelError: a module does not take what comes before it.
+            ModelError: a module does not take vectors of the size before it.
         """
         width = dim * len(self.modes)
         for step in self.steps:
@@ -174,26 +171,26 @@ class Sentence:
             inputs, outputs = step.sizes
             if inputs != width:
                 raise ModelError(
-                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and what comes in "
-                    f"has {width} numbers"
+                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and the vectors before it "
+                    f"have {width} numbers"
                 )
             width = outputs
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     def to_files(self) -> dict[str, bytes]:
-        """The files that say so, by their place in the model's folder."""
+        """Return the contents of the files, by their path in the model's folder."""
         from safetensors.numpy import save
 
-        found = dict(self.files)
+        files = dict(self.files)
         for step in self.steps:
-            arrays = {name: np.ascontiguousarray(one) for name, one in step.arrays().items()}
+            arrays = {name: np.ascontiguousarray(array) for name, array in step.arrays().items()}
             if arrays:
-                found[f"{step.home}/{WEIGHTS}"] = save(arrays)
-        return found
+                files[f"{step.home}/{WEIGHTS}"] = save(arrays)
+        return files
 
 
 def tokenizer_limit(config: Config) -> int | None:
-    """What tokenizer_config.json has for a limit."""
+    """Return the limit in tokenizer_config.json, if any."""
     limit = config.values.get("model_max_length")
     fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
     config.need(fine, "model_max_length", limit, "a whole number >= 1")
@@ -217,7 +214,7 @@ _CLASSES = {
     "Tanhshrink": "activation.Tanhshrink",
     "Identity": "linear.Identity",
 }
-# What may follow a linear layer, by its class in torch, in short or as files have it.
+# The activations behind a linear layer, by their classes in torch, in full and short form.
 ACTIVATIONS = {
     f"torch.nn.{place}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()
@@ -228,39 +225,39 @@ ACTIVATIONS = {
 def read_sentence(
     folder: Path, modules: Sequence[Module] = (), listed: Sequence[str] = ()
 ) -> Sentence:
-    """Read what the modules of a text say, and the model's files about all of them.
+    """Read the files of a text's modules, and the model's files about all modules.
 
     Args:
-        folder: the model's.
-        modules: those that a text goes through, in order; none where no file names them.
-        listed: the files that do, by their place in the folder.
+        folder: the model's folder.
+        modules: the modules that a text goes through, in order; none if no file names them.
+        listed: the files that name them, by their path in the folder.
 
     Raises:
-        ModelError: files are broken, or ask for something that qkv does not know.
+        ModelError: files are broken, or ask for a feature that qkv does not know.
     """
-    said: dict[str, Any] = {}  # of the attributes of `Sentence`, those that the files speak of
+    fields: dict[str, Any] = {}  # the attributes of `Sentence` that files give
     kinds = [module.kind for module in modules]
-    home = said["home"] = modules[0].place if modules else ""
-    said["static"] = kinds[:1] == ["StaticEmbedding"]
+    home = fields["home"] = modules[0].place if modules else ""
+    fields["static"] = kinds[:1] == ["StaticEmbedding"]
     if "Pooling" in kinds:
-        said |= _pooling(folder / modules[1].place / CONFIG)
+        fields |= _pooling(folder / modules[1].place / CONFIG)
     last = [module for module in modules if module.kind in STEPS]
-    said["steps"] = tuple(_STEPS[module.kind](folder, module.place) for module in last)
+    fields["steps"] = tuple(_STEPS[module.kind](folder, module.place) for module in last)
     files = [PROMPTS, *listed, *(f"{module.place}/{CONFIG}" for module in modules[1:])]
-    said |= _prompts(folder / PROMPTS)
-    if not said["static"]:
-        said |= _limit(folder / home, bool(modules))
+    fields |= _prompts(folder / PROMPTS)
+    if not fields["static"]:
+        fields |= _limit(folder / home, bool(modules))
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
-    found = {}
+    contents = {}
     for name in files:
         if (folder / name).is_file():
             need_file(folder / name, MOST_JSON)
-            found[name] = (folder / name).read_bytes()
-    return Sentence(**said, files=found)
+            contents[name] = (folder / name).read_bytes()
+    return Sentence(**fields, files=contents)
 
 
 def _pooling(path: Path) -> dict[str, Any]:
-    """The modes, and whether the tokens of a prompt are pooled with the others."""
+    """Return the modes, and whether the tokens of a prompt are pooled with the others."""
     config = Config.read(path)
     include_prompt = config.flag("include_prompt", True)
     chosen = config.values.get("pooling_mode")
@@ -279,7 +276,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 
 
 def _dense(folder: Path, place: str) -> Dense:
-    """The linear layer whose files are in this folder inside the model's."""
+    """Read the linear layer with files in the folder `place` inside the model's."""
     config = Config.read(folder / place / CONFIG)
     inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
@@ -292,12 +289,12 @@ def _dense(folder: Path, place: str) -> Dense:
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     expected |= {"linear.bias": (outputs,)} if has_bias else {}
     expected |= {"residual.weight": (outputs, inputs)} if residual and inputs != outputs else {}
-    found = _arrays(folder / place, expected)
-    through = found.get("residual.weight")
+    arrays = _arrays(folder / place, expected)
+    through = arrays.get("residual.weight")
     return Dense(
         place,
-        frozen(found["linear.weight"]).T,
-        found.get("linear.bias"),
+        frozen(arrays["linear.weight"]).T,
+        arrays.get("linear.bias"),
         activation,
         residual,
         None if through is None else frozen(through).T,
@@ -305,16 +302,16 @@ def _dense(folder: Path, place: str) -> Dense:
 
 
 def _norm(folder: Path, place: str) -> Norm:
-    """The LayerNorm whose files are in this folder inside the model's."""
+    """Read the LayerNorm with files in the folder `place` inside the model's."""
     config = Config.read(folder / place / CONFIG)
     size = (config.size("dimension", 0),)
     config.finish(())
-    found = _arrays(folder / place, {"norm.weight": size, "norm.bias": size})
-    return Norm(place, found["norm.weight"], found["norm.bias"])
+    arrays = _arrays(folder / place, {"norm.weight": size, "norm.bias": size})
+    return Norm(place, arrays["norm.weight"], arrays["norm.bias"])
 
 
 def _length_one(folder: Path, place: str) -> LengthOne:
-    """A scaling to length 1, which old folders have no file for."""
+    """Return a scaling to length 1, which has no file in old folders."""
     if (folder / place / CONFIG).is_file() and place:
         _need_vectors(Config.read(folder / place / CONFIG))
     return LengthOne(place)
@@ -329,29 +326,30 @@ _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
 
 
 def _need_vectors(config: Config) -> None:
-    """An error where a module is for anything but the one vector of a text."""
+    """Raise unless a module reads and writes the one vector of a text."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
 
 
 def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    """The tensors of a module, of these shapes: float64 where files have that, else float32."""
+    """Read the tensors of a module, of these shapes: float64 if the files have it, else float32."""
     tensors = Tensors(folder)
     for name, size in expected.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
-            found = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
+            actual = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
             raise ModelError(
-                f"{tensors.source}: {name} is {found} and must be floats {size} by {CONFIG}"
+                f"{tensors.source}: {name} is {actual} and must be floats {size} by {CONFIG}"
             )
     wide = np.float64 if any(tensors[name].kind == "F64" for name in expected) else np.float32
     return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
 
 
 def _limit(home: Path, modules: bool) -> dict[str, Any]:
-    """The most tokens of a text, and whether it is turned to lower case, where files say so.
+    """Return the most tokens of a text, and whether it is converted to lower case, by the files.
 
-    Without `max_seq_length`, and with modules.json, sentence-transformers takes `model_max_length`.
+    If there is no `max_seq_length` but a modules.json, `model_max_length` is the limit, as in
+    sentence-transformers.
     """
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
     config = Config({}, "") if path is None else Config.read(path)
@@ -365,10 +363,9 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """What may stand before each text, by name, and the name of what does by default.
+    """Return the prompts, the default prompt, the similarity, and a cross-encoder's activation.
 
-    And how vectors are compared: as in sentence-transformers, by their cosine where it is not said,
-    or said by a name that is for other kinds of models. And what a cross-encoder's scores are.
+    The similarity is the cosine, as in sentence-transformers, unless the file has a known name.
     """
     if not path.is_file():
         return {}
@@ -382,8 +379,11 @@ def _prompts(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: default_prompt_name is {default!r:.40}: there is {', '.join(prompts)}"
         )
-    how = values.get("similarity_fn_name")
-    how = how if how in SIMILARITIES else "cosine"
-    cut = Config(values, str(path)).size_or_none("truncate_dim", most=math.inf)
-    found = {"prompts": prompts, "default_prompt": default, "similarity": how}
-    return found | {"activation": values.get("activation_fn"), "truncate_dim": cut}
+    similarity = values.get("similarity_fn_name")
+    return {
+        "prompts": prompts,
+        "default_prompt": default,
+        "similarity": similarity if similarity in SIMILARITIES else "cosine",
+        "activation": values.get("activation_fn"),
+        "truncate_dim": Config(values, str(path)).size_or_none("truncate_dim", most=math.inf),
+    }
