@@ -40,7 +40,7 @@ class Kept(NamedTuple):
 
 
 def compute(case: Run, steps: Steps) -> Array:
-    """The outputs of all calls below each other, (T, dv)."""
+    """Return the outputs of all calls below each other, (T, dv)."""
     w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
@@ -62,7 +62,7 @@ def compute(case: Run, steps: Steps) -> Array:
 def advance(
     x: Array, weights: tuple[Array, Array, Array], kept: Kept, steps: Steps
 ) -> tuple[Array, Kept]:
-    """Causal attention of new words, given what is kept: their outputs, and what is kept then."""
+    """Return the causal attention of new words to all words, and what is kept then."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
     keys, values = steps["reads"](kept, k, v)
     first = steps["first"](len(kept.key), len(keys), len(x))  # where new word 0 stands
@@ -72,7 +72,7 @@ def advance(
 
 
 def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
-    """What new queries take from the keys and values that they see, (n, dv)."""
+    """Return the attention of new queries to the keys that they see, (n, dv)."""
     if not len(k):
         return np.zeros((len(q), v.shape[1]))
     sizes = Sizes(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
@@ -84,7 +84,7 @@ def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) 
 
 
 def after(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """The new rows after those that are kept."""
+    """Put the new rows after the kept rows."""
     return np.concatenate([kept.key, k]), np.concatenate([kept.value, v])
 
 
@@ -109,7 +109,7 @@ def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
 
 
 def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Put the new rows after those that are kept, and once more."""
+    """Put the new rows after the kept rows, and once more."""
     return after(Kept(*after(kept, k, v)), k, v)
 
 
@@ -142,9 +142,9 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# for a step whose first cache is None again: what it gives is as with the cache unused
+# for a step whose first cache is None: its output is the same as if the cache were unused
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# shown by projections that are others in a later call: what was kept is of the earlier ones
+# later calls get other projections: kept keys and values still have the earlier projections
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -186,7 +186,7 @@ KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 
 
 def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
-    """Multiples of 1/2 between -2 and 2, for word vectors and projections of sizes D, d, dv."""
+    """Draw word vectors and projections of sizes D, d, dv: multiples of 1/2 between -2 and 2."""
     width, d, dv = sizes
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
@@ -194,7 +194,7 @@ def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Ru
 
 
 def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
-    """These ways to hand a text over, each in two sizes."""
+    """Draw texts that are split into calls in these ways, each in two sizes."""
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
@@ -213,13 +213,13 @@ LARGE_SCORES = Group(
 
 @per_seed
 def word_by_word() -> list[Run]:
-    """One word in each call, smallest first."""
+    """Return texts with one word in each call, smallest first."""
     return _cases(10, (1, 1), (1, 1, 1))
 
 
 @per_seed
 def several() -> list[Run]:
-    """Several words in a call."""
+    """Return texts with several words in a call."""
     return [
         *_cases(110, (2,)),
         *_cases(20, (2, 1), (3, 1, 1)),
@@ -228,7 +228,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """The same text with a table of positions: some more rows than words, the last one zeros."""
+    """Add a table of positions, with more rows than words; its last row is zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0
@@ -242,9 +242,9 @@ def _positions() -> Group:
 
 
 def _call(step: Callable[..., Any], case: Run, x: Array, cache: Any) -> Any:
-    """What a step gives for these words and this cache."""
-    given = {} if case.positions is None else {"positions": case.positions}
-    return step(x, cache, *(case.arrays[name] for name in _WEIGHTS), **given)
+    """Call a step with these words and this cache."""
+    positions = {} if case.positions is None else {"positions": case.positions}
+    return step(x, cache, *(case.arrays[name] for name in _WEIGHTS), **positions)
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
@@ -269,7 +269,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _with_other_projections(case: Run) -> Run:
-    """The same text, with keys and values that are projected otherwise from the second call on."""
+    """Change the projections of keys and values from the second call on."""
     w = {name: case.arrays[name] for name in _WEIGHTS}
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 

@@ -1,4 +1,4 @@
-"""A layer of self-attention in steps, with its own weights, and the mistakes that replace steps."""
+"""A layer of self-attention in steps, by its own weights, and the mistakes that replace steps."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Call:
 
     Attributes:
         x: the word vectors.
-        heads: how many heads the layer is built with.
-        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role, once they were read.
+        heads: the number of heads of the layer.
+        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role, once they are known.
         biases: by role, where there are any.
         mask: where a word may attend to another, (T, T), True = may.
-        causal: is a causal mask asked for?
+        causal: whether a causal mask is requested.
     """
 
     x: Array
@@ -44,11 +44,11 @@ class Call:
 
     @property
     def built_with(self) -> tuple[int, int]:
-        """What the layer is built with: embed_dim and num_heads."""
+        """The arguments of the layer: embed_dim and num_heads."""
         return self.x.shape[-1], self.heads
 
     def shown(self) -> dict[str, Any]:
-        """What a learner needs to make this call by hand."""
+        """Return what a learner needs to make this call by hand."""
         matrices, biases = self.matrices or {}, self.biases or {}
         shown = {
             "layer": f"SelfAttention({self.x.shape[-1]}, {self.heads})",
@@ -62,9 +62,9 @@ class Call:
 
 
 def as_attention(case: Call) -> Case:
-    """The words and projections of a case as a call of attention, which has no biases.
+    """Return the words and projections of a case as a call of attention, without biases.
 
-    With them each word vector has one number more, always 1, and a row of weights for it.
+    Instead of biases each word vector ends on a 1, and each projection has a row for this number.
     """
     matrices, biases, x = case.matrices or {}, case.biases or {}, case.x
     arrays = {f"w_{role}": matrices[role] for role in "qkv"}
@@ -77,7 +77,7 @@ def as_attention(case: Call) -> Case:
 
 
 def compute(case: Call, steps: Steps) -> Array:
-    """The output of the layer by its own weights, (..., T, D); its input where none were read."""
+    """Return the output of the layer by its own weights, or its input if these are unknown."""
     if case.matrices is None:
         return case.x
     out = attention(as_attention(case), steps)

@@ -21,7 +21,7 @@ from qkv.marking.tasks.attention.learner import OPTIONS
 from qkv.marking.tasks.self_attention_class.computation import Call
 
 ROLES = ("q", "k", "v", "o")
-# what an attribute is called, in lower case, that holds a projection or its bias
+# the names of attributes, in lower case, that hold a projection or its bias
 _NAMES = {
     "q": {"q", "wq", "bq", "query", "queries"},
     "k": {"k", "wk", "bk", "key", "keys"},
@@ -37,10 +37,10 @@ class Projections:
     """W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) as one matrix each, with their biases.
 
     Attributes:
-        matrices: by role; `"o"` is missing where there is none.
+        matrices: by role; without `"o"` if the layer has no W_O.
         biases: by role, where there are any.
-        shared: there is only one matrix, which all heads use.
-        slices: each head has a matrix for its own slice of the word vector alone.
+        shared: whether all heads use the same matrix.
+        slices: whether each head reads only its own slice of the word vector.
     """
 
     matrices: Mapping[str, Array]
@@ -50,13 +50,13 @@ class Projections:
 
 
 def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections | None:
-    """The layer's weights, read from its attributes, or None where their sizes do not fit.
+    """Read the weights of a layer from its attributes; None if their sizes do not fit.
 
     Args:
-        layer: somebody's layer; its arrays may be in lists, mappings and objects that it holds.
-        dim: how many numbers a word vector has.
-        heads: how many heads there are.
-        flipped: the matrices are (out, in), as those of torch are, where others are (in, out).
+        layer: a student's layer; its arrays may be in lists, mappings and objects that it holds.
+        dim: the size of a word vector.
+        heads: the number of heads.
+        flipped: whether the matrices are (out, in), as in torch, and not (in, out).
     """
     named: dict[str, list[tuple[str, Array]]] = {}
     seen = set()
@@ -64,24 +64,24 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     for path, a in sorted(held, key=lambda one: _in_order(one[0])):
         role = _role(path)
         memory = role, a.ctypes.data, a.size
-        if role is not None and memory not in seen:  # one array may have two names
+        if role is not None and memory not in seen:  # an array may have two names
             seen.add(memory)
             named.setdefault(role, []).append((path, a))
     found = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # w_q, where a query q is kept beside it
+        found[role] = weights or [a for _, a in arrays]  # w_q, if the layer also keeps a query q
     return _read(found, dim, heads, flipped)
 
 
 def arrays_of(
     thing: Any, path: str = "", been: set[int] | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """All arrays of one to three dimensions that an object holds, by the way to them."""
+    """Yield all arrays of one to three dimensions that an object holds, with their paths."""
     been = set() if been is None else been
     try:
         a, inside = _opened(thing)
-    except RAISED:  # it lets nobody look, so there is nothing to be found
+    except RAISED:  # its attributes cannot be read
         return
     if a is not None and 1 <= a.ndim <= 3:
         yield path, a
@@ -92,7 +92,7 @@ def arrays_of(
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
-    """A thing as an array, or what it holds by the names that this has there."""
+    """Return an object as an array, or else the objects that it holds, by name."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
     if isinstance(thing, list | tuple):
@@ -105,12 +105,12 @@ def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
 
 
 def _in_order(path: str) -> list[Any]:
-    """Head 10 after head 9."""
+    """Sort head 10 after head 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def _role(path: str) -> str | None:
-    """Which projection an attribute of this name holds."""
+    """Return the role of the projection that an attribute of this name holds."""
     words = [word for word in re.split(r"[^a-z]+", path.lower()) if word]
     for role in ("q", "k", "v"):
         if _NAMES[role] & {*words}:
@@ -123,7 +123,7 @@ def _role(path: str) -> str | None:
 def _read(
     found: Mapping[str, list[Array]], dim: int, heads: int, flipped: bool
 ) -> Projections | None:
-    """These arrays as one matrix for each role, or None where the sizes do not fit."""
+    """Join these arrays to one matrix for each role; None if the sizes do not fit."""
     parts = dict(found)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
         split = [_in_three(a, flipped) for a in parts.pop("qkv")]
@@ -151,12 +151,12 @@ def _read(
 
 
 def _flat(a: Array) -> bool:
-    """Is it a bias?"""
+    """Tell whether an array is a bias."""
     return a.ndim == 1 or (a.ndim == 2 and min(a.shape) == 1)
 
 
 def _in_three(a: Array, flipped: bool) -> list[Array]:
-    """A matrix (or bias) of query, key and value side by side, taken apart."""
+    """Split a matrix (or bias) of query, key and value side by side."""
     axis = 0 if a.ndim == 1 or flipped else 1
     return np.split(a, 3, axis=axis) if a.shape[axis] % 3 == 0 else [a, a, a]
 
@@ -164,7 +164,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(
     arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
 ) -> tuple[Array, str] | None:
-    """All heads' matrices as one, and whether it is one for all heads, or for slices of x."""
+    """Join the matrices of all heads; also tell whether heads share it or read slices of x."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -176,7 +176,7 @@ def _joined(
     if all(a.shape[0] == dim for a in arrays):
         whole = np.concatenate(arrays, axis=1)
         if len(arrays) == 1 and heads > 1 and whole.shape[1] * heads == dim:
-            return np.tile(whole, heads), "shared"  # of the size of one head
+            return np.tile(whole, heads), "shared"  # it has the size of one head
         return (whole, "") if whole.shape[1] % heads == 0 else None
     if arrays[0].shape[0] * heads == dim and len(arrays) in (1, heads):
         each = arrays * heads if len(arrays) == 1 else arrays
@@ -185,7 +185,7 @@ def _joined(
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """One matrix that applies each of these to its own part of the word vector."""
+    """Make one matrix that applies each of these to its own slice of the word vector."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):
@@ -197,11 +197,11 @@ _MASKS = {option: OPTIONS[option] for option in ("mask", "causal")}
 
 
 class Layers:
-    """One layer for each pair of sizes, built when it is first asked for.
+    """Layers of a class, one for each pair of sizes, built on first use.
 
     Args:
         built: the class.
-        seed: what the weights are drawn from; None for what the class has of itself.
+        seed: draws the weights; None for the default of the class.
 
     Raises:
         TypeError: it cannot be built with an embed_dim and a number of heads.
@@ -213,11 +213,11 @@ class Layers:
         self.when_built, needed = options_of(built, ("embed_dim", "num_heads"), known)
         self.seed = 0 if seed is None and "seed" in needed else seed
         self.layers: dict[tuple[int, int, bool], Any] = {}
-        self.batched = False  # it takes x (1, T, D) only
-        self.adds_mask = False  # 0 and -inf, where others take True and False
+        self.batched = False  # does it take x (1, T, D) only?
+        self.adds_mask = False  # does it take masks of 0 and -inf, not of True and False?
 
     def of(self, case: Call) -> Any:
-        """The layer of a case."""
+        """Return the layer of a case."""
         causal = case.causal and "causal" in self.when_built
         sizes = *case.built_with, causal
         if sizes not in self.layers:
@@ -231,33 +231,33 @@ class Layers:
         return self.layers[sizes]
 
     def drawn(self, case: Call, seed: int) -> Any:
-        """What a layer whose weights are drawn from this seed returns for the words of a case."""
+        """Return the output of a layer whose weights this seed draws, for the words of a case."""
         others = Layers(self.built, seed)
         others.batched = self.batched
         return others(case)
 
     def number_as_mask(self, case: Call) -> bool:
-        """Is a number the mask where none is given? Then it is one to add."""
+        """Tell whether the default of the mask is a number: then the layer adds its mask."""
         parameters = inspect.signature(_called(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)
 
     def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
-        """Which masks the call takes, under what name, and which must be given.
+        """Return the masks that a call takes, by name, and the required ones.
 
         Raises:
-            TypeError: it must be given something else.
+            TypeError: the call requires another argument.
         """
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Reads the weights of a case's layer as (in, out), or flipped as (out, in)."""
+        """Return a function that reads a layer's weights as (in, out), or flipped as (out, in)."""
         return lambda flipped: projections(self.of(case), *case.built_with, flipped)
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:
-        """A case with the weights of its layer; None where they cannot be read so.
+        """Return a case with the weights of its layer; None if these cannot be read.
 
-        Where there is no W_O it changes nothing.
+        A missing W_O becomes the identity matrix.
         """
         read = self.read(case)(flipped)
         if read is None:
@@ -266,7 +266,7 @@ class Layers:
         return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
 
     def __call__(self, case: Call) -> Any:
-        """What the layer of a case returns for its words."""
+        """Return the output of the layer of a case for its words."""
         layer = self.of(case)
         alone = self.batched and case.x.ndim == 2
         given = {name: a[None] if alone else a for name, a in self._arrays(case).items()}
@@ -284,7 +284,7 @@ class Layers:
         return returned[0]
 
     def _arrays(self, case: Call) -> dict[str, Any]:
-        """The words, and their mask by the name that it has there."""
+        """Return the words, and their mask under the layer's name for it."""
         options, needed = self.takes(case)
         mask = case.mask
         if mask is None and "mask" in needed:
@@ -296,7 +296,7 @@ class Layers:
 
 
 def _called(layer: Any) -> Callable[..., Any]:
-    """What is called of a layer; the parameters of a module of torch are those of its forward."""
+    """Return the function that a call of a layer runs; for a module of torch, its forward."""
     if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
         forward: Callable[..., Any] = layer.forward
         return forward

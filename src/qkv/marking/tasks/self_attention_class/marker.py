@@ -45,20 +45,20 @@ _NOTHING = np.array([[True, True], [False, False]])
 
 
 def _words(seed: int, *shape: int) -> Array:
-    """Multiples of 1/2 between -2 and 2."""
+    """Draw multiples of 1/2 between -2 and 2."""
     return generator(seed).integers(-4, 5, shape) / 2
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What layers are called with.
+    """The inputs of layers.
 
     Attributes:
         cases: smallest first.
-        one_word: what attention has no choice in.
-        uneven: a width that the heads do not divide.
+        one_word: attention has no choice.
+        uneven: the heads do not divide its width.
         batch: two texts.
-        wide: wide enough to tell how large the numbers of a layer's weights are.
+        wide: shows the size of a layer's weights.
     """
 
     cases: list[Call]
@@ -81,10 +81,10 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding that no right answer belongs to: it is about the layer, not about a result."""
+    """A finding about a layer, not about a result: it has no right answer."""
 
     def example(self) -> dict[str, Any]:
-        """The layer, its words and what came out."""
+        """Return the layer, its words and its output."""
         return {name: it for name, it in super().example().items() if name != "right"}
 
 
@@ -94,7 +94,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """The cases with the weights of their layers, in each way to read them that fits them all."""
+    """Return the cases with their weights, for each way to read weights that fits all cases."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -120,7 +120,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     )
     first = run(_inputs().cases[0])
     if first.error is not None and words_of(first.error).startswith("check: "):
-        raise first.error  # its call must be given something else
+        raise first.error  # its call requires another argument
     if first.error is not None:
         layers.batched = True
         if run(_inputs().cases[0]).error is None:
@@ -152,7 +152,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _as_asked(m: Marking, layers: Layers) -> None:
-    """What the task asks for beside the numbers: how it is called, drawn, and refused."""
+    """Check the other demands of the task: calls, seeds, and refused sizes."""
     if not _is_called(layers):
         m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
@@ -162,15 +162,15 @@ def _as_asked(m: Marking, layers: Layers) -> None:
 
 
 def _is_called(layers: Layers) -> bool:
-    """Can a layer be called, and not its method forward alone?"""
+    """Tell whether a layer itself can be called, not only its method forward."""
     try:
         return callable(layers.of(_inputs().cases[0]))
     except RAISED:
-        return True  # there is none to be called
+        return True  # no layer can be built
 
 
 def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
-    """Is one seed one layer, and another seed another?"""
+    """Check that equal seeds give equal layers, and other seeds other layers."""
     if "seed" not in layers.when_built:
         m.untried.append("seed")
         return None
@@ -194,7 +194,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """The way to read the weights by which the layer is right, or wrong by one mistake."""
+    """Choose the way to read the weights that makes the layer right, or wrong by one mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -206,13 +206,13 @@ def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
 
 
 def _clashes(case: Call) -> bool:
-    """Has W_O another number of rows than the joined heads have numbers?"""
+    """Tell whether W_O does not fit the joined heads."""
     w = case.matrices or {}
     return bool(len(w["o"]) != w["v"].shape[1])
 
 
 def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) -> None:
-    """Is the output what the formula makes of the layer's own weights, and are they its own?"""
+    """Compare the output with the formula for the layer's own weights, and check these weights."""
     clashing = next((case for case in cases if _clashes(case)), None)
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
@@ -238,13 +238,13 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """A mask and a causal mask, each where the layer takes one; what it does not take is said.
+    """Test a mask and a causal mask if the layer takes them; else note that it does not.
 
     Args:
         m: the layer's marking, with steps that explain it without masks.
         layers: the layers.
         cases: words of two layers of several heads, with their weights.
-        flipped: how the weights were read.
+        flipped: whether the weights are (out, in).
     """
     options, _ = layers.takes(cases[0])
     if "mask" in options:
@@ -261,7 +261,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
 
 
 def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> None:
-    """A mask as bool, or as 0 and -inf if that explains more."""
+    """Test a mask of bool, or of 0 and -inf if these explain more."""
     known = (*MASK, *HIDING)
     as_bool = m.run(cases)
     layers.adds_mask = True
@@ -274,7 +274,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
-    """W_O does not fit the joined heads, which is no matter where there is one head."""
+    """Report a W_O that does not fit the joined heads, after a test with one head."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
         m.test(Group("one head", fitting, KNOWN))
@@ -284,7 +284,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
 
 
 def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
-    """What is wrong with the weights of a layer of two heads, whatever it does with them."""
+    """Yield the mistakes in the weights of a layer of two heads, however it uses them."""
     found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = found.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
@@ -303,12 +303,12 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 
 
 def _unscaled(layers: Layers) -> Finding | None:
-    """Are queries, keys or values of another size than the words, as their weights are drawn?"""
+    """Check that queries, keys and values have the size of the words."""
     try:
         found = next(
             filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None
         )
-    except RAISED:  # it is made for other sizes
+    except RAISED:  # the layer does not take this size
         return None
     if found is None:
         return None
@@ -328,7 +328,7 @@ def _unscaled(layers: Layers) -> Finding | None:
 
 
 def _by_symmetries(m: Marking) -> None:
-    """What can be said without the weights: shape, order, and that words look at each other."""
+    """Check without the weights: shape, order, and that words depend on each other."""
     runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
     if (nothing := nothing_done(runs)) is not None:
         m.find(_LayerFinding(**vars(nothing)))
@@ -357,7 +357,7 @@ def _by_symmetries(m: Marking) -> None:
 
 
 def _not_refused(m: Marking, layers: Layers) -> Finding | None:
-    """Is a number of heads that does not divide the numbers of a word a ValueError at once?"""
+    """Check that a width which the heads do not divide raises a ValueError at once."""
     try:
         layers.of(_inputs().uneven)
     except ValueError:

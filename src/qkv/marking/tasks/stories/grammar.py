@@ -26,7 +26,7 @@ _SENTENCE = re.compile(rf"{_NAME} {_NAME} ({'|'.join(DEEDS)}) \.(?: (?=\w)|$)")
 
 
 def story(seed: int) -> str:
-    """Ten sentences about three people, each of whom keeps one last name through the story."""
+    """Write ten sentences about three people, who keep their last names."""
     rng = np.random.default_rng(seed)
     first, last = rng.permutation(NAMES)[: 2 * PEOPLE].reshape(2, PEOPLE)
     return " ".join(
@@ -36,33 +36,33 @@ def story(seed: int) -> str:
 
 
 def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
-    """First name, last name and deed of each sentence; None where the text has anything else."""
-    found = [*_SENTENCE.finditer(text)]
-    spelled = "".join(one.group() for one in found)
-    return [one.groups() for one in found] if spelled == text else None  # type: ignore[misc]
+    """Return first name, last name and deed of each sentence; None for any other text."""
+    matches = [*_SENTENCE.finditer(text)]
+    spelled = "".join(match.group() for match in matches)
+    return [match.groups() for match in matches] if spelled == text else None  # type: ignore[misc]
 
 
 def begins(words: Sequence[str]) -> list[int]:
-    """The places where sentences begin, each with a first name."""
+    """Return the positions where sentences begin, each with a first name."""
     return [i for i in range(len(words)) if i == 0 or words[i - 1] == "."]
 
 
 def returning(words: Sequence[str]) -> list[int]:
-    """The places of first names that stood earlier in the text: the last name comes next."""
+    """Return the positions of first names that stand earlier in the text too."""
     return [i for i in begins(words) if words[i] in words[:i]]
 
 
 def others(words: Sequence[str]) -> list[int]:
-    """The places whose next word is no name."""
+    """Return the positions whose next word is no name."""
     return [i for i, word in enumerate(words[1:]) if word not in NAMES]
 
 
 def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:
-    """The mean loss of what knows how frequent words are, and of what knows which follows which.
+    """Return the mean loss of word frequencies, and of counts of word pairs.
 
     Args:
-        texts: where words are counted.
-        measured: whose words are to be named.
+        texts: their words are counted.
+        measured: their words are predicted.
     """
     pairs = Counter(pair for text in texts for pair in _pairs(text))
     begins, ends = Counter[str](), Counter[str]()
@@ -70,7 +70,7 @@ def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[flo
         begins[before] += count
         ends[after] += count
     total = sum(ends.values())
-    known = len(ends) + 1  # each pair once more than it was seen, so that none is impossible
+    known = len(ends) + 1  # each pair is counted once more, so that no pair is impossible
     asked = [pair for text in measured for pair in _pairs(text)]
     alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in asked]
     follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in asked]
@@ -82,5 +82,5 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def next_words(probabilities: Array, ids: Array) -> Array:
-    """What each row (T, V) gives to the word that comes next, (T - 1,)."""
+    """Return the probability that each row (T, V) gives to the next word, (T - 1,)."""
     return probabilities[np.arange(len(ids) - 1), ids[1:]]

@@ -1,4 +1,4 @@
-"""The last task of lesson 12: what a decoder says without some of its heads."""
+"""The last task of lesson 12: the probabilities of a decoder without some of its heads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from qkv.marking.tasks.texts import Texts
 _TEXTS = Texts(__name__)
 _NAME, _TRIED = "head-removed", "no head, one and two"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
-_WITHIN = 2e-4  # what float32 rounds off, and far less than any mistake changes
+_WITHIN = 2e-4  # the rounding of float32; any mistake changes far more
 
 NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
-    """What a decoder says of its stories without some heads, each computed once.
+    """The logits of a decoder without some heads, each computed once.
 
     Args:
-        decoder: it.
+        decoder: a student's decoder, and stories.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -43,7 +43,7 @@ class _Removed:
         self.heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
 
     def logits(self, ids: Array, heads: Any) -> Array:
-        """Those without these heads, as far as the model has them."""
+        """Return the logits without these heads; heads that the model does not have are ignored."""
         asked = tuple(one for one in map(tuple, heads) if one in self.heads)
         key = ids.tobytes(), asked
         if key not in self.known:
@@ -51,11 +51,11 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Callable[..., Any]) -> Any:
-        """A function of ids and heads: two means of what is said of each word.
+        """Return a function of ids and heads that returns two means over positions.
 
         Args:
-            said: of each place, given the logits and the ids.
-            positions: of the words, those of both means.
+            said: returns a number for each position, from the logits and the ids.
+            positions: returns the positions of both means, from the words.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:
@@ -65,7 +65,7 @@ class _Removed:
         return of
 
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
-        """Stories, each without other heads."""
+        """Return stories, each with other heads to remove."""
         scores, _ = self.decoder.scores()
         best = np.unravel_index(scores.argmax(), scores.shape)
         found = (int(best[0]), int(best[1]))

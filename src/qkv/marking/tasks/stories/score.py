@@ -1,4 +1,4 @@
-"""The third task of lesson 12: how much of an induction head a head is."""
+"""The third task of lesson 12: the induction score of a head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXTS = Texts(__name__)
 
 
 def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
-    """Each place of a name that stood earlier, with the earlier places."""
+    """Yield each position of a name that stands earlier too, with its earlier positions."""
     for i, one in enumerate(ids):
         earlier = [j for j in range(i) if ids[j] == one]
         if earlier and one in names:
@@ -24,7 +24,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """The mean weight of a pattern (T, T), over names that return, behind their earlier places."""
+    """Return the mean weight (T, T) that returning names give behind their earlier positions."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -37,14 +37,14 @@ def _shifted(by: int) -> Callable[..., Any]:
 
 
 def _of_one(number: int) -> Callable[..., Any]:
-    """The score, of the first or the last earlier place alone."""
+    """Score only the first or the last earlier position."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Callable[..., Any]:
-    """The score of all places of a name, with or without its present one."""
+    """Score all positions of a name, with or without its present position."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -62,9 +62,9 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Rows of weights that sum to 1, over words of which some return, names among them.
+    """Draw rows of weights that sum to 1, over words of which some return, names among them.
 
-    All but the last are causal. In the last what is read on the wrong side of the diagonal shows.
+    All except the last are causal. The last shows functions that read above the diagonal.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -74,7 +74,7 @@ def _patterns() -> list[tuple[Any, ...]]:
     cases: list[tuple[Any, ...]] = []
     for number, (ids, names) in enumerate(texts):
         rng = generator(number)
-        other = rng.permutation(30)  # which number a word has says nothing
+        other = rng.permutation(30)  # the ids of words are arbitrary
         weights = rng.integers(1, 20, (len(ids), len(ids))).astype(float)
         if number < len(texts) - 1:
             weights = np.tril(weights)

@@ -31,8 +31,8 @@ from qkv.marking.tasks.texts import Texts
 _TEXTS = Texts(__name__)
 _STORIES = 16
 _COUNTED = 500  # stories in which the marker counts words
-_SURE = 0.6  # what a decoder that copies gives to a last name that returns; one layer gives 0.3
-_BELOW = 0.05  # so far below what counts give is below it
+_SURE = 0.6  # probability that a decoder which copies gives to a last name; one layer gives 0.3
+_BELOW = 0.05  # a loss is below another if it is so much smaller
 _NEARLY = 0.8  # of the best head's score
 _CLEAR = 0.4  # a score below which no head copies names
 EMPTY, _NO_MODEL, _NO_WORDS = map(
@@ -44,7 +44,7 @@ class Unmeasured(Exception):
     """The decoder cannot be measured.
 
     Args:
-        why: the mistake that shows.
+        why: the mistake.
     """
 
     def __init__(self, why: Mistake) -> None:
@@ -54,10 +54,10 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Somebody's decoder, and stories that the marker drew.
+    """A student's decoder, and stories that the marker drew.
 
     Attributes:
-        model: it.
+        model: the decoder.
         stories: their texts.
         ids: the ids of each.
     """
@@ -67,20 +67,19 @@ class Decoder:
     ids: Sequence[Array]
 
     def logits(self, ids: Array, ablate: Any = ()) -> Array:
-        """What each place gives to all next words, (T, V), without some heads."""
+        """Return the logits of each position for the next word, (T, V), without some heads."""
         options = {"ablate": [*ablate]} if len(ablate) else {}
         try:
-            given = np.asarray(self.model(ids, **options).logits, float)
-            return given.reshape(len(ids), -1)
+            return np.asarray(self.model(ids, **options).logits, float).reshape(len(ids), -1)
         except RAISED as error:
             raise Unmeasured(_NO_MODEL) from error
 
     def probabilities(self, number: int) -> Array:
-        """Of each place of a story, those of all next words, (T, V)."""
+        """Return the probabilities of the next word at each position of a story, (T, V)."""
         return softmax(self.logits(self.ids[number]))
 
     def patterns(self, number: int) -> Array:
-        """The weights of all heads in a story, (layers, heads, T, T)."""
+        """Return the weights of all heads in a story, (layers, heads, T, T)."""
         try:
             trace = self.model.trace(self.ids[number], names=["pattern"])
             return np.concatenate([np.asarray(one, float) for one in trace.attentions])
@@ -88,7 +87,7 @@ class Decoder:
             raise Unmeasured(_NO_MODEL) from error
 
     def scores(self) -> tuple[Array, Array]:
-        """The induction score and the previous-token score of each head, (layers, heads)."""
+        """Return the induction score and the previous-token score of each head, (layers, heads)."""
         induction, previous = [], []
         for number, ids in enumerate(self.ids):
             weights = self.patterns(number)
@@ -101,15 +100,15 @@ class Decoder:
         return np.mean(induction, axis=0), np.mean(previous, axis=0)
 
     def words(self, number: int) -> list[str]:
-        """The words of a story."""
+        """Return the words of a story."""
         return self.stories[number].split()
 
 
 def decoder_of(thing: Any) -> Decoder:
-    """Somebody's decoder, with stories that the marker has drawn.
+    """Return a student's decoder, with stories that the marker draws.
 
     Raises:
-        Unmeasured: it is none.
+        Unmeasured: the object is no decoder for these stories.
     """
     if thing is None or type_name(thing) == "ellipsis":
         raise Unmeasured(EMPTY)
@@ -180,13 +179,13 @@ def _head(thing: Any, found: Any) -> Iterator[Mistake]:
 
 
 def _among(right: Array, layer: int, head: int) -> bool:
-    """Is it a head of the model, and one of these?"""
+    """Tell whether the model has this head, and whether it is one of these heads."""
     there = 0 <= layer < right.shape[0] and 0 <= head < right.shape[1]
     return there and bool(right[layer, head])
 
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
-    """A verdict on values: what is found of them."""
+    """Return the verdict on values, by a function that finds their mistakes."""
     try:
         found = [*find(*things)]
     except Unmeasured as error:

@@ -1,4 +1,4 @@
-"""The first task of lesson 12: a function that writes stories, judged by what they are like."""
+"""The first task of lesson 12: a function that writes stories, marked by its stories."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
-_LAST_NAMES = 3  # at least so many has a first name in sixty stories; by chance it has ten
-_RETURNS = 4  # of ten sentences: so many are about somebody who was there before
+_LAST_NAMES = 3  # the fewest last names of a first name in sixty stories; ten is usual
+_RETURNS = 4  # of ten sentences, so many are about people of earlier sentences
 _JOIN = 'return " ".join(sentences)  # each of them f"{first[one]} {last[one]} {deed} ."'
 
 Sentences = Sequence[tuple[str, str, str]]
@@ -53,7 +53,7 @@ def _last_names(written: _Written, first: str) -> set[str]:
 
 
 def _names_change(written: _Written) -> bool:
-    """Has somebody who returns another last name, in more stories than not?"""
+    """Tell whether people who return have another last name, in most stories."""
     changed = [
         len(_first_names(story)) < len(_people(story))
         for story in written.stories
@@ -63,7 +63,7 @@ def _names_change(written: _Written) -> bool:
 
 
 def _new_people(written: _Written) -> bool:
-    """Does hardly anybody return, in more stories than not, with many people in each?"""
+    """Tell whether most stories have many people, who hardly ever return."""
     few = [
         len(_first_names(story)) > PEOPLE and len(story) - len(_people(story)) < _RETURNS
         for story in written.stories
@@ -72,13 +72,13 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Is a name that of two people in a story, or twice that of one?"""
+    """Tell whether two people in a story share a name, or a person has the same name twice."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
 
 def _fixed(written: _Written) -> bool:
-    """Has a first name that comes often the same few last names?"""
+    """Tell whether a frequent first name has only few last names."""
     often = Counter(name for story in written.stories for name in _first_names(story))
     return any(
         len(_last_names(written, first)) < _LAST_NAMES
@@ -88,13 +88,13 @@ def _fixed(written: _Written) -> bool:
 
 
 def _split(written: _Written) -> bool:
-    """Is no name a first name in one story and a last name in another?"""
+    """Tell whether first names are never last names."""
     first, last = ({one[part] for story in written.stories for one in story} for part in (0, 1))
     return not first & last
 
 
 def _in_turn(written: _Written) -> bool:
-    """Do people come in the same order again and again?"""
+    """Tell whether people come in a fixed order."""
     return all(
         story[i][:2] == story[i - PEOPLE][:2]
         for story in written.stories
@@ -103,7 +103,7 @@ def _in_turn(written: _Written) -> bool:
 
 
 def _one_deed(written: _Written) -> bool:
-    """Is a story all of one deed?"""
+    """Tell whether a story has only one deed."""
     return any(len({deed for *_, deed in story}) < 2 for story in written.stories)
 
 
@@ -132,7 +132,7 @@ def _seeds() -> list[int]:
 
 
 def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, Outcome]]:
-    """What is wrong with these stories, at most one thing, and the run that shows it."""
+    """Yield at most one mistake in these stories, and the run that shows it."""
     for run in (*runs, again):
         if run.error is not None:
             yield raises(run, "stories"), run
