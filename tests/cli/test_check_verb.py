@@ -88,7 +88,7 @@ def test_what_does_not_pass_ends_with_1_and_each_task_and_the_sum_is_told(file):
 def test_hints_come_in_three_grades(file):
     path = file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
     line = "weights = e / e.sum(axis=-1, keepdims=True)"
-    where = "Hint 2, where to look: the lines that make weights of the scores"
+    where = "Hint 2, where to look: the lines that turn scores into weights"
     nudge = "Hint 1: Let a score be below zero"
     one, two, three = (run(path, "--hint", grade).stdout for grade in (1, 2, 3))
     assert run(path).stdout == one
