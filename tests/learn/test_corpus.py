@@ -117,7 +117,7 @@ def test_a_file_that_shrinks_while_it_is_read(how: str, tmp_path: Path) -> None:
         "train": lambda: Corpus(files, running(tokenizer, 8)).take(),
     }[how]
     write(path, "the cat sat\n" * 10)
-    words = f"corpus: {path} had 12000 bytes and now has 120: let nobody write to it"
+    words = f"corpus: {path} had 12000 bytes and now has 120: do not write to it"
     with pytest.raises(ValueError, match=words):
         read()
 

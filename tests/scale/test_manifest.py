@@ -45,7 +45,7 @@ def test_a_whole_manifest_is_read_as_it_is(tmp_path: Path) -> None:
     ids=["empty", "open", "not UTF-8", "more", "lists", "objects", "digits"],
 )
 def test_what_is_no_json(data: bytes, tmp_path: Path) -> None:
-    said = rf"^scale.encode: \S+{MANIFEST} cannot be read \(it is no JSON: .*\): {WAY}"
+    said = rf"^scale.encode: \S+{MANIFEST} cannot be read \(it is not JSON: .*\): {WAY}"
     with pytest.raises(ValueError, match=said):
         read(tmp_path, data)
 
@@ -108,7 +108,7 @@ def test_the_error_says_where(names: tuple, value: Any, said: str, tmp_path: Pat
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).mkdir()
-    said = rf"^scale.encode: .*{MANIFEST} cannot be read \(.*\): choose another folder, or take it"
+    said = rf"^scale.encode: .*{MANIFEST} cannot be read \(.*\): choose another folder, or remove it"
     with pytest.raises(ValueError, match=said):
         Folder(str(tmp_path)).manifest("scale.encode")
 

@@ -23,7 +23,7 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# what errors of `scale.encode` call an option
+# options by their names in errors of `scale.encode`
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text a line"
 
@@ -34,14 +34,16 @@ _EMPTY = "{} is empty: write one text a line"
     "-o",
     "--output",
     metavar="FILE|DIRECTORY",
-    help="Where to: .npy, one row a line, or .jsonl, text and vector; with --cluster a folder.",
+    help="The output: .npy, one row a line, or .jsonl, text and vector; with --cluster a folder.",
 )
 @click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Encode many files on the workers of a Dask cluster; local[:N] starts N here.",
 )
-@click.option("--column", metavar="NAME", help="With --cluster: where texts are. Default: text.")
+@click.option(
+    "--column", metavar="NAME", help="With --cluster: column of the texts. Default: text."
+)
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
@@ -50,10 +52,12 @@ _EMPTY = "{} is empty: write one text a line"
 @click.option(
     "--no-resume",
     is_flag=True,
-    help="With --cluster: begin anew, whatever an earlier run has left in the folder.",
+    help="With --cluster: begin anew, whatever the folder holds.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="With --cluster: say rows, parts and hours, and write nothing."
+    "--dry-run",
+    is_flag=True,
+    help="With --cluster: print rows, parts, hours; write nothing.",
 )
 @model_option
 @json_option
@@ -73,48 +77,43 @@ def encode(
     """A vector for each line of FILE, one text a line; - is standard input.
 
     Lines are read and vectors written as they come, so FILE, and a line, may be of any length. The
-    output is there once it is whole.
+    output file appears only when it is complete.
 
     With --cluster there may be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
-    folder of Parquet parts. A run that was ended goes on where it was.
+    folder of Parquet parts. A run that was ended continues where it stopped.
     """
     if output is None and not (cluster and dry_run):
         raise click.UsageError("Missing option '-o' / '--output'.", context)
     if cluster is not None:
         options = {"column": column or "text", "on_error": on_error or "raise"}
         with _spelled_as_typed():
-            found = _on_cluster(
-                files, None if dry_run else output, cluster, model, options, not no_resume
-            )
+            output = None if dry_run else output
+            result = _on_cluster(files, output, cluster, model, options, not no_resume)
         if as_json:
-            print_json(found)
+            print_json(result)
         return
-    only = {
-        "--column": column,
-        "--on-error": on_error,
-        "--no-resume": no_resume,
-        "--dry-run": dry_run,
-    }
-    for name, given in only.items():
-        if given:
+    of_clusters: dict[str, Any] = {"--column": column, "--on-error": on_error}
+    of_clusters |= {"--no-resume": no_resume, "--dry-run": dry_run}
+    for name, value in of_clusters.items():
+        if value:
             raise click.UsageError(f"{name} is for many files: add --cluster local", context)
     if len(files) > 1:
         raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
-    place = next(one for one in context.command.params if one.name == "output")
-    writable(".npy", ".jsonl")(context, place, output)
+    option = next(option for option in context.command.params if option.name == "output")
+    writable(".npy", ".jsonl")(context, option, output)
     _one_file(files[0], str(output), model, as_json)
 
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Errors that name an argument of `scale.encode` name the option instead."""
+    """Name options instead of arguments in the errors of `scale.encode`."""
     try:
         yield
     except ValueError as error:
-        said = str(error)
+        message = str(error)
         for argument, option in _OPTIONS.items():
-            said = said.replace(argument, option)
-        raise ValueError(said) from error
+            message = message.replace(argument, option)
+        raise ValueError(message) from error
 
 
 def _on_cluster(
@@ -125,17 +124,17 @@ def _on_cluster(
     options: dict[str, Any],
     resume: bool,
 ) -> dict[str, Any]:
-    """Many files into a folder, or what that would take; what is known of it afterwards."""
+    """Encode many files into a folder, or estimate the work without one; return the numbers."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
 
     with connected(cluster, "encode") as client:
         if output is None:
-            found = estimate(model, list(files), client=client, **options)
-            size = f"{_many(found.rows, 'row')}, {_many(found.parts, 'part')}"
-            say(f"{size}, {found.hours:.2g} hours")
-            return asdict(found)
+            work = estimate(model, list(files), client=client, **options)
+            size = f"{_many(work.rows, 'row')}, {_many(work.parts, 'part')}"
+            say(f"{size}, {work.hours:.2g} hours")
+            return asdict(work)
         done = scale.encode(model, list(files), output, client=client, resume=resume, **options)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
     say(f"{_many(done.rows, 'row')}{skipped}, {_many(done.parts, 'part')}, wrote {output}")
@@ -143,7 +142,7 @@ def _on_cluster(
 
 
 def _many(count: int, what: str) -> str:
-    """So many of something, in words.
+    """Return a number of things in words.
 
     >>> _many(1, "row"), _many(1200, "row")
     ('1 row', '1,200 rows')
@@ -152,26 +151,26 @@ def _many(count: int, what: str) -> str:
 
 
 def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
-    """The lines of one file, or of standard input."""
+    """Encode the lines of a file, or of standard input."""
     from qkv.models import load_for
     from qkv.models.run.truncation import MOST
     from qkv.models.sentence.encoder import EmptyText
 
     name = "standard input" if file == "-" else file
-    place = Path(file)
+    path = Path(file)
     texts: Iterable[str]
     if file == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
         texts = read_lines(sys.stdin.buffer, name, MOST)
-    elif place.exists() and not (place.is_file() or place.is_dir()):  # a pipe is read only once
+    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe is read only once
         texts = lines_of(file, MOST)
     else:
         texts = Lines(file, MOST)
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if isinstance(texts, Iterator) and model == "random":
-        texts = list(texts)  # it learns their words before it encodes them
+        texts = list(texts)  # its vocabulary comes from the texts
         if not texts:
             raise ValueError(_EMPTY.format(name))
     used = load_for(texts, model)
@@ -187,7 +186,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """Texts that are kept, once they have been read, until somebody takes them.
+    """Texts that are kept after they were read, until they are taken.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
@@ -207,15 +206,15 @@ class Kept:
             yield text
 
     def take(self, count: int) -> list[str]:
-        """The first ones that are left."""
+        """Take the first `count` texts that are left."""
         return [self._kept.popleft() for _ in range(count)]
 
 
 def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> tuple[int, int]:
-    """Write the vectors of texts as .npy or .jsonl, whole or not at all; how many, of what size.
+    """Write the vectors of texts as .npy or .jsonl; return their number and size.
 
     Raises:
-        ValueError: there is no text in what has this name.
+        ValueError: there is no text; the message has the `name` of their file.
     """
     count = size = 0
     as_numpy = path.lower().endswith(".npy")
@@ -226,7 +225,7 @@ def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> t
                 shape = (count + len(vectors), vectors.shape[1])
                 about = {"descr": vectors.dtype.str, "fortran_order": False, "shape": shape}
                 file.seek(0)
-                np.lib.format.write_array_header_1_0(file, about)  # as long for any shape
+                np.lib.format.write_array_header_1_0(file, about)  # has one length
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
             else:

@@ -1,4 +1,4 @@
-"""`qkv generate`: what a model writes behind a text."""
+"""`qkv generate`: continue texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# what steers a terminal; marks that join letters, or turn one word, belong to a text
+# characters that steer a terminal; marks that join or turn letters belong to a text
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -21,20 +21,20 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @writer_option
 @click.option(
-    "--max-new-tokens", type=int, help="How many tokens to add. Default: 64, or as many as fit."
+    "--max-new-tokens", type=int, help="The most tokens to add. Default: 64, or as many as fit."
 )
 @click.option(
     "--temperature",
     type=float,
     default=0.0,
-    help="Draw tokens; the higher, the bolder. Default: 0, always the likeliest; the next three "
-    "options need one above 0.",
+    help="Draw tokens; a higher temperature makes unlikely tokens likelier. Default: 0, always the "
+    "likeliest token; the next three options need a temperature above 0.",
 )
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
 @click.option(
     "--top-p", type=float, help="Draw from the likeliest tokens that sum to this probability."
 )
-@click.option("--seed", type=int, help="Draw the same again.")
+@click.option("--seed", type=int, help="Draw the same tokens again.")
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given repeatedly."
 )
@@ -46,10 +46,11 @@ def generate(
     stop: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """PROMPT and what a model writes behind it, printed as the words come.
+    """Print PROMPT and the text with which a model continues it, word by word.
 
     The decoder that comes with qkv has read novels: qkv generate "once upon a"
-    Several prompts run in one batch. What a model of two texts writes stands on a line of its own.
+    Several prompts run in one batch. A model that reads one text and writes another prints its text
+    on a new line.
     """
     from qkv.models import load
     from qkv.models.files.find import WRITER
@@ -63,17 +64,16 @@ def generate(
         )
     options["stop"] = stop
     if as_json:
-        found = used.generate(list(prompts), **options)
         texts = [
-            {"prompt": one.prompt, "text": one, "ids": one.ids, "finish_reason": one.finish_reason}
-            for one in found
+            {"prompt": new.prompt, "text": new, "ids": new.ids, "finish_reason": new.finish_reason}
+            for new in used.generate(list(prompts), **options)
         ]
         print_json({"model": used.name, "texts": texts})
     else:
         between = "" if used.continues else "\n"
         later = [prompt + between for prompt in prompts]  # while the first one is printed
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # what fails at once fails before anything is printed
+        begun = list(islice(pieces, 1))  # an early error comes before anything is printed
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
@@ -83,9 +83,9 @@ def generate(
 
 
 def _write(text: str) -> None:
-    """To standard output at once, whatever letters it takes; a terminal gets no commands."""
+    """Print text at once, in letters that the stream takes, without commands for a terminal."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
-        text = _CONTROLS.sub(lambda found: visible(found[0]), text)
-    # a color that is asked for keeps click from leaving out what looks like one
+        text = _CONTROLS.sub(lambda match: visible(match[0]), text)
+    # with a color, click does not remove what looks like a color
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

@@ -1,4 +1,4 @@
-"""`qkv serve`: a model for whoever asks over HTTP."""
+"""`qkv serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from qkv.cli.common import model_option, say
     default=8080,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="The port; 0 for any that is free.",
+    help="The port; 0 for any free port.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which others reach this server; may be given several times.",
+    help="A name by which others reach this server; may be given repeatedly.",
 )
-@click.option("--api-key-file", "key_file", metavar="F", help="A file with the key to ask for.")
-@click.option("--no-key", is_flag=True, help="Let anybody ask who reaches the address.")
+@click.option("--api-key-file", "key_file", metavar="F", help="A file with the required key.")
+@click.option("--no-key", is_flag=True, help="Answer requests without a key.")
 def serve(
     model: str | None,
     host: str,
@@ -38,8 +38,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's routes for embeddings and completions.
 
-    For this machine alone unless --host says otherwise, and then --allow-host has to name it and
-    --api-key-file or --no-key to say who may ask. GET / has the routes; Ctrl-C ends it.
+    Only this machine can reach the server, unless there is a --host; then it also needs
+    --allow-host, and --api-key-file or --no-key. GET / shows the routes; Ctrl-C ends the server.
     """
     from qkv.extras import need
 
@@ -74,10 +74,10 @@ def serve(
 
 
 def read_key(path: str) -> str:
-    """The key in a file, without blanks around it.
+    """Read the key in a file, without blanks around it.
 
     Raises:
-        ValueError: there is none, or it is more than one line of letters.
+        ValueError: the file is not one word of ASCII characters.
         OSError: the file cannot be read.
     """
     text = Path(path).read_bytes()

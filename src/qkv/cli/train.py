@@ -1,4 +1,4 @@
-"""`qkv train`: from text files to a model of one's own."""
+"""`qkv train`: train a model on text files."""
 
 from __future__ import annotations
 
@@ -14,47 +14,45 @@ from qkv.cli.common import json_option, print_json, say
 @click.option(
     "--objective",
     type=click.Choice(["causal", "masked"]),
-    help="causal: name the next token (a decoder, GPT-2). masked: name hidden ones (an encoder, "
-    "BERT).",
+    help="causal: predict the next token (a decoder, GPT-2). masked: predict masked tokens (an "
+    "encoder, BERT).",
 )
-@click.option("-o", "--output", required=True, metavar="DIR", help="Where to: a new folder.")
-@click.option("--layers", type=int, help="How many. Default: 4.")
-@click.option("--heads", type=int, help="Of each layer. Default: 4.")
+@click.option("-o", "--output", required=True, metavar="DIR", help="A new folder for the model.")
+@click.option("--layers", type=int, help="The number of layers. Default: 4.")
+@click.option("--heads", type=int, help="The heads of each layer. Default: 4.")
 @click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
-@click.option("--vocabulary", type=int, help="At most so many tokens. Default: 8192.")
+@click.option("--vocabulary", type=int, help="The most tokens of the vocabulary. Default: 8192.")
 @click.option("--length", type=int, help="The most tokens of a text. Default: 128.")
-@click.option("--steps", type=int, help="How many. Default: 1000 without --minutes.")
-@click.option(
-    "--minutes", type=float, help="How long it may take; such a run is not the same twice."
-)
-@click.option("--tokens-per-step", type=int, help="At least so many. Default: 4096.")
+@click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
+@click.option("--minutes", type=float, help="The longest duration; such a run is not repeatable.")
+@click.option("--tokens-per-step", type=int, help="The least tokens of a step. Default: 4096.")
 @click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
-@click.option("--seed", type=int, help="The same seed, the same model. Default: 0.")
+@click.option("--seed", type=int, help="The same seed gives the same model. Default: 0.")
 @click.option(
     "--tokenizer",
     metavar="FILE",
     help="A tokenizer.json, or a folder with one. Default: one is trained on the text.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @json_option
 def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
-    """A model of your own from text files: CORPUS is one or more of them, UTF-8.
+    """Train a model on CORPUS, one or more UTF-8 text files.
 
     DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
-    curves.png, snapshots from along the way, and checkpoints. Ctrl-C saves, and
-    `qkv train --resume -o DIR` goes on.
+    curves.png, snapshots of earlier steps, and checkpoints. Ctrl-C saves the run, and
+    `qkv train --resume -o DIR` continues it.
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    settings = {name: value for name, value in options.items() if value not in (None, ())}
     if resume:
-        run = TextRun.of(output, given)
-    elif "corpus" not in given:
+        run = TextRun.of(output, settings)
+    elif "corpus" not in settings:
         raise click.UsageError("name the text files to learn from")
-    elif "objective" not in given:
+    elif "objective" not in settings:
         raise click.UsageError("choose --objective causal, or --objective masked")
     else:
-        run = TextRun(**given)
+        run = TextRun(**settings)
     try:
         done = train_on_text(run, output, resume=resume, say=say)
     except (Interrupted, Diverged) as error:
@@ -82,5 +80,9 @@ def _draw(output: str) -> None:
 
     try:
         say(f"curves: {write_curves(output)}")
-    except (ImportError, OSError, ValueError) as error:  # no extra, a full disk, no step
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ) as error:  # no matplotlib, a full disk, no step
         say(f"no curves: {error}")

@@ -1,4 +1,4 @@
-"""Where an objective takes its sequences of token ids from: memory, or text files of any size.
+"""Sources of token sequences for objectives: memory, or text files of any size.
 
 Files are read some megabytes at a time.
 """
@@ -19,29 +19,29 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # bytes that are read, cut and shuffled at once
-_LONGEST_LINE = 1 << 18  # bytes of a line that are read at once, and of texts that are cut at once
-_STRETCH = 1 << 20  # bytes of a file that a sample takes at one place
-_MOST_LOOKED_AT = 10_000  # letters of a line, to see whether there is more than one word
-_LONGEST_WORD = 100  # letters; what is longer is a text without blanks
+BLOCK = 1 << 22  # bytes that are read, cut and shuffled together
+_LONGEST_LINE = 1 << 18  # bytes that are read of a line, or cut, together
+_STRETCH = 1 << 20  # bytes of each stretch of a sample
+_MOST_READ = 10_000  # letters of a line that `need_two_words` reads
+_LONGEST_WORD = 100  # letters; a longer one is a text without blanks
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """Sequences of token ids without an end, the same again from the same state."""
+    """An endless source of token sequences, which repeats them from the same state."""
 
     def take(self) -> Array:
-        """The next sequence, (T,) integers."""
+        """Return the next sequence, (T,) integers."""
 
     def state(self) -> dict[str, Any]:
-        """Where it is, as JSON can hold it."""
+        """The present state, as JSON can hold it."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
 
 
 class Sequences:
-    """Sequences that are in memory, in a new order each time all were given.
+    """Sequences in memory, in a new order each time all of them were taken.
 
     Args:
         sequences: token ids, (T,) integers each.
@@ -53,34 +53,34 @@ class Sequences:
     """
 
     def __init__(self, sequences: Iterable[Any], *, seed: int = 0) -> None:
-        self._sequences = [np.asarray(one, np.int32) for one in sequences]
+        self._sequences = [np.asarray(sequence, np.int32) for sequence in sequences]
         if not self._sequences:
             raise ValueError("Sequences: there is none: give at least one")
         self._seed, self._epoch, self._next = seed, 0, 0
         self._orders = self._from_here()
 
     def take(self) -> Array:
-        """The next sequence."""
+        """Return the next sequence."""
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Which is next, round after round; what is present is noted before each is given."""
+        """Yield the numbers of sequences from the present state on, after updating it."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
-            for one in rng.permutation(len(self._sequences))[self._next :]:
+            for number in rng.permutation(len(self._sequences))[self._next :]:
                 self._next += 1
-                yield one
+                yield number
             self._epoch, self._next = self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """Which order it is in, and where."""
+        """The number of the order, and the position in it."""
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there.
+        """Continue from a state.
 
         Raises:
-            ValueError: it is the state of other sequences.
+            ValueError: the state is of other sequences.
         """
         if state["sequences"] != len(self._sequences):
             raise ValueError(
@@ -93,7 +93,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the files the next line begins."""
+    """The position at which the next line begins in the files."""
 
     file: int = 0
     offset: int = 0
@@ -102,23 +102,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its end, or a piece of a very long one; `last` for the last one of a file."""
+    """A line with its end, or part of a very long line; `last` marks the last of a file."""
 
     text: str
     last: bool
 
 
 class Files:
-    """UTF-8 text files that are read one after the other, never as a whole.
+    """UTF-8 text files, which are read one after the other, never completely into memory.
 
     Attributes:
-        paths: where they are.
-        sizes: their bytes.
-        named: what errors call them.
+        paths: of the files.
+        sizes: their numbers of bytes.
+        named: their name in errors.
 
     Raises:
-        ValueError: there is none, or nothing in them.
-        OSError: one is a folder, is not there or cannot be read.
+        ValueError: there is no file, or all are empty.
+        OSError: a file is a folder, does not exist or cannot be read.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -132,11 +132,11 @@ class Files:
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
-        """The lines from a place on, about `size` bytes of them, and where the next begins.
+        """Return about `size` bytes of lines from a place on, and the place of the next line.
 
         Raises:
-            ValueError: they are not UTF-8, or not text; the message has the file and the line.
-                Or a file has become shorter.
+            ValueError: a line is not UTF-8, or not text (the message names file and line), or a
+                file has become shorter.
         """
         lines: list[Line] = []
         file, offset, number = place.file, place.offset, place.line
@@ -157,7 +157,7 @@ class Files:
         return lines, Place(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """All lines; if the files are larger than `most` bytes, stretches from all over them."""
+        """Yield all lines; of files larger than `most` bytes, stretches from all over them."""
         total = sum(self.sizes)
         if most is None or total <= most:
             place = Place()
@@ -174,20 +174,20 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # what is not text shows when it is read
-                found = raw.decode("utf-8", "ignore").splitlines(keepends=True)
-                yield from found[1:-1] or found  # the first and the last line are in pieces
+                # bytes that are not text are an error when all is read
+                texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
+                yield from texts[1:-1] or texts  # the first and the last line are incomplete
 
     def _shrunk(self, file: int) -> ValueError:
-        """The error that a file has become shorter."""
+        """Return the error for a file that has become shorter."""
         path, size = self.paths[file], self.sizes[file]
         return ValueError(
-            f"corpus: {path} had {size} bytes and now has {_size(path)}: let nobody write to it "
+            f"corpus: {path} had {size} bytes and now has {_size(path)}: do not write to it "
             "while it is read"
         )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
-        """The text of these bytes of a file, which begin in this line."""
+        """Decode bytes of a file, which begin at `offset`, in line `number`."""
         where = f"corpus: {self.paths[file]}"
         nul = raw.find(b"\0")
         if nul >= 0:
@@ -203,34 +203,30 @@ class Files:
 
 
 def need_two_words(files: Files) -> None:
-    """An error unless there are two different words, without which nothing can be learned.
-
-    Raises:
-        ValueError: there are not.
-    """
-    found: set[str] = set()
+    """Raise a ValueError unless there are two different words, as one word teaches nothing."""
+    words: set[str] = set()
     for line in files.lines():
-        found.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_LOOKED_AT]))
-        if len(found) > 1 or max(map(len, found), default=0) > _LONGEST_WORD:
+        words.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_READ]))
+        if len(words) > 1 or max(map(len, words), default=0) > _LONGEST_WORD:
             return
-    what = f"but the word {next(iter(found))!r:.40}" if found else "but blanks"
+    what = f"but the word {next(iter(words))!r:.40}" if words else "but blanks"
     raise ValueError(f"corpus: {files.named} holds nothing {what}: give more text")
 
 
-Cut = Callable[[Sequence[Line]], list[Array]]  # lines that follow each other -> sequences of ids
+Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences of ids
 
 
 class Corpus:
-    """Sequences of token ids out of text files, shuffled block by block.
+    """Sequences of token ids from text files, shuffled block by block.
 
-    A block is some megabytes of text: it is cut, its sequences come in a random order, then the
-    next one is read; after the last one comes the first again, in another order.
+    A block is some megabytes of text. Its sequences come in a random order, then the next block is
+    read. After the last block comes the first again, in another order.
 
     Args:
         files: the text.
         cut: makes sequences of the lines of a block.
         seed: of the orders.
-        block: how many bytes a block has.
+        block: the number of bytes of a block.
     """
 
     def __init__(self, files: Files, cut: Cut, *, seed: int = 0, block: int = BLOCK) -> None:
@@ -239,28 +235,25 @@ class Corpus:
         self._sequences = self._from_here()
 
     def take(self) -> Array:
-        """The next sequence.
+        """Return the next sequence.
 
         Raises:
-            ValueError: there is none in all of the files, or they are not text.
+            ValueError: the files give no sequence, or are not text.
         """
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """The sequences of the present block from the present one on, and of all blocks after it.
-
-        What is present is noted before each is given.
-        """
-        kept, count = None, 1  # what is known of a block, and the sequences of a round
+        """Yield the sequences from the present state on, which each step updates first."""
+        kept, count = None, 1  # the block that is in memory, and the sequences of a round
         while True:
-            if kept != self._begin:  # else there is but one block
+            if kept != self._begin:  # otherwise there is a single block
                 lines, end = self._files.block(self._begin, self._block)
-                kept, found = self._begin, self._cut(lines)
-            count += len(found)
+                kept, sequences = self._begin, self._cut(lines)
+            count += len(sequences)
             rng = np.random.default_rng([self._seed, self._epoch, self._number])
-            for one in rng.permutation(len(found))[self._next :]:
+            for number in rng.permutation(len(sequences))[self._next :]:
                 self._next += 1
-                yield found[one]
+                yield sequences[number]
             self._begin, self._number, self._next = end, self._number + 1, 0
             if end.file >= len(self._files.paths):
                 if not count:
@@ -268,7 +261,7 @@ class Corpus:
                 self._begin, self._number, self._epoch, count = Place(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """The block it is in, and where in there."""
+        """The present block, and the position in it."""
         return {
             "sizes": self._files.sizes,
             "block": self._block,
@@ -279,7 +272,7 @@ class Corpus:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there.
+        """Continue from a state.
 
         Raises:
             ValueError: the files have other sizes.
@@ -295,10 +288,10 @@ class Corpus:
 
 
 def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
-    """Cut text into its paragraphs, those that are too long into pieces of `length` tokens.
+    """Cut text into paragraphs, and long paragraphs into parts of `length` tokens.
 
-    A blank line ends a paragraph, and the end of a file; other line ends are blanks. The special
-    tokens that the tokenizer puts around a text are around each piece.
+    A paragraph ends at a blank line or at the end of a file; other line ends are blanks. Each part
+    gets the special tokens that the tokenizer puts around a text.
     """
     about = tokenizer.tokenize("a")
     real = [k for k, special in enumerate(about.special) if not special] or [len(about)]
@@ -324,10 +317,10 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def running(tokenizer: Tokenizer, length: int) -> Cut:
-    """Cut text as it runs into pieces of `length` + 1 tokens, line ends included.
+    """Cut running text into parts of `length` + 1 tokens, line ends included.
 
-    The last token of a piece is the first of the next, so that each is seen and each is named. At
-    the end of a file stands the token that ends texts, if the tokenizer has one.
+    The last token of a part is the first of the next, so that each token is read and predicted. A
+    file ends with the token that ends texts, if the tokenizer has one.
     """
     ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
     end = np.array(ends[:1], np.int32)
@@ -344,18 +337,18 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """The ids of each text; the library hears no signal, so it is given some of them at a time."""
+    """Yield the ids of texts, some at a time, as the library does not react to signals."""
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """The next line, or as much of a very long one as ends before a blank, or on a character."""
+    """Read the next line, or part of a very long line, up to a blank or at least a character."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # no blank: cut before the last character, which may be in pieces
+    if end <= 0:  # no blank: cut before the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1
@@ -364,8 +357,8 @@ def _piece(stream: BinaryIO) -> bytes:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file that can be read again and again."""
-    about = path.stat()  # a FileNotFoundError says enough
+    """Return the size of a regular file, which can be read several times."""
+    about = path.stat()  # a FileNotFoundError names the path
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
     if not stat.S_ISREG(about.st_mode):

@@ -1,8 +1,8 @@
-"""A program that trains a tokenizer: lines come in, its tokenizer.json goes out.
+"""A program that reads lines, trains a tokenizer, and writes its tokenizer.json.
 
-It is a process of its own because the library hears no signal while it trains, and can only be
-killed. Whoever starts it (`tokenizer.py`) holds its standard input open: when that closes, nobody
-is left to train for, and it ends.
+It is a separate process because the library does not react to signals while it trains, and can only
+be killed. `tokenizer.py`, which starts it, holds its standard input open: when the input closes,
+the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 END = "<|endoftext|>"
-LONGEST = 100  # letters of a word; what is longer is trained on in pieces
+LONGEST = 100  # letters of a word; longer words are cut
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -32,13 +32,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
-        found = json.loads(row)
-        if found is None:
+        batch = json.loads(row)
+        if batch is None:
             break
-        lines += found
+        lines += batch
     else:
         os._exit(1)
-    threading.Thread(target=_end_with_whoever_waits, daemon=True).start()
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     kind, vocabulary = sys.argv[1], int(sys.argv[2])
     try:
         text = trained(lines, kind, vocabulary).to_str()
@@ -47,26 +47,26 @@ def main() -> None:
     sys.stdout.buffer.write(text.encode())
 
 
-def _end_with_whoever_waits() -> None:
+def _end_with_caller() -> None:
     """End this process when its standard input closes."""
-    os.read(sys.stdin.fileno(), 1)  # without a lock that Python would want at its end
+    os.read(sys.stdin.fileno(), 1)  # `os.read` takes no lock that Python needs at its end
     os._exit(1)
 
 
 def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenizer:
-    """A tokenizer of a kind, "wordpiece" or "bytes", trained on lines."""
+    """Train a tokenizer of a kind, "wordpiece" or "bytes", on lines."""
     return (_wordpiece if kind == "wordpiece" else _bytes)(lines, vocabulary)
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Beginnings of words and pieces inside them, as BERT's tokenizer has them."""
+    """Train beginnings and inner parts of words, as of BERT's tokenizer."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # Left to itself the library numbers the letters inside words in another order each time, and
-    # breaks ties by the numbers; named as special tokens they come in ours.
+    # By default the library numbers letters inside words in another order each time, and breaks
+    # ties by the numbers. As special tokens they keep this order.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],
@@ -77,14 +77,14 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
     long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
-    if any(map(long_word.search, lines)):  # it would be unknown as a whole
+    if any(map(long_word.search, lines)):  # the whole word would be unknown
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner
 
 
 def _bert_like(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """What stands around the vocabulary in the tokenizer of BERT."""
+    """Add the normalizer and the other parts of BERT's tokenizer."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
     inner.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -98,22 +98,22 @@ def _bert_like(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def _letters(lines: Iterable[str], most: int) -> list[str]:
-    """The letters that are most frequent, in their order."""
+    """Return the most frequent letters, sorted."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
-    found = [letter for letter in counts if not letter.isspace()]
-    return sorted(sorted(found, key=lambda letter: (-counts[letter], letter))[: max(1, most)])
+    letters = [letter for letter in counts if not letter.isspace()]
+    return sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[: max(1, most)])
 
 
 def _is_inside_words(letter: str) -> bool:
-    """Whether a letter may be followed by others in one word; marks and Chinese stand alone."""
+    """Whether a letter may stand inside a word; marks and Chinese letters are words."""
     mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
     return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 
 
 def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Pairs of bytes that are joined, as GPT-2's tokenizer has them."""
+    """Train pairs of bytes that are joined, as of GPT-2's tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     inner = Tokenizer(models.BPE())
@@ -126,12 +126,12 @@ def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _train(inner, lines, trainer, 3 * LONGEST)  # bytes: a letter of Chinese has three
+    _train(inner, lines, trainer, 3 * LONGEST)  # bytes: a Chinese letter has three
     return inner
 
 
 def _train(inner: tokenizers.Tokenizer, lines: list[str], trainer: Any, longest: int) -> None:
-    """Train on words of at most so many letters, since the time grows with their square."""
+    """Train on words of up to `longest` letters, since the time grows with the square."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)
     inner.train_from_iterator(lines, trainer)
@@ -139,7 +139,7 @@ def _train(inner: tokenizers.Tokenizer, lines: list[str], trainer: Any, longest:
 
 
 def _in_pieces(whole: Any, longest: int) -> Any:
-    """What cuts a text into words, and longer ones into pieces of so many letters."""
+    """Return a pre-tokenizer that also cuts words into parts of `longest` letters."""
     from tokenizers import Regex, pre_tokenizers
 
     pieces = pre_tokenizers.Split(Regex(rf"[\s\S]{{{longest}}}"), "isolated")

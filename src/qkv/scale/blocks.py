@@ -1,4 +1,4 @@
-"""Arrays cut into blocks of queries and keys: what each block reads, and which keys queries see."""
+"""Cut arrays into blocks of queries and keys; find what a block reads, and which keys it sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
 Pieces = tuple[int, ...]  # the sizes of the blocks along one axis
-Place = tuple[int, ...]  # of a block: its numbers along (*lead, heads, key heads, queries, keys)
+Place = tuple[int, ...]  # the numbers of a block along (*lead, heads, key heads, queries, keys)
 CELLS, PER_HEAD, PER_ROW = (
     ("attn_mask", "bias"),
     ("alibi_slopes", "sinks"),
@@ -26,7 +26,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """What one block was asked, but for its arrays; places are counted from its own beginning."""
+    """The arguments of one block except its arrays; positions count from its own beginning."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -36,14 +36,14 @@ class Rules(NamedTuple):
     softcap: float | None
     scale: float
 
-    def call(self, given: Mapping[str, Array]) -> Call:
-        """The call of attention that a block is."""
-        query, key, value = (given[name] for name in ("query", "key", "value"))
+    def call(self, arrays: Mapping[str, Array]) -> Call:
+        """Return the call of attention on the arrays of a block."""
+        query, key, value = (arrays[name] for name in ("query", "key", "value"))
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("scale.attention", *shapes, *types)
         slopes, sinks = (
-            np.require(narrow(given[name], plan.kind), requirements=["C", "A"])
-            if name in given and given[name].size
+            np.require(narrow(arrays[name], plan.kind), requirements=["C", "A"])
+            if name in arrays and arrays[name].size
             else None
             for name in PER_HEAD
         )
@@ -52,8 +52,8 @@ class Rules(NamedTuple):
             query=query,
             key=key,
             value=value,
-            mask=given.get("attn_mask"),
-            bias=given.get("bias"),
+            mask=arrays.get("attn_mask"),
+            bias=arrays.get("bias"),
             slopes=slopes,
             sinks=None if sinks is None else sinks.reshape(plan.heads, -1),
             **{name: _aligned(x) for name, x in self._asdict().items()},
@@ -61,18 +61,18 @@ class Rules(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A dask array that is cut as the blocks are."""
+    """A dask array with chunks that fit the blocks."""
 
     array: Any
-    axes: tuple[int | None, ...]  # which axis of a `Place` each of its own follows; None: not cut
+    axes: tuple[int | None, ...]  # for each axis that of a `Place`; None: not cut
 
     def chunk(self, place: Place) -> tuple[int, ...]:
-        """Which of its chunks the block at `place` reads."""
+        """Return the index of the chunk that the block at `place` reads."""
         follows = zip(self.axes, self.array.numblocks, strict=True)
         return tuple(0 if axis is None or n == 1 else place[axis] for axis, n in follows)
 
     def ref(self, place: Place) -> Any:
-        """The chunk that the block at `place` reads, as a task asks for it."""
+        """Return a reference to the chunk that the block at `place` reads."""
         from dask.task_spec import TaskRef
 
         return TaskRef((self.array.name, *self.chunk(place)))
@@ -80,17 +80,17 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """A layer of a graph: tasks by their keys, and on what it stands."""
+    """A layer of a graph: tasks by their keys, and the layers below."""
 
     name: str
     below: Sequence[Any]  # dask arrays, and layers
     tasks: dict[Any, Any] = field(default_factory=dict)
-    whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # what is joined, by its place
+    whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by place
 
     def add(
         self, place: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any
     ) -> Any:
-        """A task at `place`; gives what refers to its result."""
+        """Add a task at `place`; return a reference to its result."""
         from dask.task_spec import Task, TaskRef
 
         key = (self.name, *place)
@@ -98,7 +98,7 @@ class Tasks:
         return TaskRef(key)
 
     def add_tree(self, place: tuple[Any, ...], refs: list[Any], join: Callable[..., Any]) -> Any:
-        """Tasks that join what `refs` refer to two by two, in one order."""
+        """Add tasks that join the results of `refs` two by two, in a fixed order."""
         level = 0
         while len(refs) > 1:
             pairs = [refs[n : n + 2] for n in range(0, len(refs), 2)]
@@ -110,7 +110,7 @@ class Tasks:
         return refs[0]
 
     def graph(self) -> Any:
-        """This layer with all below it."""
+        """Return this layer with all layers below it."""
         from dask.highlevelgraph import HighLevelGraph
 
         layers, needs = {}, {}
@@ -122,50 +122,50 @@ class Tasks:
         return HighLevelGraph({**layers, self.name: self.tasks}, {**needs, self.name: names})
 
     def array(self, chunks: tuple[Pieces, ...], kind: np.dtype[Any]) -> Any:
-        """The dask array whose chunks these tasks give."""
+        """Return the dask array whose chunks are the results of these tasks."""
         meta = np.empty((0,) * len(chunks), kind)
         return need("dask.array", "scale").Array(self.graph(), self.name, chunks, meta=meta)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A call about dask arrays, checked and cut."""
+    """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # its arrays are none: they have shapes and types, and hold nothing
-    operands: dict[str, Operand]  # those that were given, by the names of the arguments
+    call: Call  # its arrays have shapes and types, but no data
+    operands: dict[str, Operand]  # by the names of the arguments
     pieces: tuple[Pieces, ...]  # along the axes of a `Place`
-    key_heads: tuple[int, ...]  # which piece of key heads each piece of heads reads
-    is_flat: bool  # whether a head axis was put before 2-D arrays
-    token: str  # the same for the same call
+    key_heads: tuple[int, ...]  # the piece of key heads that each piece of heads reads
+    is_flat: bool  # whether 2-D arrays got a head axis
+    token: str  # equal for equal calls
 
     @property
     def arrays(self) -> list[Any]:
-        """The dask arrays that all blocks together read."""
+        """All dask arrays that the blocks read."""
         return [operand.array for operand in self.operands.values()]
 
     @property
     def chunks(self) -> tuple[Pieces, ...]:
-        """Those of a result `(*lead, Hq, L)`."""
+        """The chunks of a result `(*lead, Hq, L)`."""
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """A layer without tasks, of a name that the same call always gives."""
+        """Return a layer without tasks, whose name depends on the call alone."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, place: Place) -> tuple[int, ...]:
-        """Which chunk of a result `(*lead, Hq, L)` the block at `place` contributes to."""
+        """Return the index of the chunk of `(*lead, Hq, L)` with the block at `place`."""
         return (*place[:-3], place[-2])
 
     def shape_in_result(self, at: tuple[int, ...]) -> tuple[int, ...]:
-        """That of a chunk of such a result."""
+        """Return the shape of such a chunk."""
         return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
 
     def as_given(self, array: Any) -> Any:
-        """A result without a head axis that the call did not have."""
+        """Return a result without the head axis, if 2-D arrays got one."""
         return array[0] if self.is_flat else array
 
     def rows(self) -> Iterator[tuple[Place, list[Place]]]:
-        """Each block of queries, as if it met the first keys, with all that it does meet."""
+        """Yield each block of queries (with key block 0), and all blocks of keys that it meets."""
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
         for *row, i in product(*(range(len(self.pieces[axis])) for axis in (*lead, -2))):
@@ -176,13 +176,13 @@ class Blocks:
                 yield (*here, 0), [(*here, j) for j in seen]
 
     def shape(self, operand: str, place: Place) -> tuple[int, ...]:
-        """That of the chunk of an operand which the block at `place` reads."""
+        """Return the shape of the chunk of an operand that the block at `place` reads."""
         array = self.operands[operand].array
         index = self.operands[operand].chunk(place)
         return tuple(pieces[n] for pieces, n in zip(array.chunks, index, strict=True))
 
     def rules(self, place: Place) -> Rules:
-        """What the block at `place` was asked."""
+        """Return the rules of the block at `place`."""
         call, rows = self.call, self._rows_at(place[:-4])
         i, j = (_starts(self.pieces[axis])[place[axis]] for axis in (-2, -1))
         length, keys = (self.pieces[axis][place[axis]] for axis in (-2, -1))
@@ -202,16 +202,15 @@ class Blocks:
         )
 
     def inputs(self, place: Place, *names: str) -> dict[str, Any]:
-        """What a task reads of the named operands, as far as they were given."""
-        given = [name for name in names if name in self.operands]
-        return {name: self.operands[name].ref(place) for name in given}
+        """Return references to the chunks of those named operands that the call has."""
+        return {name: self.operands[name].ref(place) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
         starts = [_starts(pieces) for pieces in self.pieces[: len(row)]]
         return tuple(slice(at[n], at[n + 1]) for at, n in zip(starts, row, strict=True))
 
     def _keys_seen(self, row: tuple[int, ...], queries: slice) -> tuple[int, int]:
-        """The first key that any of these queries may see, and the one after the last."""
+        """Return the range of keys that these queries may see."""
         call, plan = self.call, self.call.plan
         lead = plan.lead or (1,)
         query_lengths, key_lengths = (
@@ -235,43 +234,43 @@ class Blocks:
 def cut(
     call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Mapping[str, Any]
 ) -> Blocks:
-    """Check a call about dask arrays, by shapes and types alone, and cut it where they are cut."""
+    """Check a call on dask arrays by shapes and types alone, and cut it at their chunks."""
     names = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     names |= {name: options.get(name) for name in ("bias", *PER_HEAD)}
-    given = {name: _as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
+    arrays = {name: _as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
     for name in PER_ROW:
         if _is_dask(options.get(name)):
             raise TypeError(
-                f"{call}: {name} is a dask array, and which blocks are hidden is decided before "
-                f"anything is computed: give its numbers, {name}.compute()"
+                f"{call}: {name} is a dask array, and masked blocks are found before anything is "
+                f"computed: give its numbers, {name}.compute()"
             )
-    # a mask in memory is read as it is, so that one of nothing but 0 and 1 draws its warning
+    # a mask in memory stays, so that `check_call` can warn of a float mask of 0 and 1
     stand_ins = {
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
-        for name, array in given.items()
+        for name, array in arrays.items()
     }
     checked = check_call(call=call, **dict(options) | stand_ins)
-    is_flat = given["query"].ndim == 2
+    is_flat = arrays["query"].ndim == 2
     if is_flat:
-        given |= {name: given[name][None] for name in ("query", "key", "value")}
-    return _cut(checked, given, is_flat)
+        arrays |= {name: arrays[name][None] for name in ("query", "key", "value")}
+    return _cut(checked, arrays, is_flat)
 
 
 def _as_dask(x: Any, *, call: str, name: str) -> Any:
-    """`x` as a dask array: what is in memory already as one of a single chunk."""
+    """Return `x` as a dask array; an array in memory becomes one chunk."""
     if not _is_dask(x):
         array = as_array(x, call=call, name=name)
         return need("dask.array", "scale").from_array(array, chunks=-1)
     if any(map(math.isnan, x.shape)):
         raise ValueError(
-            f"{call}: {name} has shape {x.shape}, some sizes of which are not known yet: "
+            f"{call}: {name} has shape {x.shape}, whose sizes are not all known yet: "
             f"call {name}.compute_chunk_sizes() first"
         )
     return x
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """A dask array cut along `axes` as the blocks are; what is repeated, or None, stays whole."""
+    """Cut a dask array along `axes` as the blocks are; other and repeated axes stay uncut."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -279,10 +278,10 @@ def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]
     return Operand(array.rechunk(chunks), axes)
 
 
-def _cut(call: Call, given: dict[str, Any], is_flat: bool) -> Blocks:
-    """Blocks are as small as the chunks of query, key and value say; the others follow them."""
+def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
+    """Cut at every chunk of query, key and value; other arrays get the same chunks."""
     plan = call.plan
-    query, key, value = (given[name] for name in ("query", "key", "value"))
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
     front = len(plan.lead)
     lead = []
     for axis, size in enumerate(plan.lead):
@@ -300,11 +299,11 @@ def _cut(call: Call, given: dict[str, Any], is_flat: bool) -> Blocks:
         "attn_mask": (*range(front), h, i, j),
         "bias": (*range(front), h, i, j),
         "alibi_slopes": (h,),
-        "sinks": (h, None)[: given["sinks"].ndim if "sinks" in given else 0],
+        "sinks": (h, None)[: arrays["sinks"].ndim if "sinks" in arrays else 0],
     }
     operands = {
         name: _fitted(x, axes[name][len(axes[name]) - x.ndim :], pieces)
-        for name, x in given.items()
+        for name, x in arrays.items()
     }
     names = {name: operand.array.name for name, operand in operands.items()}
     token = need("dask.base", "scale").tokenize(names, call[8:], pieces)
@@ -312,7 +311,7 @@ def _cut(call: Call, given: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Pieces of heads that are whole groups, or parts of one; of key heads; and who reads which."""
+    """Return pieces of heads (whole groups, or parts of one) and of key heads, and their pairs."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
@@ -327,12 +326,12 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Cut wherever one of them is cut."""
+    """Return the pieces between all cuts of some pieces."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 
 def _starts(pieces: Pieces) -> list[int]:
-    """Where each piece begins, and where the last one ends."""
+    """Return where each piece begins, and where the last one ends."""
     return [0, *accumulate(pieces)]
 
 
@@ -341,12 +340,12 @@ def _sizes(starts: list[int]) -> Pieces:
 
 
 def _stand_in(array: Any) -> Array:
-    """An array's shape and type in little memory: one number, neither 0 nor 1."""
+    """Return an array of the same shape and type in little memory: one number, not 0 or 1."""
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 
 def _aligned(x: Any) -> Any:
-    """An array as the kernel reads it: what came over a network may begin at any byte."""
+    """Align an array for the kernel: data from a network may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 
 

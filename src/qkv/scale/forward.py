@@ -164,15 +164,15 @@ def _tidy(out: Array, lse: Array, rest: Array) -> Part:
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 
 
-def joined(one: Part, other: Part) -> Part:
+def joined(part: Part, other: Part) -> Part:
     """Join two parts over different keys."""
-    if one.rest is other.rest is None:
-        return Part(*merge_attention(one.out, one.lse, other.out, other.lse), None)
+    if part.rest is other.rest is None:
+        return Part(*merge_attention(part.out, part.lse, other.out, other.lse), None)
     with np.errstate(all="ignore"):
-        top = np.maximum(one.lse, other.lse)
+        top = np.maximum(part.lse, other.lse)
         top = np.where(np.isneginf(top), 0, top)
-        a, b = (x.lse - top + (0 if x.rest is None else x.rest) for x in (one, other))
-    out, rest = merge_attention(one.out, a, other.out, b)
+        a, b = (x.lse - top + (0 if x.rest is None else x.rest) for x in (part, other))
+    out, rest = merge_attention(part.out, a, other.out, b)
     return _tidy(out, top, rest)
 
 

@@ -1,4 +1,4 @@
-"""The folder of vectors: its manifest, who writes to it, and files that are whole or not there."""
+"""The folder of vectors: its manifest, its lock, and files that are written completely."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qkv.arrays import is_whole_number, shown
 from qkv.extras import need
 from qkv.files import replacing
 from qkv.models.files.read import first_line
 
-MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # which readers of Parquet folders pass over
+MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders skip these names
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
-_LEFT = re.compile(r"\.qkv-.*\.part")  # of a process that was killed
+_LEFT = re.compile(r"\.qkv-.*\.part")  # left by a killed process
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
-BEAT, DEAD = 10.0, 60.0  # seconds between two signs of life, and without one
+BEAT, DEAD = 10.0, 60.0  # seconds between two signs of life; after the last one
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that fsspec opens, or a local one."""
+    """A local folder, or a folder that fsspec opens."""
 
     path: str
 
     @property
     def is_local(self) -> bool:
-        """Whether the system's own calls reach it."""
+        """Whether the folder is on this machine."""
         return "://" not in self.path
 
     @property
     def _there(self) -> tuple[Any, str]:
-        found: tuple[Any, str] = need("fsspec", "scale").core.url_to_fs(self.path)
-        return found
+        """The file system, and the path in it."""
+        return cast("tuple[Any, str]", need("fsspec", "scale").core.url_to_fs(self.path))
 
     def place(self, name: str) -> str:
-        """Where a file of it is."""
+        """Return the path of a file in the folder."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def make(self) -> None:
-        """Make it where it is not there."""
+        """Make the folder if it does not exist."""
         files, path = self._there
         files.makedirs(path, exist_ok=True)
 
     def names(self) -> dict[str, int]:
-        """Its files, and their sizes."""
+        """Return the files by name, with their sizes."""
         files, path = self._there
         if not files.exists(path):
             return {}
         files.invalidate_cache()
-        found = files.ls(path, detail=True)
-        return {os.path.basename(one["name"]): int(one["size"] or 0) for one in found}
+        return {
+            os.path.basename(file["name"]): int(file["size"] or 0)
+            for file in files.ls(path, detail=True)
+        }
 
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None where there is none."""
+        """Read a file; None if it does not exist."""
         files, path = self._there
         try:
-            found: bytes = files.cat_file(f"{path.rstrip('/')}/{name}")
+            return cast("bytes", files.cat_file(f"{path.rstrip('/')}/{name}"))
         except FileNotFoundError:
             return None
-        return found
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file completely, or not at all."""
         if self.is_local:
             with replacing(self.place(name)) as file:
                 file.write(data)
@@ -87,52 +88,50 @@ class Folder:
             raise
 
     def remove(self, name: str) -> None:
-        """Take a file away."""
+        """Remove a file."""
         files, path = self._there
         with suppress(FileNotFoundError):
             files.rm_file(f"{path.rstrip('/')}/{name}")
 
     def clean(self, keep: set[str]) -> None:
-        """Take away parts of ours that are not to be kept, and what killed writers left."""
+        """Remove parts that are not in `keep`, and files that killed processes left."""
         for name in self.names():
             if _LEFT.fullmatch(name) or (PART.fullmatch(name) and name not in keep):
                 self.remove(name)
 
     def manifest(self, call: str) -> dict[str, Any] | None:
-        """What is whole; None where nothing is.
+        """Read the manifest; None if there is none.
 
         Raises:
-            ValueError: the manifest is none of ours.
+            ValueError: it cannot be read, or is not a manifest of qkv.
         """
         begin = f"{call}: {self.place(MANIFEST)} cannot be read"
         try:
             data = self.read(MANIFEST)
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise ValueError(
-                f"{begin} ({reason}): choose another folder, or take it away"
-            ) from error
+            raise ValueError(f"{begin} ({reason}): choose another folder, or remove it") from error
         if data is None:
             return None
         try:
-            found = json.loads(data)
+            manifest = json.loads(data)
         except (ValueError, RecursionError) as error:
-            said: str | None = f"it is no JSON: {first_line(error)}"
+            problem: str | None = f"it is not JSON: {first_line(error)}"
         else:
-            said = _misfit(found, _MANIFEST, "it")
-        if said is not None:
+            problem = _misfit(manifest, _MANIFEST, "it")
+        if problem is not None:
             raise ValueError(
-                f"{begin} ({said}): choose another folder, or begin anew with resume=False"
+                f"{begin} ({problem}): choose another folder, or begin anew with resume=False"
             )
-        return dict(found)
+        return dict(manifest)
 
     def is_ours(self, run: str) -> bool:
-        """Whether a run is the one that writes here: one that ended must not."""
+        """Whether a run holds the lock; only then may its workers write."""
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# What a manifest holds: an object with these entries or, where the name is "", with one for each
-# number; a list of one kind, or of one entry for each kind of a tuple; text, or a whole number.
+# The schema of a manifest. A dict is an object with these entries or, if the name is "", with such
+# an entry for each number. A list has elements of one kind, a tuple one element of each kind.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,
@@ -152,7 +151,7 @@ _MANIFEST = {
 
 
 def _misfit(value: Any, kind: Any, name: str) -> str | None:
-    """Where a value is not of its kind, in words; None where all of it is."""
+    """Say where a value does not fit its kind; None if all of it fits."""
     parts: list[tuple[Any, Any, str]] = []
     must = "an object" if isinstance(kind, dict) else "a list"
     fine = isinstance(value, dict if isinstance(kind, dict) else list)
@@ -164,20 +163,17 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
     elif kind is _TEXT:
         must, fine = "text", isinstance(value, str)
     elif fine and isinstance(kind, dict) and "" in kind:
-        must, fine = (
-            "an object with numbers for names",
-            all(_NUMBER.fullmatch(one) for one in value),
-        )
-        parts = [(one, kind[""], f"{name} {number}") for number, one in value.items()]
+        must, fine = "an object with numbers for names", all(map(_NUMBER.fullmatch, value))
+        parts = [(entry, kind[""], f"{name} {number}") for number, entry in value.items()]
     elif fine and isinstance(kind, dict):
-        missing = next((one for one in kind if one not in value), None)
+        missing = next((entry for entry in kind if entry not in value), None)
         must, fine = f"an object with {missing}", missing is None
-        parts = [(value.get(one), kind[one], one) for one in kind]
+        parts = [(value.get(entry), kind[entry], entry) for entry in kind]
     elif fine and isinstance(kind, tuple):
         must, fine = f"a list of {len(kind)}", len(value) == len(kind)
-        parts = [(one, own, name) for one, own in zip(value, kind, strict=False)]
+        parts = [(item, own, name) for item, own in zip(value, kind, strict=False)]
     elif fine:
-        parts = [(one, kind[0], name) for one in value]
+        parts = [(item, kind[0], name) for item in value]
     if not fine:
         return f"{name} is {shown(value)} and must be {must}"
     return next(filter(None, (_misfit(*part) for part in parts)), None)
@@ -185,13 +181,13 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
 
 @contextmanager
 def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
-    """Be the one run that writes to a folder.
+    """Hold the lock of a folder, to which one run at a time may write.
 
-    In a local one the lock goes with the process. Elsewhere it is a file with a sign of life every
-    `BEAT` seconds, and another run takes it over `DEAD` seconds after the last one.
+    The lock of a local folder ends with the process. Elsewhere it is a file with a sign of life
+    every `BEAT` seconds; another run may take it `DEAD` seconds after the last sign.
 
     Raises:
-        RuntimeError: another run does.
+        RuntimeError: another run holds it.
     """
     folder.make()
     busy = (

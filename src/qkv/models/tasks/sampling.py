@@ -44,8 +44,10 @@ class Sampling:
 
     def check_draws(self, seed: int | None) -> None:
         """Raise a ValueError if an option for drawing is given and no token is drawn."""
-        given = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
-        named = [f"{name} is {shown(value)}" for name, value in given.items() if value is not None]
+        options = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
+        named = [
+            f"{name} is {shown(value)}" for name, value in options.items() if value is not None
+        ]
         if named and self.temperature == 0:
             raise ValueError(
                 f"generate: {', '.join(named)} and temperature is 0, which takes the likeliest "
