@@ -88,21 +88,10 @@ def attention(
         check_flag("attention", "return_weights", return_weights)
         check_flag("attention", "return_lse", return_lse)
     call = check_call(
-        query,
-        key,
-        value,
-        attn_mask,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window=window,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        sinks=sinks,
-        scale=scale,
-        query_lengths=query_lengths,
-        key_lengths=key_lengths,
-    )
+        query, key, value, attn_mask, is_causal=is_causal, q_offset=q_offset, window=window,
+        bias=bias, alibi_slopes=alibi_slopes, softcap=softcap, sinks=sinks, scale=scale,
+        query_lengths=query_lengths, key_lengths=key_lengths,
+    )  # fmt: skip
     if out is not None:
         arrays = (query, key, value, attn_mask, bias, alibi_slopes, sinks)
         rows = (q_offset, query_lengths, key_lengths)
@@ -198,13 +187,7 @@ def _steps(call: Call) -> Steps:
         bias = (0 if bias is None else bias) - wide.slopes * distance
     with one_blas_thread():
         return formula(
-            wide.query,
-            wide.key,
-            wide.value,
-            scale=wide.scale,
-            softcap=wide.softcap,
-            bias=bias,
+            wide.query, wide.key, wide.value, scale=wide.scale, softcap=wide.softcap, bias=bias,
             mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
-            visible=wide.visibility.block((), (), i, j),
-            sinks=wide.sinks,
-        )
+            visible=wide.visibility.block((), (), i, j), sinks=wide.sinks,
+        )  # fmt: skip

@@ -172,18 +172,18 @@ def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
     return converted
 
 
-def _cells(call: str, name: str, given: Any, plan: Plan) -> Array:
+def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
     """Check a mask or a bias."""
-    array = as_array(given, call=call, name=name)
+    array = as_array(value, call=call, name=name)
     check_cells(call, name, array.shape, array.dtype, (*plan.rows, plan.keys))
     if name == "attn_mask" and array.dtype != bool:
         _warn_of_zeros_and_ones(call, array)
     return array
 
 
-def _per_head(call: str, name: str, given: Any, plan: Plan) -> Array | None:
+def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
     """Check slopes `(Hq,)` or sinks `(Hq, n)`; return None if there are none."""
-    array = as_array(given, call=call, name=name)
+    array = as_array(value, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
         array = array.reshape(plan.heads, -1 if array.size else 0)

@@ -50,8 +50,8 @@ def formula(
         visible: bool, `(..., L, S)`: which query may see which key.
         sinks: `(..., 1, n)` logits that take weight and give no value (GPT-OSS, 2025).
 
-    >>> one = np.eye(2)
-    >>> formula(one, one, one, scale=1.0).pattern.round(2)
+    >>> x = np.eye(2)
+    >>> formula(x, x, x, scale=1.0).pattern.round(2)
     array([[0.73, 0.27],
            [0.27, 0.73]])
     """

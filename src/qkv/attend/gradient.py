@@ -430,10 +430,10 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
 
 
 def _checked(
-    given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
+    value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
 ) -> Array:
     """Read an array of floats of this shape, its last axis contiguous."""
-    array = as_array(given, call=call, name=name)
+    array = as_array(value, call=call, name=name)
     if array.shape != shape:
         raise ValueError(
             f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "

@@ -61,32 +61,22 @@ def grouped(call: Call) -> Grouped:
             return None
         return plan.grouped(np.broadcast_to(array, (*plan.rows, plan.keys)))
 
+    def shaped(array: Array | None, *shape: int) -> Array | None:
+        return None if array is None else array.reshape(shape)
+
     bias, mask = cells(call.bias), cells(call.mask)
     given = mask if mask is not None and mask.dtype == bool else None
     mask = mask if given is None else None
-    per_head = (kv_heads, group, 1, -1)
-    return Grouped(
-        plan.grouped(spread(call.query, plan.heads)),
-        plan.grouped_keys(spread(call.key, kv_heads)),
-        plan.grouped_keys(spread(call.value, kv_heads)),
-        Visibility(
-            length=plan.length,
-            keys=plan.keys,
-            offset=np.full(plan.lead, call.offset, np.int64).reshape(lead),
-            left=call.left,
-            right=call.right,
-            query_lengths=None if call.query_lengths is None else call.query_lengths.reshape(lead),
-            key_lengths=None if call.key_lengths is None else call.key_lengths.reshape(lead),
-            given=given,
-            numbers=tuple(x for x in (mask, bias) if x is not None),
-        ),
-        bias,
-        mask,
-        None if call.slopes is None else call.slopes.reshape(per_head),
-        None if call.sinks is None else call.sinks.reshape(per_head),
-        call.softcap,
-        call.scale,
-    )
+    query = plan.grouped(spread(call.query, plan.heads))
+    key, value = (plan.grouped_keys(spread(x, kv_heads)) for x in (call.key, call.value))
+    visibility = Visibility(
+        plan.length, plan.keys, np.full(plan.lead, call.offset, np.int64).reshape(lead),
+        call.left, call.right, shaped(call.query_lengths, *lead), shaped(call.key_lengths, *lead),
+        given, tuple(x for x in (mask, bias) if x is not None),
+    )  # fmt: skip
+    slopes, sinks = (shaped(x, kv_heads, group, 1, -1) for x in (call.slopes, call.sinks))
+    rest = (call.softcap, call.scale)
+    return Grouped(query, key, value, visibility, bias, mask, slopes, sinks, *rest)
 
 
 def split_heads(x: Array, num_heads: int) -> Array:

@@ -81,13 +81,13 @@ def differentiate(
     wrong = np.zeros(gradients.slopes.shape[:-1], bool)
     slopes = None if rules.slopes is None else np.zeros(gradients.slopes.shape)
     sinks = None if rules.sinks is None else np.zeros(gradients.sinks.shape)
-    given = (exact, bits(_readable(grad_out)), *gradients[:3])
+    arrays = (exact, bits(_readable(grad_out)), *gradients[:3])
     sums = (slopes, sinks, wrong)
     if isinstance(call, Packed):
-        kernel.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *given, *sums))
+        kernel.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *arrays, *sums))
     else:
         bias = None if call.bias is None else gradients.bias
-        kernel.differentiate(*_arguments(chosen, call, out, lse, *given, bias, *sums))
+        kernel.differentiate(*_arguments(chosen, call, out, lse, *arrays, bias, *sums))
     if slopes is not None:
         gradients.slopes[...] = slopes
     if sinks is not None:

@@ -66,7 +66,8 @@ def plan_of(
     shapes = {"query": query, "key": key, "value": value}
     is_flat = _check_axes(call, shapes)
     q, k, v = ((1,) * is_flat + shape for shape in shapes.values())
-    heads, kv_heads = _check_heads(call, q[-3], k[-3], v[-3])
+    heads, kv_heads = q[-3], k[-3]
+    _check_heads(call, heads, kv_heads, v[-3])
     lead = _lead(call, q[:-3], k[:-3], v[:-3])
     rows = q[-2:-1] if is_flat else (*lead, *q[-3:-1])
     return Plan(
@@ -105,8 +106,8 @@ def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
     raise TypeError(f"{call}: {named}: they must share one type: convert with .astype(...)")
 
 
-def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> tuple[int, int]:
-    """Return the numbers of query heads and of key heads."""
+def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None:
+    """Raise an error unless the numbers of heads fit."""
     if kv_heads != value_heads:
         raise ValueError(
             f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
@@ -116,7 +117,6 @@ def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> tupl
             f"{call}: query has {heads} heads and key has {kv_heads}: "
             "the number of query heads must be a multiple of the key heads"
         )
-    return heads, kv_heads
 
 
 def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:

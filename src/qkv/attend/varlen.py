@@ -59,20 +59,10 @@ def varlen_attention(
     """
     check_flag("varlen_attention", "return_lse", return_lse)
     packed = check_packed(
-        query,
-        key,
-        value,
-        cu_query_lengths,
-        cu_key_lengths,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        window=window,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        scale=scale,
-        call="varlen_attention",
-    )
+        query, key, value, cu_query_lengths, cu_key_lengths, is_causal=is_causal,
+        q_offset=q_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
+        sinks=sinks, scale=scale, call="varlen_attention",
+    )  # fmt: skip
     results = answer_packed(packed, lse=return_lse)
     return results if return_lse else results[0]
 

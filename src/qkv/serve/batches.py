@@ -10,9 +10,10 @@ from qkv.arrays import Array
 from qkv.models.sentence.encoder import EmptyText, Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
-from qkv.serve.waiting import Piece, Texts, TextTurns
+from qkv.serve.waiting import QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
+_Groups = Iterable[Sequence[QueuedText]]
 # Receives a request that is done, and its error if there was one.
 Tell = Callable[[Texts, BaseException | None], None]
 
@@ -59,7 +60,7 @@ class Batches:
         self._check_tokens(tokens)
         return checked
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[QueuedText]:
         """Return the texts of the next batch, cut into tokens."""
         taken = self.waiting.take()
         uncut = [piece for piece in taken if isinstance(piece.text, str)]
@@ -73,12 +74,12 @@ class Batches:
         self.waiting.put_back(pieces[fits:])
         return pieces[:fits]
 
-    def compute(self, pieces: Sequence[Piece]) -> None:
+    def compute(self, pieces: Sequence[QueuedText]) -> None:
         """Compute texts, those of one kind of encoder together."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 
-    def _compute(self, pieces: Sequence[Piece]) -> None:
+    def _compute(self, pieces: Sequence[QueuedText]) -> None:
         """Compute texts together; after an error each alone, so that the others succeed."""
         encoder = pieces[0].request.encoder
         try:
@@ -100,7 +101,7 @@ class Batches:
             if not request.left and not request.dropped:
                 self._tell(request, None)
 
-    def _cut(self, pieces: Sequence[Piece]) -> None:
+    def _cut(self, pieces: Sequence[QueuedText]) -> None:
         """Replace texts by their ids; a text that cannot be computed ends its request."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
@@ -135,11 +136,11 @@ class Batches:
             raise _refused(f"input has more than {most:,} tokens: send it in several requests")
 
 
-def _alike(pieces: Sequence[Piece], key: Callable[[Piece], Hashable]) -> Iterable[Sequence[Piece]]:
-    """Group pieces that have the same key; each group keeps their order."""
-    groups: dict[Hashable, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(key(piece), []).append(piece)
+def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -> _Groups:
+    """Group texts that have the same key; each group keeps their order."""
+    groups: dict[Hashable, list[QueuedText]] = {}
+    for text in texts:
+        groups.setdefault(key(text), []).append(text)
     return groups.values()
 
 

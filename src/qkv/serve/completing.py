@@ -1,4 +1,4 @@
-"""What a completion is made of: checked, generated a token at a time, and given in pieces."""
+"""Completions: checked requests, generated token by token, answered in pieces."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from qkv.serve.bodies import Body, shown
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 
-TOGETHER = 64  # completions that are computed side by side, each with logits of all tokens
+TOGETHER = 64  # completions computed side by side, each with logits of all tokens
 STOP = 1000  # characters of a stop string
-LEAST = -9999.0  # the log probability of a token that cannot come, as with OpenAI
-MEASURED = 32  # bytes of a token's log probability, with its spelling, about
+LEAST = -9999.0  # the log probability of an impossible token, as with OpenAI
+MEASURED = 32  # about how many bytes a log probability and its token's spelling take
 
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class CompletionsBody(Body):
-    """What a request for completions says, in the words of OpenAI's."""
+    """The keys of a request for completions, by OpenAI's names."""
 
     call: ClassVar[str] = "completions"
     ways: ClassVar[dict[str, str]] = {
@@ -73,35 +73,33 @@ class CompletionsBody(Body):
 
     @property
     def prompts(self) -> int:
-        """How many there are."""
+        """The number of prompts."""
         several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return len(self.prompt) if several else 1
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that a completion ends before."""
+        """The strings that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with how many tokens there were."""
-        asked: bool | None = self.stream_options.get("include_usage")
-        return False if asked is None else asked
+        """Whether a stream ends with the numbers of tokens."""
+        include: bool | None = self.stream_options.get("include_usage")
+        return False if include is None else include
 
     def check(self, model: Model, settings: Settings) -> None:
-        """Refuse what this model, or this server, does not do: before a text is looked at.
+        """Refuse requests that this model or this server cannot answer, before reading texts.
 
         Raises:
             Refused: 400, with the key that does not fit.
         """
         if not model.generates:
-            raise Refused(
-                400,
+            message = (
                 f"completions: {model.name} predicts no next token: serve a decoder with its head "
-                "(architectures in its config.json says ...ForCausalLM), or ask /v1/embeddings",
-                param="model",
-                code="model_does_not_generate",
+                "(architectures in its config.json says ...ForCausalLM), or ask /v1/embeddings"
             )
+            raise Refused(400, message, param="model", code="model_does_not_generate")
         if self.best_of not in (None, self.n):
             raise self.refused("best_of", f"is {self.best_of} and n is {self.n}: give as many")
         if "" in self.stops:
@@ -109,39 +107,37 @@ class CompletionsBody(Body):
         if (longest := max(map(len, self.stops), default=0)) > STOP:
             raise self.refused("stop", f"has a text of {longest} characters: give at most {STOP}")
         if not isinstance(self.include_usage, bool):
-            said = f"has include_usage {shown(self.include_usage)}: give true or false"
-            raise self.refused("stream_options", said)
+            problem = f"has include_usage {shown(self.include_usage)}: give true or false"
+            raise self.refused("stream_options", problem)
         if self.stream_options and not self.stream:
             raise self.refused("stream_options", "is for streams: give stream true with it")
         if self.max_tokens > settings.new_tokens and "max_tokens" in self.model_fields_set:
             most = settings.new_tokens
             raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
         if self.prompts * self.n > settings.inputs:
-            times = f" and n is {self.n}" if self.n > 1 else ""
-            raise self.refused(
-                "n" if self.n > 1 else "prompt",
-                f"of {self.prompts} prompts{times}: ask for at most {settings.inputs} completions",
-            )
+            key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
+            way = f"ask for at most {settings.inputs} completions"
+            raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.continues:
-            raise self.refused(
-                "echo",
-                f"goes without logprobs: {model.name} reads a prompt and predicts none of it",
-            )
+            problem = f"goes without logprobs: {model.name} reads a prompt and predicts none of it"
+            raise self.refused("echo", problem)
 
 
 class Logprobs(BaseModel):
-    """What the model made of each token, before any temperature; lists of one entry a token."""
+    """The model's log probability of each token, before any temperature; lists by token."""
 
-    tokens: list[str] = Field(description="As they add to the text; else as the vocabulary has it.")
-    token_logprobs: list[float | None] = Field(description="In nats; null for a text's first.")
-    top_logprobs: list[dict[str, float] | None] = Field(
-        description="Of the likeliest tokens and the one that was taken."
+    tokens: list[str] = Field(description="What each adds to the text, or its own spelling.")
+    token_logprobs: list[float | None] = Field(
+        description="In nats; null for the first token of a text."
     )
-    text_offset: list[int] = Field(description="The character of `text` that each begins at.")
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="Of the likeliest tokens and the chosen token."
+    )
+    text_offset: list[int] = Field(description="The position in `text` where each token begins.")
 
 
 class Choice(BaseModel):
-    """A completion, or a piece of one."""
+    """A completion, or a piece of it."""
 
     index: int
     text: str
@@ -150,7 +146,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """How many tokens were read and written."""
+    """The numbers of tokens that were read and written."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -158,7 +154,7 @@ class Usage(BaseModel):
 
 
 class Completion:
-    """One request on its way: its prompts are cut into tokens here, whichever thread that is.
+    """One request while it is computed; its prompts are cut into tokens on the calling thread.
 
     Raises:
         Refused: 400, if a prompt does not fit.
@@ -172,8 +168,8 @@ class Completion:
                 body.prompt, usual=wanted, copies=body.n, stop=body.stops, seed=body.seed
             )[1]
         except (TypeError, ValueError) as error:
-            said = str(error).removeprefix("generate: ")
-            raise Refused(400, f"completions: {said}", param="prompt") from error
+            problem = str(error).removeprefix("generate: ")
+            raise Refused(400, f"completions: {problem}", param="prompt") from error
         total = 0
         for number, row in enumerate(self.rows):
             total += len(row.given)
@@ -185,13 +181,13 @@ class Completion:
                     f"give at most {row.max_new_tokens}",
                 )
         if total > settings.tokens:
-            said = f"has {total} tokens, each text as often as it is continued: "
-            raise body.refused("prompt", f"{said}send at most {settings.tokens}")
+            problem = f"has {total} tokens, each text as often as it is continued: "
+            raise body.refused("prompt", f"{problem}send at most {settings.tokens}")
         self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
     def _check_size(self, prompts: int) -> None:
-        """Refuse more new tokens, or a larger answer, than one request may ask for.
+        """Refuse requests for too many new tokens or too large an answer.
 
         Raises:
             Refused: 400 or 413.
@@ -199,36 +195,33 @@ class Completion:
         body, settings = self._body, self._settings
         new = sum(row.max_new_tokens for row in self.rows)
         if new > settings.tokens:
-            raise body.refused(
-                "max_tokens",
-                f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions, {new:,} new "
-                f"tokens: ask for at most {settings.tokens:,}",
-            )
+            each = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
+            problem = f"{each}, {new:,} new tokens: ask for at most {settings.tokens:,}"
+            raise body.refused("max_tokens", problem)
         size = sum(len(row.prompt) for row in self.rows) * body.echo
         if body.logprobs is not None:
             size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
         if size > settings.answer:
-            raise Refused(
-                413,
+            message = (
                 f"completions: the answer would have about {size:,} bytes, and this server allows "
-                f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions",
-                code="answer_too_large",
+                f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions"
             )
+            raise Refused(413, message, code="answer_too_large")
 
     @property
     def size(self) -> int:
-        """About how many tokens are in memory while this is computed."""
+        """About how many tokens are in memory during the computation."""
         return max(_tokens(rows) for rows in self._groups())
 
     @property
     def usage(self) -> Usage:
-        """How many tokens were read and written, so far."""
+        """The numbers of tokens that were read and written so far."""
         read = sum(len(row.given) for row in self.rows[:: self._body.n])
         written = sum(len(row.ids) for row in self.rows)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def pieces(self) -> Iterator[list[Choice]]:
-        """Generate: after each token, what there is to tell of the completions.
+        """Generate, and yield the new pieces of the completions after each token.
 
         Called again, it continues where the last iterator was closed.
         """
@@ -236,15 +229,15 @@ class Completion:
         for rows in self._groups():
             writers = self._writers[begin : begin + len(rows)]
             for new in self._steps(rows, writers):
-                told = [
-                    writer.told(begin + number, new.get(number, ""))
+                choices = (
+                    writer.piece(begin + number, new.get(number, ""))
                     for number, writer in enumerate(writers)
-                ]
-                yield [choice for choice in told if choice is not None]
+                )
+                yield [choice for choice in choices if choice is not None]
             begin += len(rows)
 
     def _steps(self, rows: Sequence[Row], writers: Sequence[_Writer]) -> Iterator[dict[int, str]]:
-        """After each token of rows that are computed side by side, the new text of each."""
+        """Yield the new text of each row after each token; rows are computed side by side."""
         if all(writer.done for writer in writers):
             return
         body = self._body
@@ -265,12 +258,12 @@ class Completion:
                 for step in steps:
                     yield {left[number]: text for number, text in step}
             except FloatingPointError as error:
-                said = str(error).removeprefix("generate: ")
-                raise Refused(500, f"completions: {said}") from error
+                problem = str(error).removeprefix("generate: ")
+                raise Refused(500, f"completions: {problem}") from error
         yield {}
 
     def _groups(self) -> Iterator[list[Row]]:
-        """Rows that are computed side by side."""
+        """Yield groups of rows that are computed side by side."""
         group: list[Row] = []
         for row in self.rows:
             full = len(group) == TOGETHER or _tokens([*group, row]) > self._settings.batch_tokens
@@ -282,19 +275,19 @@ class Completion:
 
 
 def _tokens(rows: Sequence[Row]) -> int:
-    """How many tokens rows have side by side, padding and new ones included."""
+    """Return the number of tokens of rows side by side, padding and new tokens included."""
     return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
 
 
 @dataclass
 class _Writer:
-    """What a client has been told of one row."""
+    """Writes one row in pieces, and keeps what its client has received."""
 
     model: Model
     row: Row
     body: CompletionsBody
     echoed: int = 0  # characters
-    tokens: int = 0  # how many of the new ones were told
+    tokens: int = 0  # how many new tokens were sent
     done: bool = False
     held: str = ""
     echoing: bool = field(init=False)
@@ -305,45 +298,46 @@ class _Writer:
         self.names = Spelling(spelled(self.model.tokenizer), before)
         self.echoing = self.body.echo
 
-    def told(self, index: int, text: str) -> Choice | None:
-        """The next piece, if there is one."""
+    def piece(self, index: int, text: str) -> Choice | None:
+        """Return the next piece, if there is any."""
         row, with_logs = self.row, self.body.logprobs is not None
-        text, found = self.held + text, _empty()
+        text, logs = self.held + text, _empty()
         if self.echoing:
             if with_logs and not row.is_measured:
                 self.held = text
                 return None
             self.echoing = False
             if with_logs:
-                self._tell_prompt(found)
+                self._write_prompt(logs)
             text, self.echoed = row.prompt + text, len(row.prompt)
         self.held = ""
         ends = row.finish_reason is not None and not self.done
-        if not text and not ends and not found.tokens:
+        if not text and not ends and not logs.tokens:
             return None
         if with_logs:
-            self._tell_new(found, whole=ends)
+            self._write_new(logs, whole=ends)
         reason = _REASONS[row.finish_reason] if ends and row.finish_reason else None
         self.done = self.done or ends
         return Choice.model_construct(
-            index=index, text=text, logprobs=found if with_logs else None, finish_reason=reason
+            index=index, text=text, logprobs=logs if with_logs else None, finish_reason=reason
         )
 
-    def _tell_prompt(self, found: Logprobs) -> None:
-        """The prompt's tokens, of which nothing predicts the first."""
+    def _write_prompt(self, logs: Logprobs) -> None:
+        """Add the prompt's tokens; nothing predicts the first."""
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
-        for token, one in zip(row.given.ids.tolist(), [None, *row.measured_prompt], strict=True):
-            self._tell(found, names, token, one)
+        measured = [None, *row.measured_prompt]
+        for token, probabilities in zip(row.given.ids.tolist(), measured, strict=True):
+            self._write(logs, names, token, probabilities)
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # the tokenizer does not give back what it was given
+        if text != row.prompt:  # the tokenizer changes the text
             starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
-        found.text_offset += [min(start, len(row.prompt)) for start in starts]
+        logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
-    def _tell_new(self, found: Logprobs, *, whole: bool) -> None:
-        """The new tokens that begin in what was told of the text; at its end all of them."""
+    def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
+        """Add the new tokens that begin in the text sent so far; at its end all of them."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -352,22 +346,27 @@ class _Writer:
             if starts[number] >= size and not whole:
                 return
             token = row.ids[number]
-            self._tell(found, self.names, token, row.measured[number])
+            self._write(logs, self.names, token, row.measured[number])
             self.names.add(token)
-            found.text_offset.append(self.echoed + min(starts[number], size))
+            logs.text_offset.append(self.echoed + min(starts[number], size))
             self.tokens += 1
 
-    def _tell(self, found: Logprobs, names: Spelling, token: int, one: Measured | None) -> None:
-        """One token and what the model made of it."""
-        found.tokens.append(self._name(names, token))
-        found.token_logprobs.append(None if one is None else max(one.log_probability, LEAST))
-        top: dict[str, float] = {}
-        for other, log in [] if one is None else [*one.top, (token, one.log_probability)]:
-            top.setdefault(self._name(names, other), max(log, LEAST))
-        found.top_logprobs.append(None if one is None else top)
+    def _write(
+        self, logs: Logprobs, names: Spelling, token: int, measured: Measured | None
+    ) -> None:
+        """Add one token and its probabilities."""
+        logs.tokens.append(self._name(names, token))
+        top: dict[str, float] | None = None
+        if measured is not None:
+            top = {}
+            for other, log in [*measured.top, (token, measured.log_probability)]:
+                top.setdefault(self._name(names, other), max(log, LEAST))
+        own = None if measured is None else max(measured.log_probability, LEAST)
+        logs.token_logprobs.append(own)
+        logs.top_logprobs.append(top)
 
     def _name(self, names: Spelling, token: int) -> str:
-        """What a token adds to the text; as the vocabulary has it where that is nothing whole."""
+        """Return the text that a token adds, or its spelling in the vocabulary."""
         tokenizer = self.model.tokenizer
         known = None if tokenizer is None else tokenizer.token(token)
         return names.named(token) or known or f"token_id:{token}"
@@ -378,7 +377,7 @@ def _empty() -> Logprobs:
 
 
 def joined(pieces: Sequence[Choice]) -> Choice:
-    """The whole completion that these are pieces of."""
+    """Join the pieces of a completion."""
     logs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     whole = _empty()
     for part in logs:

@@ -1,4 +1,4 @@
-"""What the edits of a request come to, and how much memory they need."""
+"""The edits of a request for a trace, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from qkv.models.run.edit import EditedRun
 from qkv.text import Tokenized
 from qkv.trace.activations import activation, parse
 
-COPIES = 6  # of an array of all weights of a layer, while a function changes it
+COPIES = 6  # copies of a layer's weights in memory while an edit changes them
 
 
 @dataclass(frozen=True)
 class Changes:
-    """A text, and what its run does differently.
+    """A text, and the edits of its run.
 
     Attributes:
-        text: the tokens, once some are swapped.
+        text: the tokens, after swaps.
         records: the edits, as `trace` takes them.
-        run: what they come to in this model.
+        run: the edits fitted to the model.
     """
 
     text: Tokenized
@@ -31,29 +31,29 @@ class Changes:
 
     @property
     def weights(self) -> list[str]:
-        """The scores and weights of layers that are changed as a whole."""
+        """The scores and weights that edits change for a whole layer."""
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
-        """About how many bytes the masks take, and the arrays that functions change at once."""
-        tokens, hidden = len(self.text), self.run.masked
+        """Estimate the bytes of the masks, and of the arrays that edits change at once."""
+        tokens, masked = len(self.text), self.run.masked
         heads = [layer.attn.num_heads for layer in model.layers]
-        per_head = {one.layer for one in hidden if one.head is not None}
-        layers = {one.layer for one in hidden if one.layer is not None}
-        has_edges = any(one.query is not None or one.key is None for one in hidden)
-        masks = tokens * (tokens if has_edges else 1) * bool(hidden)  # of all other layers
+        per_head = {mask.layer for mask in masked if mask.head is not None}
+        layers = {mask.layer for mask in masked if mask.layer is not None}
+        has_edges = any(mask.query is not None or mask.key is None for mask in masked)
+        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # of all other layers
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
         return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize
 
 
 def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes:
-    """What records of edits come to for a text; nothing is changed in what is given.
+    """Fit records of edits to a model and a text, without changing them.
 
     Raises:
-        TypeError: one is no object.
-        ValueError: its op, place, layer, head, number or word is not there; the message says which
-            record it is and what would fit.
+        TypeError: a record is no object.
+        ValueError: its op, position, layer, head, number or word does not exist; the message says
+            which record it is and what would fit.
 
     >>> import qkv
     >>> model = qkv.load("random")

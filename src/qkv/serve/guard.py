@@ -12,17 +12,14 @@ import traceback
 from asyncio import CancelledError
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serve.errors import Refused, failed
 from qkv.serve.settings import Settings
 from qkv.visible import visible
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEALTH = frozenset({"/healthz", "/readyz"})  # for programs that know neither name nor key
 # pages that a browser opens without a key; they contain no secret
@@ -153,19 +150,13 @@ class Guard:
             return
         host = values.get(b"host", b"").decode("latin-1")
         if not self.knows(host):
-            raise Refused(
-                403,
-                f"this server does not go by the name {host[:80]!r}: "
-                "start it with --allow-host to let it",
-                code="host_not_allowed",
-            )
+            problem = f"this server does not go by the name {host[:80]!r}"
+            message = f"{problem}: start it with --allow-host to let it"
+            raise Refused(403, message, code="host_not_allowed")
         origin = values.get(b"origin")
         if origin is not None and not same_place(origin.decode("latin-1"), host):
-            raise Refused(
-                403,
-                "the page that asks comes from somewhere else than this server",
-                code="origin_not_allowed",
-            )
+            message = "the page that asks comes from somewhere else than this server"
+            raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
         if path.startswith(_FILES) and path not in ASSETS:  # no other file is read
@@ -195,12 +186,9 @@ class Guard:
             )
 
     def _too_large(self) -> Refused:
-        return Refused(
-            413,
-            f"the body is larger than the {self._settings.body} bytes that one request may have: "
-            "send several",
-            code="body_too_large",
-        )
+        most = f"the {self._settings.body} bytes that one request may have"
+        message = f"the body is larger than {most}: send several"
+        return Refused(413, message, code="body_too_large")
 
 
 @lru_cache(16)  # a client sends the same host each time

@@ -82,7 +82,8 @@ class _Requests(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         while data and not self.transport.is_closing():
             data = self._parse(data)
-        if self._head > self.settings.head and self._arriving and not self.transport.is_closing():
+        is_arriving = self._late is not None and not self.transport.is_closing()
+        if is_arriving and self._head > self.settings.head:
             message = f"the head of the request has more than {self.settings.head} bytes: send less"
             self._refuse(Refused(431, message, code="head_too_large"))
 
@@ -207,11 +208,6 @@ class _Requests(HttpToolsProtocol):
             cycle is not None and not cycle.more_body and not cycle.response_complete
             for cycle in (self._current, self.cycle)
         )
-
-    @property
-    def _arriving(self) -> bool:
-        """Whether a request's time limit runs."""
-        return self._late is not None
 
     def _begin(self) -> None:
         if self._late is None:

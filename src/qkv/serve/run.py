@@ -1,4 +1,4 @@
-"""The server's process: it listens, says where, and ends when it is told to."""
+"""The server's process: it listens, reports its address, and ends on a signal."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from qkv.serve.settings import Settings
 from qkv.signals import answering
 from qkv.visible import visible
 
-KEEP_ALIVE = 60  # seconds that a connection may stand idle between two requests
-GRACE = 60  # seconds that what was accepted has to be finished in
+KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
+GRACE = 60  # seconds in which accepted requests have to be finished
 
 
 def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve a model until a signal ends it; a second signal ends it at once.
 
     Args:
-        model: what is served.
-        settings: where, for whom, and how much.
-        ready: is told the address once requests are taken.
+        model: the model to serve.
+        settings: the address and the limits.
+        ready: receives the address when the server takes requests.
 
     Raises:
-        OSError: the address cannot be listened at.
+        OSError: the server cannot listen at the address.
     """
     with listening(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -60,24 +60,24 @@ def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound to an address, or an error that names it."""
+    """Return a socket bound to an address, or raise an error that names the address."""
     with ExitStack() as stack:
         try:
-            kind, _, _, _, place = socket.getaddrinfo(
+            kind, _, _, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            found = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(place)
-            found.listen(2048)
+            listener = stack.enter_context(socket.socket(kind, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
         except OSError as error:
             where = f"{host}:{port}"
             raise OSError(error.errno, f"cannot listen there: {error.strerror}", where) from error
-        yield found
+        yield listener
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which says when it takes requests, and ends with 0 when it is told to end."""
+    """uvicorn's server, which reports when it takes requests, and exits with 0 on a signal."""
 
     def __init__(self, config: uvicorn.Config, guard: Guard, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -89,25 +89,24 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take in the connections that the system has accepted for us, then end as uvicorn does.
+        """Take the connections that the system has accepted, then end as uvicorn does.
 
-        They would be reset with the listener, whatever was sent on them.
+        Closing the listener would reset them with their requests.
         """
         copies = [listener.dup() for listener in sockets or []]  # which keep it open
         for server in self.servers:
             server.close()
         for listener in sockets or []:
             listener.close()
-        for waiting in [one for copy in copies for one in _last_of(copy)]:
+        for waiting in [connection for copy in copies for connection in _last_of(copy)]:
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, waiting)
         await super().shutdown(sockets)
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _protocol(self) -> Any:
         kind: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = kind(
+        return kind(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return protocol
 
     @contextmanager
     def capture_signals(self) -> Any:
@@ -120,17 +119,17 @@ class _Server(uvicorn.Server):
 
 
 def _last_of(listener: socket.socket) -> list[socket.socket]:
-    """The connections that wait to be accepted; the listener is closed behind the last."""
-    found = []
+    """Accept the connections that still wait, then close the listener."""
+    connections = []
     listener.setblocking(False)
-    with listener, suppress(OSError):  # there is no more
+    with listener, suppress(OSError):  # no more connections
         while True:
-            found.append(listener.accept()[0])
-    return found
+            connections.append(listener.accept()[0])
+    return connections
 
 
 def _log_to(stream: Any) -> None:
-    """What the server has to say of itself, a line each."""
+    """Write each log message of the server as one line."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_OneLine())
     for name in ("qkv.serve", "uvicorn.error"):
@@ -139,7 +138,7 @@ def _log_to(stream: Any) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """No traceback, and nothing that a terminal or a log would obey."""
+    """Messages without traceback and control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"qkv serve: {record.getMessage().strip()}"

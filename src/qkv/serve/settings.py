@@ -1,4 +1,4 @@
-"""What the server allows: sizes, numbers, seconds, and who may ask."""
+"""The limits of a server: sizes, numbers, seconds, hosts and the key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Settings:
     """The limits of one server.
 
     Attributes:
-        host: the address that it listens at.
-        port: and the port; 0 for any that is free.
+        host: the address that the server listens at.
+        port: the port; 0 for any free port.
         allowed_hosts: names, beside those of this machine, that a request's Host may have.
-        key: what a request has to bring as `Authorization: Bearer ...`; None for nothing.
+        key: the key that requests send as `Authorization: Bearer ...`; None if they need none.
         connections: the most connections that are open at once.
         head: the most bytes of a request's line and headers.
         body: the most bytes of a request's body.
@@ -21,15 +21,15 @@ class Settings:
         inputs: the most texts of one request.
         tokens: the most tokens of one request, after each text was cut as in `encode`.
         edits: the most edits of a trace.
-        sources: the most other texts that these take activations from; each is run.
+        sources: the most other texts that these edits take activations from; each is run.
         new_tokens: the most tokens that one completion may ask for.
-        answer: the most bytes of a trace that is sent.
+        answer: the most bytes of an answer.
         waiting: the most requests that wait to be computed.
         batch_tokens: about how many tokens are computed at once.
-        streams: of how many streams a piece is computed between two batches.
+        streams: how many streams compute a piece between two batches.
         stream_tokens: about how many tokens of streams are kept in memory at once; other streams
             are computed again from their tokens when their turn comes.
-        gather: the seconds that a request may wait for others, where others wait too.
+        gather: the seconds that a request may wait for others, if others wait too.
         half_sent: the seconds that a request may take to arrive.
         unread: the seconds that a client may leave an answer unread.
     """

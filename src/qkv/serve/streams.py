@@ -1,26 +1,27 @@
-"""Iterators that are computed a piece at a time, in turn with everything else."""
+"""Streams: iterators computed piece by piece, in turn with all other requests."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
-AHEAD = 16  # pieces that are computed before somebody has read them
-QUANTUM = 64  # pieces that an open stream gives before it may be closed to make room for another
+AHEAD = 16  # pieces that are computed before the client reads them
+QUANTUM = 64  # pieces of an open stream after which another may take its memory
 
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Request):
-    """An iterator, and the pieces of it that were computed and not read yet.
+    """An iterator, and its pieces that were computed and not read yet.
 
     Attributes:
-        begin: makes the iterator; when it is called again, the new one continues where the last
-            one was closed.
+        begin: makes the iterator; called again, it makes one that continues where the last one was
+            closed.
         size: about how many tokens the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
         given: how many pieces were computed.
@@ -37,11 +38,11 @@ class Stream(Request):
     _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """One more piece, END, or why there is none."""
+        """Receive one more piece, END or an error."""
         self._told.put_nowait((value, error))
 
     async def read(self) -> Any:
-        """The next piece, or END."""
+        """Return the next piece, or END."""
         value, error = await self._told.get()
         self.taken += 1
         if error is not None:
@@ -50,16 +51,16 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader has to read before more is computed."""
+        """Whether the client has to read before more pieces are computed."""
         return self.given - self.taken >= AHEAD
 
     @property
     def is_read(self) -> bool:
-        """Whether the reader has read so much that a full stream goes on."""
+        """Whether the client has read enough for a full stream to continue."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
-        """The next piece, END, or the error: computed here."""
+        """Compute and return the next piece, END or the error."""
         try:
             if self.pieces is None:
                 self.pieces = iter(self.begin())
@@ -71,23 +72,21 @@ class Stream(Request):
         return value, error
 
     def close(self) -> None:
-        """Close the iterator where it stands, and free its memory."""
+        """Close the iterator, and free its memory."""
         close = getattr(self.pieces, "close", None)
         self.pieces, self.turns = None, 0
         if close is not None:
-            try:
+            with suppress(BaseException):  # nobody waits for the error
                 close()
-            except BaseException:  # nobody is there to be told
-                return
 
 
 class Streams:
-    """Streams that have turns: a few pieces a turn, of one stream of each connection after another.
+    """Streams that take turns: a few pieces a turn, from one stream of each connection in turn.
 
-    A stream that waits for its reader has no turn until the reader reads on. A stream is open while
-    its iterator is kept in memory. Where all that is open would take more than `tokens`, a stream
-    that waits for its reader is closed, or one that gave `QUANTUM` pieces: it is opened again when
-    its turn comes. So no number of slow readers or long streams keeps others waiting for their end.
+    A stream that waits for its client has no turn until the client reads on. A stream is open while
+    its iterator is in memory. If open streams would take more than `tokens`, a stream that waits
+    for its client is closed, or one that gave `QUANTUM` pieces: it is opened again at its next
+    turn. So slow clients and long streams never make others wait until they end.
 
     Args:
         most: how many pieces are computed in a turn.
@@ -97,31 +96,30 @@ class Streams:
     def __init__(self, most: int, tokens: int) -> None:
         self._most, self._tokens = most, tokens
         self._all: dict[Stream, None] = {}
-        self._parked: dict[Stream, None] = {}  # they wait for their readers
+        self._parked: dict[Stream, None] = {}  # they wait for their clients
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
         self._lines = [self._closed, self._due]  # they take turns too
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """Return the number of streams that have not ended."""
         return len(self._all)
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to do."""
-        if self._due or self._closed:
-            return True
-        return any(one.dropped or one.is_read for one in self._parked)
+        """Whether any stream has work to do."""
+        parked = (stream.dropped or stream.is_read for stream in self._parked)
+        return bool(self._due or self._closed) or any(parked)
 
     def add(self, stream: Stream) -> None:
-        """Begin it when its turn comes."""
+        """Add a stream, which begins at its turn."""
         self._all[stream] = None
         self._closed.add(stream)
 
     def step(self) -> Iterator[tuple[Stream, Any, BaseException | None]]:
-        """The next pieces; for each whom to tell. Streams that nobody reads are closed."""
-        for left in [one for one in self._all if one.dropped]:
+        """Yield each stream's next piece and error; close streams whose client has left."""
+        for left in [stream for stream in self._all if stream.dropped]:
             self._forget(left)
-        for ready in [one for one in self._parked if one.is_read]:
+        for ready in [stream for stream in self._parked if stream.is_read]:
             del self._parked[ready]
             self._due.add(ready)
         for stream in self._chosen():
@@ -135,14 +133,14 @@ class Streams:
             yield stream, value, error
 
     def clear(self) -> None:
-        """Close and forget all."""
+        """Close and remove all streams."""
         for stream in list(self._all):
             self._forget(stream)
         self._due.clear()
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """The streams whose turn it is, each of which is open or has room to be opened."""
+        """Return the streams whose turn it is, each open or with room to be opened."""
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()
         while lines and len(chosen) < self._most:
@@ -154,7 +152,7 @@ class Streams:
         return chosen
 
     def _next_open(self) -> Stream | None:
-        """The open stream whose turn it is."""
+        """Return the open stream whose turn it is."""
         while (stream := self._due.next()) is not None:
             if stream in self._all and stream.pieces is not None:
                 return stream
@@ -163,7 +161,7 @@ class Streams:
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
-        """The closed stream whose turn it is, if there is room for it; others wait behind it."""
+        """Return the closed stream whose turn it is, if there is room; others wait behind it."""
         while (stream := self._closed.first) is not None:
             if stream in self._all and not self._has_room(stream, chosen):
                 return None
@@ -173,24 +171,24 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Whether a stream may be opened beside the others, once some of these are closed."""
-        kept = [one for one in self._all if one.pieces is not None or one in chosen]
-        closable = [one for one in kept if one in self._parked]
+        """Make room for a stream by closing others, and return whether there is room."""
+        kept = [other for other in self._all if other.pieces is not None or other in chosen]
+        closable = [other for other in kept if other in self._parked]
         closable += sorted(
-            (one for one in kept if one.turns >= QUANTUM and one not in (*closable, *chosen)),
-            key=lambda one: -one.turns,
+            (s for s in kept if s.turns >= QUANTUM and s not in (*closable, *chosen)),
+            key=lambda other: -other.turns,
         )
-        over = sum(one.size for one in kept) + stream.size - self._tokens
+        over = sum(other.size for other in kept) + stream.size - self._tokens
         needed = []
-        for one in closable:
+        for other in closable:
             if over <= 0:
                 break
-            needed.append(one)
-            over -= one.size
+            needed.append(other)
+            over -= other.size
         if over > 0 and len(needed) < len(kept):
             return False
-        for one in needed:
-            one.close()
+        for other in needed:
+            other.close()
         return True
 
     def _forget(self, stream: Stream) -> None:

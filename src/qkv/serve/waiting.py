@@ -1,4 +1,4 @@
-"""What waits to be computed: requests of connections in turn, and texts of many for a batch."""
+"""The queue: requests of connections in turn, and texts of many requests for a batch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from qkv.arrays import Array
 from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encoder import Encoder
 
-LETTERS = 4  # of a text that a token is thought to have, before it is known
-CUTTING = 16  # tokens that are found in a text in the time in which one is computed, about
+LETTERS = 4  # the assumed length of a token, before a text is cut
+CUTTING = 16  # about how many tokens are cut in the time that computes one
 
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """Something to compute that somebody waits for.
+    """A request that waits for its answer.
 
     Attributes:
-        connection: whose it is: connections have turns.
-        loop: where somebody waits.
-        dropped: whether nobody waits for it any longer.
+        connection: the connection it came from; connections take turns.
+        loop: the event loop that waits for the answer.
+        dropped: whether nobody waits for the answer any longer.
     """
 
     connection: Hashable
@@ -35,11 +35,11 @@ class Request:
     dropped: bool = False
 
     def drop(self) -> None:
-        """Nobody waits for it any longer: what is not computed yet will not be."""
+        """Cancel the rest of the computation: nobody waits any longer."""
         self.dropped = True
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """What was computed, or why it was not: called on the event loop."""
+        """Receive the result, or the error, on the event loop."""
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ class Single(Request):
     """A request that has one answer.
 
     Attributes:
-        answer: what somebody waits for.
+        answer: the future answer.
     """
 
     answer: asyncio.Future[Any] = field(init=False)
@@ -57,7 +57,7 @@ class Single(Request):
         self.answer = self.loop.create_future()
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """The answer, if anybody waits for it."""
+        """Set the answer, unless the client has left."""
         if self.answer.done():
             return
         if error is None:
@@ -67,26 +67,26 @@ class Single(Request):
 
 
 @dataclass(eq=False, kw_only=True)
-class Call(Single):
-    """A function that is to have the model to itself."""
+class Task(Single):
+    """A function that needs the model to itself."""
 
     function: Callable[[], Any]
 
 
 @dataclass(eq=False, kw_only=True)
 class Texts(Single):
-    """Texts to be made vectors of.
+    """A request for the vectors of texts.
 
     Attributes:
-        texts: those that are not computed yet, each with its number; or the ids (T,) of one.
-        encoder: computes them.
+        texts: the texts, or their ids (T,), that are not computed yet, each with its number.
+        encoder: the encoder that computes the vectors.
         dimensions: how many numbers of each vector are wanted, None for all.
         whole: whether a text that would be cut is refused.
-        tokens: how many tokens each text has, as far as that is known.
-        total: how many all of these have.
-        vectors: of the texts that are computed, (n, width).
+        tokens: the number of tokens of each text, 0 before it is cut.
+        total: the sum of these numbers.
+        vectors: the computed vectors, (n, width).
         left: how many texts are not computed yet.
-        arrived: when it came, in seconds of `time.monotonic`.
+        arrived: the time of arrival, in seconds of `time.monotonic`.
     """
 
     texts: deque[tuple[int, str | Array]]
@@ -106,30 +106,27 @@ class Texts(Single):
         self.total = sum(self.tokens)
 
     def drop(self) -> None:
-        """Nobody waits for it any longer: what is not computed yet will not be."""
+        """Cancel the rest of the computation: nobody waits any longer."""
         super().drop()
         self.texts = deque()
 
     def cut(self, number: int, ids: Array) -> None:
-        """A text is cut into tokens."""
+        """Count the tokens of a text."""
         self.tokens[number] = len(ids)
         self.total += len(ids)
 
     def keep(self, number: int, row: Array) -> None:
-        """The vector (1, width) of a text is computed."""
+        """Store the vector (1, width) of a text."""
         self.left -= 1
         if self.dimensions is not None:
             row = to_length_one(row[:, : self.dimensions])
-        if len(self.tokens) == 1:
-            self.vectors = row
-        else:
-            if self.vectors is None:
-                self.vectors = np.empty((len(self.tokens), row.shape[1]), row.dtype)
-            self.vectors[number] = row[0]
+        if self.vectors is None:
+            self.vectors = np.empty((len(self.tokens), row.shape[1]), row.dtype)
+        self.vectors[number] = row[0]
 
 
 def plain_error(error: BaseException) -> Exception:
-    """An error as who waits can be given it: no other would end the event loop, or a future."""
+    """Return an error that a future accepts and that does not end the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -139,14 +136,14 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """Requests of several clients, each of which has its turn, and so has each of its connections.
+    """Requests of several clients, which take turns, as the connections of each client do.
 
-    A connection is (client, port), or anything else of a client that has one alone.
+    A connection is (client, port), or any other value for a client with a single connection.
 
     >>> loop = asyncio.new_event_loop()
-    >>> turns = Turns[Call]()
+    >>> turns = Turns[Task]()
     >>> for connection, word in (("a", 1), "1"), (("a", 1), "2"), (("a", 2), "3"), (("b", 1), "4"):
-    ...     turns.add(Call(connection=connection, loop=loop, function=word.strip))
+    ...     turns.add(Task(connection=connection, loop=loop, function=word.strip))
     >>> [turns.next().function() for _ in range(4)]
     ['1', '4', '3', '2']
     >>> loop.close()
@@ -162,44 +159,42 @@ class Turns(Generic[Some]):
         return bool(self._clients)
 
     def __iter__(self) -> Iterator[Some]:
-        """The first request of each connection, in the order of their turns."""
-        clients = [[(one, each) for each in lines] for one, lines in self._clients.items()]
-        for place in [place for some in zip_longest(*clients) for place in some if place]:
-            client, connection = place
+        """Yield the first request of each connection, in the order of their turns."""
+        clients = [[(name, other) for other in lines] for name, lines in self._clients.items()]
+        for key in [key for turn in zip_longest(*clients) for key in turn if key]:
+            client, connection = key
             yield self._clients[client][connection][0]
 
     @property
     def first(self) -> Some | None:
-        """The one whose turn it is; None where there is none."""
-        for lines in self._clients.values():
-            for line in lines.values():
-                return line[0]
-        return None
+        """The request whose turn it is, or None."""
+        lines = (line for lines in self._clients.values() for line in lines.values())
+        return next((line[0] for line in lines), None)
 
     def add(self, request: Some) -> None:
-        """A request behind those of its connection."""
+        """Add a request behind the others of its connection."""
         self._line(request).append(request)
 
     def next(self) -> Some | None:
-        """The one whose turn it is, taken out; None where there is none."""
+        """Remove and return the request whose turn it is, or None."""
         request = self.first
         if request is not None:
             self.remove(request)
         return request
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all requests."""
         self._clients.clear()
 
     def served(self, connection: Hashable) -> None:
-        """A connection had its turn: it is the last now, and so is its client."""
+        """Move a connection, and its client, to the end after its turn."""
         client = _client(connection)
         if connection in self._clients.get(client, ()):
             self._clients[client].move_to_end(connection)
             self._clients.move_to_end(client)
 
     def remove(self, request: Some) -> None:
-        """The first of its connection is done."""
+        """Remove a request that is the first of its connection."""
         client, line = _client(request.connection), self._line(request)
         line.popleft()
         self.served(request.connection)
@@ -217,18 +212,18 @@ class Turns(Generic[Some]):
         self._clients.move_to_end(client, last=False)
 
     def _line(self, request: Some) -> deque[Some]:
-        """The requests of a connection."""
+        """Return the requests of a connection."""
         lines = self._clients.setdefault(_client(request.connection), OrderedDict())
         return lines.setdefault(request.connection, deque())
 
 
 def _client(connection: Hashable) -> Hashable:
-    """Whose connection it is."""
+    """Return the client of a connection."""
     return connection[0] if isinstance(connection, tuple) else connection
 
 
 @dataclass(eq=False)
-class Piece:
+class QueuedText:
     """One text of a request, on its way into a batch."""
 
     request: Texts
@@ -238,16 +233,15 @@ class Piece:
 
     @property
     def ids(self) -> Array:
-        """Its ids (T,), once it is cut into tokens."""
+        """The ids (T,) of a text that was cut into tokens."""
         assert isinstance(self.text, np.ndarray)
         return self.text
 
 
 class TextTurns(Turns[Texts]):
-    """Requests for vectors, of which texts are taken one of each connection in turn.
+    """Requests for vectors, whose texts are taken one of each connection in turn.
 
-    A text of more tokens than a batch has is computed alone, and behind it those that are shorter
-    come first.
+    A text with more tokens than a batch is computed alone; then shorter texts come first.
 
     Args:
         most: about how many tokens are computed at once.
@@ -261,26 +255,26 @@ class TextTurns(Turns[Texts]):
 
     @property
     def oldest(self) -> float:
-        """When the first of them came."""
+        """The time of the earliest arrival."""
         return min(request.arrived for request in self)
 
-    def take(self) -> list[Piece]:
-        """Texts for one batch, about as many as it has room for."""
+    def take(self) -> list[QueuedText]:
+        """Take about as many texts as one batch has room for."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
         self._was_long = any(piece.long for piece in pieces)
         return pieces
 
-    def put_back(self, pieces: Sequence[Piece]) -> None:
-        """What turned out to have no room: it comes first the next time."""
+    def put_back(self, pieces: Sequence[QueuedText]) -> None:
+        """Put back texts without room; they come first in the next batch."""
         for piece in reversed(pieces):
             if not piece.request.dropped:
                 piece.request.texts.appendleft((piece.number, piece.text))
                 self.back(piece.request)
 
-    def _picked(self, *, no_long: bool) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _picked(self, *, no_long: bool) -> list[QueuedText]:
+        pieces: list[QueuedText] = []
         size, before = 0, -1
         while before < len(pieces):
             before = len(pieces)
@@ -295,7 +289,7 @@ class TextTurns(Turns[Texts]):
                     continue
                 size += tokens
                 request.texts.popleft()
-                pieces.append(Piece(request, number, text, long))
+                pieces.append(QueuedText(request, number, text, long))
                 if request.texts:
                     self.served(request.connection)
                 else:
@@ -303,7 +297,7 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def _tokens(self, text: str | Array) -> int:
-        """About how many tokens a text has, or as how many it counts for the time it takes."""
+        """Estimate the tokens of a text, or the number of tokens that take as long to compute."""
         if not isinstance(text, str):
             return len(text)
         about = len(text) // LETTERS + 2

@@ -10,20 +10,18 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models import Model
+from qkv.models.sentence.encoder import Encoder
 from qkv.serve.batches import Batches
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 from qkv.serve.streams import END, Stream, Streams
-from qkv.serve.waiting import Call, Request, Single, Texts, Turns
-
-if TYPE_CHECKING:
-    from qkv.models import Model
-    from qkv.models.sentence.encoder import Encoder
+from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # seconds between two checks whether the thread has ended
@@ -69,13 +67,10 @@ class Worker:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
         self._batches = Batches(limit, settings, self._embedded)
-        self._texts, self._calls = self._batches.waiting, Turns[Call]()
+        self._texts, self._tasks = self._batches.waiting, Turns[Task]()
         self._streams = Streams(settings.streams, settings.stream_tokens)
-        self._lines: dict[type[Request], Any] = {
-            Texts: self._texts,
-            Call: self._calls,
-            Stream: self._streams,
-        }
+        self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
+        self._lines[Stream] = self._streams
         self._usual = 1  # requests of the last batch
         self._failures = 0
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
@@ -143,11 +138,8 @@ class Worker:
         encoder = self._encoder_for(prompt_name, task)
         width = encoder.width
         if dimensions is not None and not 1 <= dimensions <= width:
-            raise Refused(
-                400,
-                f"dimensions is {dimensions} and vectors have {width} numbers: give 1 to {width}",
-                param="dimensions",
-            )
+            problem = f"dimensions is {dimensions} and vectors have {width} numbers"
+            raise Refused(400, f"{problem}: give 1 to {width}", param="dimensions")
         if not len(texts):
             return Embedded(np.empty((0, dimensions or width), encoder.dtype), [])
         request = Texts(
@@ -180,7 +172,7 @@ class Worker:
         Raises:
             Refused: too many requests wait (429), or the server ends (503).
         """
-        result: Result = await self._answer_of(Call(connection=connection, function=function))
+        result: Result = await self._answer_of(Task(connection=connection, function=function))
         return result
 
     async def stream(
@@ -237,11 +229,8 @@ class Worker:
         if self._stopping:
             raise Refused(503, "the server ends: ask again", headers={"Retry-After": "1"})
         if self.waiting >= self.settings.waiting:
-            raise Refused(
-                429,
-                f"{self.waiting} requests wait and no more may: ask again in a second",
-                headers={"Retry-After": "1"},
-            )
+            message = f"{self.waiting} requests wait and no more may: ask again in a second"
+            raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
         self._asked.add(request)
         self._inbox.put(request)
@@ -274,14 +263,14 @@ class Worker:
     def _read(self) -> bool:
         """Take new requests, and wait for one if there is no work. Return False at the end."""
         while True:
-            idle = not (self._texts or self._calls or self._streams.is_due)
+            idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:
                 return False
             try:
                 self._accept(self._inbox.get(block=idle))
             except Empty:
                 break
-        if not (self._calls or self._streams):
+        if not (self._tasks or self._streams):
             self._gather()
         return True
 
@@ -307,19 +296,19 @@ class Worker:
             self._batches.compute(pieces)
             self.batches += 1
         self._tell()
-        while (call := self._calls.next()) is not None:
-            if not call.dropped:
-                self._call(call)
+        while (task := self._tasks.next()) is not None:
+            if not task.dropped:
+                self._call(task)
                 break
         self._answers += self._streams.step()
         self._tell()
 
-    def _call(self, call: Call) -> None:
+    def _call(self, task: Task) -> None:
         try:
-            self._answers.append((call, call.function(), None))
+            self._answers.append((task, task.function(), None))
         except BaseException as error:
             self._failures += 1
-            self._answers.append((call, None, error))
+            self._answers.append((task, None, error))
         self._tell()
 
     def _embedded(self, request: Texts, error: BaseException | None) -> None:

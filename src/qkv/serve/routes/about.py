@@ -1,4 +1,4 @@
-"""What is served and how it goes: models, health and numbers."""
+"""Routes about the server: its model, its health and its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter()
 
 
 class ServedModel(BaseModel):
-    """The model, as OpenAI's clients read it."""
+    """The model, in OpenAI's format."""
 
     id: str
     object: Literal["model"] = "model"
@@ -23,46 +23,43 @@ class ServedModel(BaseModel):
 
 
 class ServedModels(BaseModel):
-    """All of them: there is one."""
+    """The list of models, which has one."""
 
     object: Literal["list"] = "list"
     data: list[ServedModel]
 
 
 class Health(BaseModel):
-    """That the server is alive, or ready."""
+    """The answer of a server that is alive, or ready."""
 
     status: Literal["ok"] = "ok"
 
 
 @router.get("/v1/models", summary="The model that is served")
 async def models(request: Request) -> ServedModels:
-    """A list of one."""
+    """List the model."""
     return ServedModels(data=[ServedModel(id=request.app.state.name)])
 
 
 @router.get("/v1/models/{name:path}", summary="One model, by its name")
 async def model(name: str, request: Request) -> ServedModel:
-    """The model that is served, asked for by its name."""
+    """Return the model by its name."""
     served = request.app.state.name
     if name != served:
-        raise Refused(
-            404,
-            f"there is no model {name[:80]!r}: this server has {served}",
-            code="model_not_found",
-        )
+        message = f"there is no model {name[:80]!r}: this server has {served}"
+        raise Refused(404, message, code="model_not_found")
     return ServedModel(id=served)
 
 
 @router.get("/healthz", summary="Whether the server is alive")
 async def healthz() -> Health:
-    """It is, where this is answered."""
+    """Answer, which shows that the server is alive."""
     return Health()
 
 
 @router.get("/readyz", summary="Whether the server takes requests")
 async def readyz(request: Request) -> Health:
-    """It does once it has computed, and until it is told to end."""
+    """Answer from the first computation until the server is told to end."""
     if not request.app.state.worker.ready:
         raise Refused(503, "the server is not ready", headers={"Retry-After": "1"})
     return Health()
@@ -70,6 +67,6 @@ async def readyz(request: Request) -> Health:
 
 @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Requests by route and status, seconds, and what waits."""
+    """Count requests by route and status, their seconds, and waiting requests."""
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return Response(request.app.state.numbers.text(), media_type=kind)

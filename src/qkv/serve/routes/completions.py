@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: texts that go on, asked for and answered as by OpenAI's, for decoders."""
+"""`POST /v1/completions`: continued texts, with OpenAI's keys, for decoders."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from qkv.serve.bodies import described, read_json
 from qkv.serve.completing import Choice, Completion, CompletionsBody, Usage, joined
 from qkv.serve.errors import Refused, failed
 from qkv.serve.guard import in_one_line
-
-if TYPE_CHECKING:
-    from starlette.types import Send
 
 router = APIRouter()
 
@@ -29,7 +27,7 @@ _log = logging.getLogger("qkv.serve")
 
 
 class Completions(BaseModel):
-    """What a request for completions is answered with; a stream has one of these in each event."""
+    """The answer to a request for completions, or one event of a stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -50,12 +48,12 @@ _ANSWER = {"model": Completions, "content": {_STREAM: {"schema": _EVENT}}}
 
 
 class Events(StreamingResponse):
-    """A stream that ends what is computed for it when its client hangs up."""
+    """A stream whose computation ends when the client hangs up."""
 
     body_iterator: AsyncGenerator[bytes]
 
     async def stream_response(self, send: Send) -> None:
-        """Send all there is."""
+        """Send the whole stream."""
         async with aclosing(self.body_iterator):
             await super().stream_response(send)
 
@@ -68,28 +66,28 @@ class Events(StreamingResponse):
     openapi_extra=described(CompletionsBody, EXAMPLE),
 )
 async def completions(request: Request) -> Response:
-    """Prompts, or ids of this model's tokens, to what follows them, whole or in a stream."""
+    """Continue prompts, or ids of this model's tokens, at once or in a stream."""
     state = request.app.state
     body = CompletionsBody.read(await read_json(request))
     body.check(state.model, state.settings)
-    asked = await asyncio.to_thread(Completion, state.model, body, state.settings)
+    completion = await asyncio.to_thread(Completion, state.model, body, state.settings)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
         "model": state.name,
     }
-    pieces = state.worker.stream(asked.pieces, connection=request.client, size=asked.size)
+    pieces = state.worker.stream(completion.pieces, connection=request.client, size=completion.size)
     if body.stream:
-        first = await anext(pieces)  # what cannot begin is refused with a status of its own
-        events = _events(head, first, pieces, asked, body.include_usage)
+        first = await anext(pieces)  # an error before it has its own status
+        events = _events(head, first, pieces, completion, body.include_usage)
         return Events(events, media_type=_STREAM, headers={"Cache-Control": "no-store"})
-    found: list[list[Choice]] = [[] for _ in asked.rows]
+    rows: list[list[Choice]] = [[] for _ in completion.rows]
     async with aclosing(pieces):
         async for step in pieces:
             for choice in step:
-                found[choice.index].append(choice)
-    answer = head | {"choices": [_plain(joined(one)) for one in found], "usage": asked.usage}
+                rows[choice.index].append(choice)
+    answer = head | {"choices": [_plain(joined(row)) for row in rows], "usage": completion.usage}
     return Response(_json(answer), media_type="application/json")
 
 
@@ -97,10 +95,10 @@ async def _events(
     head: dict[str, Any],
     first: list[Choice],
     pieces: AsyncGenerator[list[Choice]],
-    asked: Completion,
+    completion: Completion,
     include_usage: bool,
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events: a piece each, then how many tokens there were, if that is asked for."""
+    """Yield server-sent events: the pieces, then the numbers of tokens if they are wanted."""
     step: list[Choice] | None = first
     try:
         async with aclosing(pieces):
@@ -110,11 +108,11 @@ async def _events(
                 step = await anext(pieces, None)
     except Exception as error:
         _log.error("/v1/completions: %s", in_one_line(error))
-        told = error if isinstance(error, Refused) else failed()
-        yield b"event: error\n" + _event(told.body())
+        refused = error if isinstance(error, Refused) else failed()
+        yield b"event: error\n" + _event(refused.body())
         return
     if include_usage:
-        yield _event(head | {"choices": [], "usage": asked.usage})
+        yield _event(head | {"choices": [], "usage": completion.usage})
     yield b"data: [DONE]\n\n"
 
 
@@ -127,5 +125,5 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: BaseModel) -> dict[str, Any]:
-    """A part of an answer as orjson takes it, its own parts as they are."""
+    """Convert a part of an answer for orjson, which converts its parts in turn."""
     return dict(value)

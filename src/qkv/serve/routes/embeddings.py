@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -14,11 +14,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from qkv.arrays import Array
+from qkv.models import Model
 from qkv.serve.bodies import Body, PromptUsage, described, read_json, shown
 from qkv.serve.errors import not_finite
-
-if TYPE_CHECKING:
-    from qkv.models import Model
 
 router = APIRouter()
 

@@ -1,4 +1,4 @@
-"""`GET /`: the page in which a reader changes what the model does, and a command for each route."""
+"""`GET /`: a page for edits of the model, and a command for each route."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ body { background: light-dark(#fff, #12161c); color: light-dark(#14181f, #eef1f5
     "/", summary="A page that asks the model, and how to ask it", response_class=HTMLResponse
 )
 async def home(request: Request) -> HTMLResponse:
-    """A page for people."""
+    """Return the page."""
     state = request.app.state
     address = f"{request.url.scheme}://{request.headers['host']}"
     routes = routes_of(state.routes, state.model, address, key=state.settings.key is not None)
@@ -53,7 +53,7 @@ async def home(request: Request) -> HTMLResponse:
 
 
 def page_of(model: Any) -> str:
-    """The page of a model that reads texts; of another its name, and what is said of it."""
+    """Make the page of a model that reads texts; of another model its name and description."""
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
@@ -65,12 +65,12 @@ def page_of(model: Any) -> str:
 
 
 def _is_usual(scale: float, layer: Any) -> bool:
-    """Whether scores are divided by the root of the head size, as the page says."""
+    """Return whether scores are divided by the root of the head size, as the page says."""
     return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
 def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool) -> str:
-    """The list of routes under the page: of a server at an address, with a key or none."""
+    """Return the list of routes under the page, for a server with or without a key."""
     parts = [
         f"<h2><code>{escape(route)}</code></h2><p>{escape(words)}</p><pre>{escape(command)}</pre>"
         for route, words, command in commands(routes, model, address, key=key)
@@ -88,34 +88,34 @@ def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
 def commands(
     routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
 ) -> list[tuple[str, str, str]]:
-    """Each route but this page, with its summary and a command that asks it.
+    """Return each route but this page, with its summary and a command that calls it.
 
     >>> import qkv
     >>> from qkv.serve.routes import about
-    >>> found = commands(about.router.routes, qkv.load("random"), "http://localhost", key=False)
-    >>> found[0]
+    >>> rows = commands(about.router.routes, qkv.load("random"), "http://localhost", key=False)
+    >>> rows[0]
     ('GET /v1/models', 'The model that is served.', 'curl http://localhost/v1/models')
     """
-    found = []
+    rows = []
     for route in routes:
         if route.path == "/":
             continue
         (method,) = route.methods or {"GET"}
-        place = route.path.replace("{name:path}", quote(model.name))
+        path = route.path.replace("{name:path}", quote(model.name))
         extra = (route.openapi_extra or {}).get("requestBody")
         body = extra and extra["content"]["application/json"]["example"]
-        lines = [f"curl {'-N ' * bool(body and body.get('stream'))}{address}{place}"]
+        lines = [f"curl {'-N ' * bool(body and body.get('stream'))}{address}{path}"]
         if key and route.path not in HEALTH:
             lines.append('-H "Authorization: Bearer $QKV_KEY"')
         if body:
             lines += ["-H 'Content-Type: application/json'", f"-d '{json.dumps(body)}'"]
         words = f"{route.summary}.{refused(route.path, model)}"
-        found.append((f"{method} {place}", words, " \\\n  ".join(lines)))
-    return found
+        rows.append((f"{method} {path}", words, " \\\n  ".join(lines)))
+    return rows
 
 
 def refused(path: str, model: Any) -> str:
-    """What is said of a model that a route refuses; nothing of others."""
+    """Return a sentence about a model that a route refuses, else an empty string."""
     if path == "/v1/completions" and not model.network.generates:
         return f" {model.name} predicts no next token: it refuses this."
     if path == "/v1/rerank" and not _ranks(model):

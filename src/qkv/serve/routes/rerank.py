@@ -79,12 +79,8 @@ async def rerank(request: Request) -> dict[str, Any]:
     try:
         ranker = state.model.ranker()
     except ValueError as error:
-        raise Refused(
-            400,
-            f"{state.name} does not rank documents: compare vectors of /v1/embeddings",
-            param="model",
-            code="model_does_not_rank",
-        ) from error
+        message = f"{state.name} does not rank documents: compare vectors of /v1/embeddings"
+        raise Refused(400, message, param="model", code="model_does_not_rank") from error
     pairs: list[Pair] = []
     parts = pairs_of(ranker, body.query, body.documents, state.settings.tokens)
     while part := await asyncio.to_thread(next, parts, None):
@@ -126,8 +122,6 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
     except ValueError as error:
         raise Refused(400, str(error).removeprefix("rank: "), param="query") from error
     if tokens > most:
-        raise Refused(
-            400,
-            f"documents and query have more than {most:,} tokens: send them in several requests",
-            param="documents",
-        )
+        problem = f"documents and query have more than {most:,} tokens"
+        message = f"{problem}: send them in several requests"
+        raise Refused(400, message, param="documents")

@@ -156,13 +156,9 @@ async def trace(request: Request) -> Response:
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
     if isinstance(state.model, VisionModel):
-        raise Refused(
-            400,
-            f"trace: {state.model.name} looks at images and knows no words: call "
-            "qkv.load(...).trace(image) in Python",
-            param="model",
-            code="model_reads_no_text",
-        )
+        problem = f"trace: {state.model.name} looks at images and knows no words"
+        message = f"{problem}: call qkv.load(...).trace(image) in Python"
+        raise Refused(400, message, param="model", code="model_reads_no_text")
     changes = await asyncio.to_thread(changed, state.model, body, state.settings)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
