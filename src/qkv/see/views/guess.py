@@ -166,16 +166,10 @@ def guess(
     if without or hidden:
         edits = edits_of(None, without, hidden, call="predict")
         after = used.guesses(tokens, places, top_k, edits)
-    changed: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
+    asked: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
+    changed = {name: edits for name, edits in asked.items() if edits}
     firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
     named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
-    return GuessView(
-        used.name,
-        named,
-        [] if used.generates else places,
-        before,
-        {name: edits for name, edits in changed.items() if edits},
-        after,
-        story.reason if story is not None and firsts == [story.before, story.after] else "",
-        theme=theme,
-    )
+    gaps = [] if used.generates else places
+    reason = story.reason if story is not None and firsts == [story.before, story.after] else ""
+    return GuessView(used.name, named, gaps, before, changed, after, reason, theme=theme)

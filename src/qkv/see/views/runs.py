@@ -207,13 +207,7 @@ def compare_runs(
     heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
     need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
+    chosen = selection.changed_head(heads[0], heads[1], without, layer, head)
     return RunsView(
-        (a, b),
-        names,
-        heads,
-        changes,
-        by_layer,
-        head=selection.changed_head(heads[0], heads[1], without, layer, head),
-        theme=theme,
-        stretch=stretch,
+        (a, b), names, heads, changes, by_layer, head=chosen, theme=theme, stretch=stretch
     )

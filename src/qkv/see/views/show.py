@@ -158,25 +158,19 @@ def show(
         None if word is None else shown.queries.rows_of(places_in(trace, used, word, "show", name))
         for name, word in (("query", query), ("key", key))
     )
+    removing = partial(removal_of, used, trace)
     chosen, links = selection.choose_head(
-        shown,
-        layer,
-        head,
-        queries=queries,
-        keys=keys,
-        call="show",
-        removing=partial(removal_of, used, trace),
+        shown, layer, head, queries=queries, keys=keys, call="show", removing=removing
     )
     one_link = queries is not None and keys is not None
+    most = 8 if one_link else 5
     return ShowView(
         trace,
         movement(trace, shown.queries.spans),
         heads,
         head=chosen,
         shown=shown,
-        elsewhere=selection.other_heads(
-            shown, links, chosen, 8 if one_link else 5, repeat=one_link
-        ),
+        elsewhere=selection.other_heads(shown, links, chosen, most, repeat=one_link),
         one_link=one_link,
         theme=theme,
         stretch=stretch,
@@ -306,19 +300,11 @@ def head_view(
         selection.checked_place(parts[0], None, int(head), "head_view")
     asked = heads and [parts[0].from_start(int(head), of="head") for head in heads]
     shown = parts[0] if pieces else by_word(parts[0])
-    chosen, links = selection.choose_head(
-        shown, layer, asked[0] if asked else None, call="head_view"
-    )
-    view = HeadView(
-        parts,
-        asked,
-        pieces,
-        head=chosen,
-        shown=shown,
-        elsewhere=selection.other_heads(shown, links, chosen, 5),
-        theme=theme,
-        stretch=stretch,
-    )
+    first = asked[0] if asked else None
+    chosen, links = selection.choose_head(shown, layer, first, call="head_view")
+    others = selection.other_heads(shown, links, chosen, 5)
+    options: dict[str, Any] = {"theme": theme, "stretch": stretch}
+    view = HeadView(parts, asked, pieces, head=chosen, shown=shown, elsewhere=others, **options)
     if html_action == "view" and _in_notebook():
         import_module("IPython.display").display(view)
         return None
