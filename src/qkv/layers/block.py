@@ -255,8 +255,7 @@ class Block:
         parts: dict[str, Any] = {}
         of_parts: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
         if "cross_attn" in self._parts:
-            names = ("cache", "lengths", "top_k")
-            of_parts["cross_attn"] = {name: options.get(name) for name in names}
+            of_parts["cross_attn"] = {n: options.get(n) for n in ("cache", "lengths", "top_k")}
         rows = of_rows(record, cu)
         keep = rows or unkept
         for name, more in of_parts.items():

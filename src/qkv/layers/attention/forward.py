@@ -201,10 +201,10 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     )
     kind = working_type(inputs.dtype)
     stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
-    found = check_call(*stand_ins, **options, call=inputs.call)
+    call = check_call(*stand_ins, **options, call=inputs.call)
     if inputs.cu is None:
-        return found
-    return found._replace(query_lengths=lengths, key_lengths=lengths)  # which fit, being those
+        return call
+    return call._replace(query_lengths=lengths, key_lengths=lengths)  # of the texts, which fit
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:

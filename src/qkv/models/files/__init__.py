@@ -1,1 +1,1 @@
-"""What a folder of a model holds: found, checked and read."""
+"""Find, check, read and write the folders of models."""

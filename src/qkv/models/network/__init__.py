@@ -1,1 +1,1 @@
-"""What models are built of: arithmetic that knows nothing of files."""
+"""The parts of models: arithmetic without files."""
