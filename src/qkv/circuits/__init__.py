@@ -1,4 +1,4 @@
-"""What researchers ask of a model: which part does what."""
+"""Measures of the parts of a model: their roles, effects and circuits."""
 
 from qkv.circuits.caching import Cache, cache
 from qkv.circuits.edge_effects import discover, edges, path

@@ -116,7 +116,7 @@ def _words(trace: Trace) -> dict[str, list[str]]:
 
 
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
-    """How strongly later heads read the outputs of earlier heads.
+    """Measure how strongly later heads read the outputs of earlier heads.
 
     With `OV` of the writing head and `QK` or `OV` of the reading head, as
     `model.head_weights(layer)` has them (`x @ OV` is the output of the writing head), a score is
@@ -201,7 +201,7 @@ def _lengths(matrices: Array) -> Array:
 
 
 def copying_scores(model: Model) -> Result:
-    """How much each head raises the logits of the tokens that it attends to: copying.
+    """Measure copying: how much each head raises the logits of the tokens that it attends to.
 
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
     `OV` as `model.head_weights(layer)` has it. The score is the sum of the eigenvalues of that

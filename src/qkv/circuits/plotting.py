@@ -112,12 +112,12 @@ class _Axis(NamedTuple):
             for number in self.numbers
         ]
 
-    def said(self, place: int) -> str:
+    def said(self, index: int) -> str:
         """Describe an index in words: layer 3, token 4 (the)."""
-        counted = f"{self.kind} {self.numbers[place]}"
+        counted = f"{self.kind} {self.numbers[index]}"
         if self.words is None:
             return counted
-        return self.words[place] if self.name == "layer" else f"{counted} ({self.words[place]})"
+        return self.words[index] if self.name == "layer" else f"{counted} ({self.words[index]})"
 
 
 @dataclass(frozen=True, eq=False)

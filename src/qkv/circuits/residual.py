@@ -156,13 +156,13 @@ class Stream:
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
         self.length = stop = len(ids)
         first, self._only = 0, slice(None)
-        place = pair.metric.position if isinstance(pair.metric, Logit) else None
+        position = pair.metric.position if isinstance(pair.metric, Logit) else None
         if self.model.generates:
-            stop = stop if place is None else place + 1
+            stop = stop if position is None else position + 1
             same = np.equal(ids, other)[: stop - 1]
             first = int(np.argmin([*same, False]))
-        if place is not None:
-            self._only = slice(place - first, place - first + 1)
+        if position is not None:
+            self._only = slice(position - first, position - first + 1)
         self.span, self._head = slice(first, stop), self._head_of(pair)
         self.clean = [self._kept(layer) for layer in range(len(self.layers))]
         self.corrupted, clean = self._added(other), self._added(ids)

@@ -19,7 +19,7 @@ from qkv.ops.loss import cross_entropy
 BATCH = 1024  # tokens of a step
 POOL = 2**24  # numbers that are shuffled at once: 64 MB
 DEAD = 2**15  # tokens after which a feature that has not fired is dead
-AUXILIARY = 1 / 32  # what the loss of dead features counts
+AUXILIARY = 1 / 32  # the weight of the loss of dead features
 
 
 def largest(x: Array, k: int) -> Array:

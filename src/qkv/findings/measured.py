@@ -32,7 +32,7 @@ AnyModel = Model | str | os.PathLike[str]
 
 
 class Verification(NamedTuple):
-    """Whether a finding holds, and if not, what differs.
+    """The result of measuring a finding again.
 
     Attributes:
         holds: whether words keep their order and probabilities agree to 0.0001.
@@ -45,7 +45,7 @@ class Verification(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a model predicts at one position of a text, before and after edits.
+    """Predictions of a model at one position of a text, before and after edits.
 
     `finding` measures one, `Finding.load` reads one.
 
@@ -54,7 +54,7 @@ class Finding:
         text: the text as it was given.
         position: the token at which words are predicted, from 0; a decoder predicts the next one.
         edits: the records of the schema `qkv.edits.schema()`.
-        claim: what the edits change, in words.
+        claim: the effect of the edits, in words.
         before: the five most probable words without edits, with their probabilities.
         after: the same with edits.
 

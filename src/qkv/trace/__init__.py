@@ -1,4 +1,4 @@
-"""What a run leaves behind: every intermediate by its name, of one text or of a pair."""
+"""Traces: every intermediate of a run by its name, for one text or a pair of texts."""
 
 from qkv.trace.recorder import Recorder
 from qkv.trace.seq2seq import Seq2SeqTrace

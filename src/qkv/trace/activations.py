@@ -158,12 +158,12 @@ def meant(name: object, num_layers: int) -> list[str]:
     inner, dot, last = short.rpartition(".")
     if dot:
         return [f"{block}{inner}.hook_{last}", block + short, f"{block}hook_{inner}.hook_{last}"]
-    places = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
-    places += [f"attn.hook_{other}", f"mlp.hook_{other}"]
+    paths = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
+    paths += [f"attn.hook_{other}", f"mlp.hook_{other}"]
     if short.startswith("sae_"):
         sites = [*(f"hook_{site}" for site in _SPLICED), "attn.hook_z", "mlp.hook_post"]
-        places = [f"{site}.hook_{short}" for site in sites]
-    return [block + place for place in dict.fromkeys(places)]
+        paths = [f"{site}.hook_{short}" for site in sites]
+    return [block + path for path in dict.fromkeys(paths)]
 
 
 def is_tuple_name(name: object) -> bool:
