@@ -35,7 +35,7 @@ _CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, of a l
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> Figure:
-    """A title, panels in rows beside each other, then lines of prose: notes."""
+    """Draw a title, panels in rows side by side, then lines of prose, as one figure."""
     need("matplotlib", "plot")
     from matplotlib import rc_context
 
@@ -91,7 +91,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
 
 
 def _size(panel: panels.Panel) -> tuple[float, float]:
-    """Width and height of a panel in inches."""
+    """Return the width and the height of a panel in inches."""
     if isinstance(panel, panels.Image):
         width = 5.0 if panel.chosen is None else 1.7
         return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
@@ -168,7 +168,7 @@ def _frame(
 
 
 def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
-    """Lines as wide and as dark as the weight; those of one query stand out."""
+    """Draw lines as wide and as dark as their weight; those of one query stand out."""
     shown = panel.map.part
     query = next(iter(shown.outlined), 0)
     for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
@@ -190,7 +190,7 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
 
 
 def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
-    """Names with a number each, and a bar for it."""
+    """Draw names with a number and a bar each."""
     places = range(len(panel.names))
     for place, value, share in zip(places, panel.values, panel.shares, strict=True):
         less = value < panel.ground
@@ -208,7 +208,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
 
 
 def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
-    """Nodes in rows that go upwards, and edges as wide as their numbers, the strongest in front."""
+    """Draw nodes in rows, and edges as wide as their numbers with the strongest in front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
@@ -243,7 +243,7 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
 
 
 def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
-    """Lines over names; of a line of few points the numbers too."""
+    """Draw lines over names, with the numbers of the points if the panel wants them."""
     for line in panel.lines:
         places, values = zip(*line.points, strict=True)
         style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
@@ -271,7 +271,7 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
 
 
 def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Points before and after with an arrow between each pair; labels are placed at the end."""
+    """Draw points before and after with an arrow between each pair; `_label` adds their names."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
     clear = {"arrowstyle": "-|>", "color": tone.line, "lw": 1.0, "shrinkA": 3, "shrinkB": 4}
@@ -298,7 +298,7 @@ def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
 
 
 def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Name the points of arrows, once the layout stands."""
+    """Name the points of arrows, once the layout is fixed."""
     from matplotlib.patheffects import withStroke
 
     axes.autoscale(False)  # nothing drawn from here on may move the points
@@ -344,7 +344,7 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
 
 
 def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
-    """Words in lines, each on a ground as dark as its share; the one that it is about is framed."""
+    """Draw words in lines, each on a background as dark as its share; frame the marked word."""
     label, lines = _wrapped(panel)
     y = 0.0  # in points, like all positions here
     if panel.explained:
@@ -367,13 +367,13 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
 
 
 def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
-    """How much room the labels take, and the lines beside them."""
+    """Return the width of the labels, and the lines of words beside them."""
     label = _SPACE + max([width_of(passage.label) for passage in panel.passages], default=0)
     return label, panel.wrapped(lambda word: width_of(word) + _SPACE, _CARD - label)
 
 
 def _open(axes: Axes, tone: Tone) -> None:
-    """A chart without the lines above and beside it, numbers small, faint lines across."""
+    """Remove the lines above and beside a chart; draw small numbers and a faint grid."""
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -388,7 +388,7 @@ def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 @lru_cache(maxsize=1)
 def _figure_class() -> type[Figure]:
-    """A figure that a notebook shows without pyplot, drawn by Agg wherever it is."""
+    """Make the class of figures, which Agg draws and a notebook shows without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -407,7 +407,7 @@ def _figure_class() -> type[Figure]:
 
 @lru_cache(maxsize=4)
 def _cmap(signed: bool, name: str) -> Colormap:
-    """The scale from the ground of a figure on, or both ways."""
+    """Make the colour scale of a theme, from its background in one direction or in both."""
     from matplotlib.colors import LinearSegmentedColormap
 
     theme = THEMES[name]

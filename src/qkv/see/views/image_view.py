@@ -107,7 +107,7 @@ class ImageView(View):
         return np.asarray(weights / scale_end([weights], self.stretch))
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view."""
+        """Return the numbers of the view."""
         return {
             "model": self.trace.model,
             "layer": self.layer,

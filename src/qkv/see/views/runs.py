@@ -77,7 +77,7 @@ class RunsView(HeadShown):
         )
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view."""
+        """Return the numbers of the view."""
         return {
             **models_of(self.traces),
             "tokens": self.tokens,

@@ -60,7 +60,7 @@ class ShiftView(View):
         )
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view."""
+        """Return the numbers of the view."""
         own = {"sentence": self.sentence}
         return models_of(self.traces) | own | shift_payload(self.shift)
 

@@ -173,7 +173,7 @@ class WalkView(View):
         return [heading_of(self.walk.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """The numbers of the view."""
+        """Return the numbers of the view."""
         walk = self.walk
         return {
             "model": walk.trace.model,
