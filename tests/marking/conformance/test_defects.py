@@ -44,7 +44,7 @@ def test_tiles_and_numbers_are_told():
         (others.with_log2, "sinks", "sinks were taken in base 2"),
         (others.paged, "lengths", "key_lengths were rounded up to whole tiles of 16 keys"),
         (blind.forgotten_output, "plain", "the running output were not rescaled"),
-        (blind.mask_after_softmax, "bool mask", "masked were set to 0 after the softmax"),
+        (blind.mask_after_softmax, "bool mask", "masked weights were set to 0 after the softmax"),
         (blind.cap_of_raw_scores, "softcap", "softcap were not divided by inside of tanh"),
         (blind.symmetric_window, "window", "the right side of the window were as wide as the left"),
         (blind.lse_without_maximum, "LSE", "the LSE did not have the maximum added"),
