@@ -65,14 +65,14 @@ def grouped(call: Call) -> Grouped:
         return None if array is None else array.reshape(shape)
 
     bias, mask = cells(call.bias), cells(call.mask)
-    given = mask if mask is not None and mask.dtype == bool else None
-    mask = mask if given is None else None
+    allowed = mask if mask is not None and mask.dtype == bool else None
+    mask = mask if allowed is None else None
     query = plan.grouped(spread(call.query, plan.heads))
     key, value = (plan.grouped_keys(spread(x, kv_heads)) for x in (call.key, call.value))
     visibility = Visibility(
         plan.length, plan.keys, np.full(plan.lead, call.offset, np.int64).reshape(lead),
         call.left, call.right, shaped(call.query_lengths, *lead), shaped(call.key_lengths, *lead),
-        given, tuple(x for x in (mask, bias) if x is not None),
+        allowed, tuple(x for x in (mask, bias) if x is not None),
     )  # fmt: skip
     slopes, sinks = (shaped(x, kv_heads, group, 1, -1) for x in (call.slopes, call.sinks))
     rest = (call.softcap, call.scale)

@@ -195,7 +195,7 @@ def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], hea
         raise TypeError(f"{call}: {name} is {dtype}: write float")
     most = 2 if name == "sinks" else 1
     if not 1 <= len(shape) <= most or shape[0] != heads:
-        wanted = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
+        expected = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
         raise ValueError(
-            f"{call}: {name} has shape {shape} and query has {heads} heads: write {wanted}"
+            f"{call}: {name} has shape {shape} and query has {heads} heads: write {expected}"
         )

@@ -80,8 +80,8 @@ def check_packed(
 ) -> Packed:
     """Check the arguments of `varlen_attention`; `call` is the name in errors."""
     arrays = []
-    for name, given in (("query", query), ("key", key), ("value", value)):
-        array = as_array(given, call=call, name=name)
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        array = as_array(rows, call=call, name=name)
         if array.ndim != 3:
             raise ValueError(
                 f"{call}: {name} has shape {array.shape}: packed rows are (total, heads, size)"
@@ -165,9 +165,9 @@ def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
     return np.swapaxes(part.reshape(texts, len(part) // texts, *part.shape[1:]), 1, 2)
 
 
-def check_starts(call: str, name: str, given: Any, packed: str, total: int) -> Array:
+def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> Array:
     """Return the first of `total` rows of each packed sequence and the end of all, `(B + 1,)`."""
-    cu = as_array(given, call=call, name=name)
+    cu = as_array(value, call=call, name=name)
     if cu.ndim != 1 or cu.size == 0:
         raise ValueError(f"{call}: {name} has shape {cu.shape}: it must be (B + 1,)")
     cu = check_per_row(call, name, cu, cu.shape)

@@ -102,10 +102,10 @@ def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, i
     return left, right
 
 
-def check_flag(call: str, name: str, given: Any) -> None:
+def check_flag(call: str, name: str, value: Any) -> None:
     """Raise an error unless `given` is True or False."""
-    if not isinstance(given, bool | np.bool_):
-        raise TypeError(f"{call}: {name} is {shown(given)}: write True or False")
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{call}: {name} is {shown(value)}: write True or False")
 
 
 def _side(call: str, side: Any) -> int | None:

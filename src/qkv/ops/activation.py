@@ -26,8 +26,8 @@ def activate(x: Array, name: str) -> Array:
     >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
     array([0., 0., 2.])
     """
-    code, here = activation_named(name, call="activate").code, body_for(x)
-    return activate_in_numpy(x, name) if here is None else _map(here, code, x, None)
+    code, chosen = activation_named(name, call="activate").code, body_for(x)
+    return activate_in_numpy(x, name) if chosen is None else _map(chosen, code, x, None)
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
@@ -49,8 +49,8 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
     """
     activation = activation_named(name, call="activation_grad")
     x, grad = working(x, grad)
-    if (here := body_for(x)) is not None:
-        return _map(here, activation.code, x, grad)
+    if (chosen := body_for(x)) is not None:
+        return _map(chosen, activation.code, x, grad)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return activation.gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
@@ -66,11 +66,11 @@ def activation_named(name: str, *, call: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _map(here: int, code: int, x: Array, grad: Array | None) -> Array:
+def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
     """Compute the activation of `x` in the kernel, or its gradient if `grad` is given."""
     x = contiguous(x)
     y, grad = np.empty_like(x), None if grad is None else contiguous(grad)
-    kernel.map(here, code, x, grad, y, get_num_threads())
+    kernel.map(chosen, code, x, grad, y, get_num_threads())
     return y
 
 
@@ -138,7 +138,7 @@ _ERF = (
 
 
 def _erf(x: Array) -> Array:
-    """The error function of float32, or of contiguous float64."""
+    """Compute the error function of float32, or of contiguous float64."""
     if x.dtype == np.float64:
         return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
     x = np.clip(x, -4.2, 4.2)

@@ -53,9 +53,9 @@ def adamw(
     decays, same = (decay, 0.0) if isinstance(decay, np.ndarray) else (None, decay)
     if decays is not None:
         arrays.append(decays)
-    if (here := body_for(*arrays)) is not None and all(map(is_contiguous, arrays)):
+    if (chosen := body_for(*arrays)) is not None and all(map(is_contiguous, arrays)):
         kernel.adamw(
-            here, parameters, gradient, mean, square, decays, same,
+            chosen, parameters, gradient, mean, square, decays, same,
             rate, factor, eps, first, 1 - first, second, 1 - second, size, root, get_num_threads(),
         )  # fmt: skip
         return
@@ -79,7 +79,7 @@ def gradient_norm(x: Array) -> float:
     5.0
     """
     flat = x.reshape(-1)
-    if (here := body_for(x)) is not None:
-        return math.sqrt(kernel.squares(here, contiguous(flat), get_num_threads()))
+    if (chosen := body_for(x)) is not None:
+        return math.sqrt(kernel.squares(chosen, contiguous(flat), get_num_threads()))
     parts = (flat[k : k + CHUNK].astype(np.float64) for k in range(0, flat.size, CHUNK))
     return math.sqrt(math.fsum(np.square(part).sum() for part in parts))

@@ -27,13 +27,13 @@ def narrowed(x: Array, weight: Array) -> Array:
 
     Otherwise the product of float32 with bfloat16 would be computed in float32.
     """
-    here, kind = body(), weight.dtype
-    if here is None or not stays_bfloat16(kind) or x.dtype == kind:
+    chosen, kind = body(), weight.dtype
+    if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:
         return x
     if x.dtype != FLOAT32 or not is_contiguous(x):
         return x.astype(kind)
     y = np.empty(x.shape, kind)
-    kernel.narrow(here, x, bits(y), get_num_threads())
+    kernel.narrow(chosen, x, bits(y), get_num_threads())
     return y
 
 

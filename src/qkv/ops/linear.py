@@ -73,9 +73,9 @@ def linear(
     array([[0.]])
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
-    (here, threads), kind = body_and_threads(), _product_type(x.dtype, weight.dtype)
+    (chosen, threads), kind = body_and_threads(), _product_type(x.dtype, weight.dtype)
     fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy raises the error
-    if here is not None and fits and kind is not None and kind != np.float64:
+    if chosen is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
         result = FLOAT32 if wide else kind
@@ -84,7 +84,7 @@ def linear(
         y = np.empty((rows, width), bits_type(result))
         added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
         kernel.linear(
-            here, as_rows(x, rows, depth, kind), packed(weight, here, kind, threads), added,
+            chosen, as_rows(x, rows, depth, kind), packed(weight, chosen, kind, threads), added,
             code, _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
             y, threads,
         )  # fmt: skip
@@ -151,8 +151,8 @@ def linear_grad(
     rows, grad = x.reshape(count, depth), grad.reshape(count, width)
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
     grad_x = input_grad(weight, grad).reshape(x.shape)
-    here = body_for(x) if x.size and grad.size else None
-    if here is None:
+    chosen = body_for(x) if x.size and grad.size else None
+    if chosen is None:
         grad_weight = multiply(grad.T, rows).T if transposed else multiply(rows.T, grad)
         return grad_x, grad_weight, grad.sum(0) if bias else None
     rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
@@ -160,10 +160,10 @@ def linear_grad(
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:
         grad_weight = np.empty((width, depth), x.dtype).T
-        kernel.outer(here, grad, rows, grad_weight.T, grad_bias, None, threads)
+        kernel.outer(chosen, grad, rows, grad_weight.T, grad_bias, None, threads)
     else:
         grad_weight = np.empty((depth, width), x.dtype)
-        kernel.outer(here, rows, grad, grad_weight, None, grad_bias, threads)
+        kernel.outer(chosen, rows, grad, grad_weight, None, grad_bias, threads)
     return grad_x, grad_weight, grad_bias
 
 
@@ -175,15 +175,15 @@ def input_grad(weight: Array, grad: Array) -> Array:
     """
     weight, grad = working(weight, grad)
     depth, width = weight.shape
-    here = body_for(grad) if weight.size and grad.size else None
-    if here is None:
+    chosen = body_for(grad) if weight.size and grad.size else None
+    if chosen is None:
         return multiply(grad, weight.T)
     count, threads = grad.size // width, get_num_threads()
     kind = _narrow.get() or FLOAT32
     grad_x = np.empty((count, depth), grad.dtype)
     rows = as_rows(grad.reshape(count, width), count, width, kind)
-    weights = packed_once(weight.T, here, kind, threads)
-    kernel.linear(here, rows, weights, None, 0, None, None, grad_x, threads)
+    weights = packed_once(weight.T, chosen, kind, threads)
+    kernel.linear(chosen, rows, weights, None, 0, None, None, grad_x, threads)
     return grad_x.reshape(*grad.shape[:-1], depth)
 
 

@@ -31,12 +31,12 @@ def cross_entropy(
     _check_targets(logits, targets, weights)
     (logits,) = working(logits)
     factor = None if weights is None else weights.astype(logits.dtype, copy=False)
-    if (here := body_for(logits)) is not None:
+    if (chosen := body_for(logits)) is not None:
         logits = as_rows(logits, *logits.shape)
         targets = contiguous(targets.astype(np.int64, copy=False))
         losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)
         factor = None if factor is None else contiguous(factor)
-        kernel.cross_entropy(here, logits, targets, factor, losses, grad, get_num_threads())
+        kernel.cross_entropy(chosen, logits, targets, factor, losses, grad, get_num_threads())
         return losses, grad
     at = np.arange(len(targets)), targets
     with np.errstate(invalid="ignore"):

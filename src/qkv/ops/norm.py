@@ -29,15 +29,15 @@ def normalize(
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
     """
-    (here, threads), kind = body_and_threads(), x.dtype
+    (chosen, threads), kind = body_and_threads(), x.dtype
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    if here is not None and kind != np.float64 and size:
+    if chosen is not None and kind != np.float64 and size:
         y, scale = np.empty((rows, size), bits_type(kind)), np.empty(rows, np.float32)
         if bias is not None:
             bias = np.require(bias, FLOAT32, ["C", "A"])
         weight = np.require(weight, FLOAT32, ["C", "A"])
         x, shape = as_rows(x, rows, size, kind), x.shape
-        kernel.norm(here, x, weight, bias, eps, centred, y, scale, threads)
+        kernel.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
         # The mean of the squares less the square of the mean would lose every digit where the mean
@@ -73,12 +73,12 @@ def norm_grad(
     """
     x, weight, scale, grad = working(x, weight, scale, grad)
     size = x.shape[-1]
-    if (here := body_for(x)) is not None and size:
+    if (chosen := body_for(x)) is not None and size:
         count = math.prod(x.shape[:-1])
         grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
         grad_bias = np.empty(size, x.dtype) if bias else None
         kernel.norm_grad(
-            here, as_rows(x, count, size), contiguous(weight), contiguous(scale),
+            chosen, as_rows(x, count, size), contiguous(weight), contiguous(scale),
             as_rows(grad, count, size), centred, grad_x, grad_weight, grad_bias, get_num_threads(),
         )  # fmt: skip
         return grad_x, grad_weight, grad_bias

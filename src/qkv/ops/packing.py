@@ -53,49 +53,51 @@ def frozen(array: Array) -> Array:
     return array.view()
 
 
-def packed(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
+def packed(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
     """Return the weight packed for products: the kept copy of a frozen weight, else a new one."""
-    key = (id(weight), here, kind)
+    key = (id(weight), chosen, kind)
     if not is_frozen(weight):
         _forget(key)  # it was thawed
-        return packed_once(weight, here, kind, threads)
+        return packed_once(weight, chosen, kind, threads)
     if (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
-    return packed_together([weight], here, kind, threads)
+    return packed_together([weight], chosen, kind, threads)
 
 
 def packed_together(
-    weights: Sequence[Array], here: int, kind: np.dtype[Any], threads: int
+    weights: Sequence[Array], chosen: int, kind: np.dtype[Any], threads: int
 ) -> Array:
     """Pack frozen weights side by side, and keep each packed copy for its weight's lifetime."""
-    sizes = [packed_size(weight.shape, here, kind) for weight in weights]
+    sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
     memory, end = _lasting_memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
-        part, end, key = memory[end : end + size], end + size, (id(weight), here, kind)
-        _pack_into(part, weight, here, kind, threads)
+        part, end, key = memory[end : end + size], end + size, (id(weight), chosen, kind)
+        _pack_into(part, weight, chosen, kind, threads)
         _forget(key)
         _kept[key] = weakref.ref(weight, partial(_forget, key)), part
         _count(part.base, part.nbytes)
     return memory
 
 
-def packed_once(weight: Array, here: int, kind: np.dtype[Any], threads: int) -> Array:
-    """Pack the weight (in, out) for one product by the kernel's body `here`."""
-    size = packed_size(weight.shape, here, kind)
+def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
+    """Pack the weight (in, out) for one product by the kernel's body `chosen`."""
+    size = packed_size(weight.shape, chosen, kind)
     memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
-    _pack_into(memory, weight, here, kind, threads)
+    _pack_into(memory, weight, chosen, kind, threads)
     return memory
 
 
-def packed_size(shape: tuple[int, ...], here: int, kind: np.dtype[Any]) -> int:
+def packed_size(shape: tuple[int, ...], chosen: int, kind: np.dtype[Any]) -> int:
     """Return how many float32 a packed weight of this shape takes."""
     depth, width = shape
-    return kernel.packed_size(here, depth, width, bits(np.empty((0, 0), kind)))
+    return kernel.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
-def _pack_into(packed: Array, weight: Array, here: int, kind: np.dtype[Any], threads: int) -> None:
+def _pack_into(
+    packed: Array, weight: Array, chosen: int, kind: np.dtype[Any], threads: int
+) -> None:
     """Pack a weight into memory of `packed_size`."""
-    kernel.pack(here, bits(np.require(weight, kind, "A")), packed, threads)
+    kernel.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
 def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:

@@ -54,13 +54,13 @@ class Prepared:
     def _product(
         self, weights: Array, width: int, bias: Array | None, activation: str | None
     ) -> Callable[..., Array]:
-        bits, threads, here = self.bits, self.threads, self.body
+        bits, threads, chosen = self.bits, self.threads, self.body
         code = 0 if activation is None else activation_named(activation, call="linear").code
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
-            kernel.linear(here, x, weights, addend, code, gate, residual, y, threads)
+            kernel.linear(chosen, x, weights, addend, code, gate, residual, y, threads)
             return y
 
         return run
@@ -69,13 +69,13 @@ class Prepared:
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
         """Return `normalize` by this weight; the result has the type of its input."""
-        threads, here = self.threads, self.body
+        threads, chosen = self.threads, self.body
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
 
         def run(x: Array) -> Array:
             y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)
-            kernel.norm(here, x, factor, addend, eps, centred, y, scale, threads)
+            kernel.norm(chosen, x, factor, addend, eps, centred, y, scale, threads)
             return y
 
         return run

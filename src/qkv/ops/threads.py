@@ -122,9 +122,9 @@ def one_blas_thread() -> Iterator[None]:
     libraries, inside = _blas(), 0
     try:
         with _lock:
-            for which, (library, set_threads) in enumerate(libraries):
+            for index, (library, set_threads) in enumerate(libraries):
                 if (threads := library.num_threads) != 1:
-                    _blas_threads[which] = threads
+                    _blas_threads[index] = threads
                     set_threads(1)
             _one_blas_thread += 1
             inside = 1
@@ -133,8 +133,8 @@ def one_blas_thread() -> Iterator[None]:
         with _lock:
             _one_blas_thread -= inside
             if not _one_blas_thread:
-                for which, threads in _blas_threads.items():
-                    libraries[which][1](threads)
+                for index, threads in _blas_threads.items():
+                    libraries[index][1](threads)
                 _blas_threads.clear()
 
 

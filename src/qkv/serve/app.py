@@ -91,8 +91,8 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))[:80]
-        return Refused(400, f"{place}: {first['msg']}", param=place).answer()
+        key = ".".join(map(str, first["loc"]))[:80]
+        return Refused(400, f"{key}: {first['msg']}", param=key).answer()
 
     if needs_key:  # /docs asks for the key, and sends it with each request
         schema = app.openapi()

@@ -162,10 +162,10 @@ class Completion:
 
     def __init__(self, model: Model, body: CompletionsBody, settings: Settings) -> None:
         self._model, self._body, self._settings = model, body, settings
-        wanted = min(body.max_tokens, settings.new_tokens)
+        new_tokens = min(body.max_tokens, settings.new_tokens)
         try:
             self.rows: list[Row] = model.rows(
-                body.prompt, usual=wanted, copies=body.n, stop=body.stops, seed=body.seed
+                body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
             )[1]
         except (TypeError, ValueError) as error:
             problem = str(error).removeprefix("generate: ")
@@ -173,10 +173,10 @@ class Completion:
         total = 0
         for number, row in enumerate(self.rows):
             total += len(row.given)
-            if row.max_new_tokens < wanted and "max_tokens" in body.model_fields_set:
+            if row.max_new_tokens < new_tokens and "max_tokens" in body.model_fields_set:
                 raise body.refused(
                     "max_tokens",
-                    f"is {wanted} and prompt {number // body.n} has {len(row.given)} tokens: "
+                    f"is {new_tokens} and prompt {number // body.n} has {len(row.given)} tokens: "
                     f"{model.name} takes texts of at most {model.design.max_seq_length}: "
                     f"give at most {row.max_new_tokens}",
                 )

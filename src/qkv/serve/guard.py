@@ -154,7 +154,7 @@ class Guard:
             message = f"{problem}: start it with --allow-host to let it"
             raise Refused(403, message, code="host_not_allowed")
         origin = values.get(b"origin")
-        if origin is not None and not same_place(origin.decode("latin-1"), host):
+        if origin is not None and not same_origin(origin.decode("latin-1"), host):
             message = "the page that asks comes from somewhere else than this server"
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
@@ -173,11 +173,11 @@ class Guard:
             return False
         return name in self._hosts or is_loopback(name)
 
-    def _check_key(self, given: bytes) -> None:
-        kind, _, key = given.partition(b" ")
-        wanted = self._key or b""
-        if not hmac.compare_digest(_digest(key.strip()), wanted) or kind.lower() != b"bearer":
-            problem = "is not the one" if given else "is missing"
+    def _check_key(self, header: bytes) -> None:
+        kind, _, key = header.partition(b" ")
+        digest = self._key or b""
+        if not hmac.compare_digest(_digest(key.strip()), digest) or kind.lower() != b"bearer":
+            problem = "is not the one" if header else "is missing"
             raise Refused(
                 401,
                 f"the key {problem} that this server asks for: send 'Authorization: Bearer KEY'",
@@ -222,10 +222,10 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def same_place(origin: str, host: str) -> bool:
+def same_origin(origin: str, host: str) -> bool:
     """Return whether a page's origin is the server that a request names as its host.
 
-    >>> same_place("https://a.org", "a.org"), same_place("http://evil.org", "a.org")
+    >>> same_origin("https://a.org", "a.org"), same_origin("http://evil.org", "a.org")
     (True, False)
     """
     scheme, _, rest = origin.partition("://")

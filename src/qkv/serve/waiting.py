@@ -204,7 +204,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """A request is the first of its connection again, and it is its turn."""
+        """Make a request the first of its connection again, and give it the next turn."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)

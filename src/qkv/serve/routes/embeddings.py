@@ -70,8 +70,8 @@ class EmbeddingsBody(Body):
     @property
     def texts(self) -> Sequence[str] | Sequence[list[int]]:
         """The texts, or the ids of each."""
-        given: Any = self.input
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        value: Any = self.input
+        return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
         """Return the name of the requested prompt, and the task, as `encode` takes them.

@@ -190,13 +190,13 @@ def kind_of(accept: str) -> str:
     return JSON
 
 
-def _chosen(name: str, given: Sequence[int] | None, count: int) -> list[int]:
+def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
     """Return the requested layers or heads, counted from 0, each once."""
-    for number in given or ():
+    for number in numbers or ():
         if not -count <= number < count:
             problem = f"has {number}: this model has {count}, 0 to {count - 1}"
             raise TraceBody.refused(name, problem)
-    return list(dict.fromkeys(number % count for number in given or range(count)))
+    return list(dict.fromkeys(number % count for number in numbers or range(count)))
 
 
 def tokens_of(model: Model, body: TraceBody) -> Tokenized:
@@ -208,9 +208,9 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     rows, limit, text = len(model.embedding.table), model.max_seq_length, body.input
     try:
         if not isinstance(text, str):
-            given = ids_given(text, rows=rows, limit=limit, call="trace")
-            assert given is not None
-            return given[1][0]
+            parsed = ids_given(text, rows=rows, limit=limit, call="trace")
+            assert parsed is not None
+            return parsed[1][0]
         if model.tokenizer is None:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
         [tokens] = Truncator(model.tokenizer, limit, model.mask)([model.prepared(text)])
@@ -343,15 +343,15 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
     Raises:
         Refused: 400 if edits are the cause, else 500.
     """
-    for which, array in arrays.items():
+    for key, array in arrays.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue
-        if activation(which).fill == -np.inf and (np.isfinite(array) | np.isneginf(array)).all():
+        if activation(key).fill == -np.inf and (np.isfinite(array) | np.isneginf(array)).all():
             continue
         if edits:
-            problem = f"lead to values of {which} that are not finite: give smaller numbers"
+            problem = f"lead to values of {key} that are not finite: give smaller numbers"
             raise TraceBody.refused("edits", problem)
-        raise not_finite(TraceBody.call, f"{which} of {name} has values that are")
+        raise not_finite(TraceBody.call, f"{key} of {name} has values that are")
 
 
 def _more(model: Model, wanted: Wanted) -> list[str]:
