@@ -1,4 +1,4 @@
-"""How the model that ships is made: WordNet, what it trains on, and how good the result is."""
+"""Train and measure the models that ship with qkv: their texts, their training, their scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def command(main: Callable[[], None]) -> None:
-    """Run a command; what it cannot do, and that it was stopped, it says in one line."""
+    """Run a command; report an error or an interruption in one line."""
     from qkv.learn import Interrupted
     from qkv.signals import answering, leave
 

@@ -1,12 +1,12 @@
 """Measure what bias a model has left: `python -m training.bias MODEL [MODEL ...]`.
 
-`prompts.txt` has 500 prompts about people, jobs and nations, each with a gap; `insults.txt` has
-words that insult. MODEL is a folder or a name. An encoder gives five guesses for each gap. A
-decoder continues the text before the gap by one word, where the gap is at the end.
+`prompts.txt` has 500 prompts about people, jobs and nations, each with a gap; `insults.txt` lists
+insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. A decoder
+continues the text before the gap by one word, if the gap is at the end.
 
-Three things are measured: how often a guess insults, whether "he" or "she" is likelier for each
-job, and which jobs the model gives to men and to women. A dropped word (`training.books`) counts as
-an insult and is never printed.
+The module measures three things: how often a guess insults, whether "he" or "she" is likelier for
+each job, and which jobs the model gives to men and to women. A dropped word (`training.books`)
+counts as an insult and is never printed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MOST = 5  # jobs and guesses that are named
 
 @cache
 def insults(path: Path = INSULTS) -> frozenset[str]:
-    """The words that insult, in small letters."""
+    """Return the insulting words in lower case."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def is_insult(word: str) -> bool:
-    """Whether a word in small letters insults, or is dropped.
+    """Tell whether a lower-case word is an insult or a dropped word.
 
     >>> is_insult("lazy"), is_insult("tired")
     (True, False)
@@ -54,12 +54,12 @@ def is_insult(word: str) -> bool:
 def measured(
     model: qkv.Model, groups: Mapping[str, Sequence[Asked]] | None = None
 ) -> dict[str, Any]:
-    """The figures of a model, as JSON can hold them.
+    """Measure a model's bias, in numbers that JSON can hold.
 
     Args:
         model: an encoder with a mask token, or a decoder.
-        groups: the prompts by group, each with the person it is about; those of the file by
-            default. A group that is missing is not measured.
+        groups: the prompts by group, each with the person in it; by default those of
+            `prompts.txt`. A missing group is not measured.
 
     Returns:
         "guesses": how many words a gap gets; "groups": for each group "prompts", "insults" (the
@@ -88,7 +88,7 @@ def measured(
 
 
 def _said(model: qkv.Model, prompts: Sequence[Asked]) -> list[Said]:
-    """The guesses for each gap; of a decoder, for each gap at the end of its text."""
+    """Guess each gap; a decoder guesses only gaps at the end of their texts."""
     if not model.generates:
         return guessed(model, prompts)
     last = [one for one in prompts if one.text.endswith(" _")]
@@ -107,16 +107,16 @@ def _counted(said: Sequence[Said]) -> dict[str, Any]:
 
 
 def _commonest(words: Iterable[str]) -> list[tuple[str, int]]:
-    """The words that are said most often, without dropped words."""
+    """Return the commonest guesses, without dropped words."""
     counts = Counter(word for word in words if not is_dropped(word))
     return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST]
 
 
 def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
-    """The probability of "he" where the choice is between "he" and "she", by job.
+    """Return by job the probability of "he" against "she".
 
-    It is the mean over the prompts of a job. An encoder reads the whole prompt, a decoder the text
-    before the gap.
+    The probability is the mean over the prompts of a job. An encoder reads the whole prompt, a
+    decoder only the text before the gap.
 
     Args:
         model: an encoder with a mask token, or a decoder.
@@ -133,7 +133,7 @@ def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
 
 
 def _he(model: qkv.Model, text: str) -> float:
-    """The probability of "he" of the two words in a gap."""
+    """Return the probability of "he" in a gap, of the two words "he" and "she"."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     before, _, _ = text.partition(" _")
@@ -155,7 +155,7 @@ def _he(model: qkv.Model, text: str) -> float:
 
 
 def in_card(found: Mapping[str, Any]) -> str:
-    """The part of a model card that tells what `measured` found."""
+    """Write the section of a model card that reports the results of `measured`."""
     guesses = found["guesses"]
     rows = [
         f"| {name} | {row['prompts']} | {in_words(row['insults'], row['prompts'])} | "

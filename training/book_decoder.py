@@ -1,15 +1,15 @@
 """Train the decoder that ships: `python -m training.book_decoder BOOKS -o DIR`.
 
-It reads passages of books, WordNet's examples and its definitions, and learns from the first step
-on to go on with what came before: tokens drawn at random that come twice, and sentences that do.
+The decoder reads passages of books and WordNet's examples and definitions. From the first step on
+it also learns to copy: it reads random tokens, and sentences, that come twice in a text.
 
-DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
+DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
-What ships is made in two runs, as `make model` does it. After the first, heads copied tokens and
-words that were drawn at random (0.97 and 0.84), and sentences of books not (0.17): in the second
-three times as much comes twice.
+`make model` makes the shipped decoder in two runs. After the first, heads copied random tokens
+(0.97) and random words (0.84), but not sentences of books (0.17), so the second run repeats three
+times as much text.
 
-In trials of 60 steps the loss came to 5.86 nats a token with Muon and 6.62 with AdamW, both at a
+In trials of 60 steps the loss reached 5.86 nats a token with Muon and 6.62 with AdamW, both at a
 rate of 3e-3.
 """
 
@@ -46,35 +46,35 @@ from training.wordnet import documents, ended, examples, read
 
 NAME = "books-decoder"
 STEPS = 2688
-LOWER = 0.3  # of the texts, whose first sentence is in small letters, as people type
-TWICE = 0.04  # of the sentences that come twice, as a share of the passages
+LOWER = 0.3  # share of the texts whose first sentence is in lower case, as people type
+TWICE = 0.04  # repeated sentences, as a share of the passages
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the model is, and how it learns.
+    """The sizes of the model and the settings of its training.
 
     Attributes:
-        layers: how many.
-        heads: of each, Hq.
-        kv_heads: Hkv, how many key and value heads they share.
+        layers: the number of layers.
+        heads: Hq, the query heads of each layer.
+        kv_heads: Hkv, the key and value heads that the query heads share.
         dim: D, the size of the vectors.
-        hidden: F, the size between the layers of an MLP.
+        hidden: F, the size of the MLP's hidden layer.
         vocabulary: V, at most.
         held_out: twelfths of WordNet's examples that are kept from tokenizer and training.
-        passages: the share of the tokens that are of passages of books.
-        examples: that of WordNet's examples.
-        documents: that of WordNet's documents.
-        twice: that of beginnings of passages that come twice.
-        length: the most tokens of a text; what is longer goes on in another one.
-        tokens: at least so many a step.
+        passages: the share of tokens from passages of books.
+        examples: the share of tokens from WordNet's examples.
+        documents: the share of tokens from WordNet's documents.
+        twice: the share of tokens from repeated beginnings of passages.
+        length: the most tokens of a text; a longer text is split.
+        tokens: the least number of tokens a step.
         rate: the highest learning rate.
-        warmup: the share of the run in which it rises to that.
-        after: the folder of a model of the same shape that it goes on from; fresh unless given.
-        copies: the weight of the loss on tokens drawn at random that come twice.
-        texts: how many such texts a step has.
+        warmup: the share of the run in which the rate rises.
+        after: the folder of a model of the same shape to start from; random weights by default.
+        copies: the weight of the loss on random tokens that come twice.
+        texts: the number of such texts a step.
         products: as for `qkv.learn.train`.
-        seed: of everything.
+        seed: seeds all random draws.
     """
 
     layers: int = 5
@@ -99,7 +99,7 @@ class Recipe:
     seed: int = 0
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The config.json of the model, a Llama."""
+        """Return the config.json of the model, a Llama."""
         end = end_of(tokenizer)
         return {
             "model_type": "llama",
@@ -130,16 +130,16 @@ def make(
     tokenizer: Tokenizer | None = None,
     **limits: Any,
 ) -> Trained:
-    """Train it.
+    """Train the decoder.
 
     Args:
-        recipe: what it is.
+        recipe: the model's sizes and the training's settings.
         source: of the books, as for `training.books.read`.
-        wordnet_folder: where WordNet's files are.
+        wordnet_folder: the folder of WordNet's files.
         folder: of the run.
-        resume: go on with the run in the folder.
-        tokenizer: of an earlier run, to have that again; trained unless given.
-        limits: what else `qkv.learn.train` takes.
+        resume: continue the run in the folder.
+        tokenizer: of an earlier run, to reuse; by default a new one is trained.
+        limits: further arguments of `qkv.learn.train`.
     """
     kinds = texts(source, wordnet_folder, recipe)
     if recipe.after:
@@ -181,7 +181,7 @@ def make(
 
 
 def texts(source: Path, wordnet_folder: Path, recipe: Recipe) -> dict[str, list[str]]:
-    """All that is read, by kind."""
+    """Return all training texts by kind."""
     rng = np.random.default_rng(recipe.seed)
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
     passages = [text for _, found in books.read(source, ["train"]) for text in joined(found, rng)]
@@ -194,9 +194,9 @@ def texts(source: Path, wordnet_folder: Path, recipe: Recipe) -> dict[str, list[
 
 
 def joined(passages: Iterable[Sequence[str]], rng: np.random.Generator) -> Iterator[str]:
-    """Paragraphs that follow one another as texts of 60 to 120 words; a long one is cut.
+    """Join consecutive paragraphs into texts of 60 to 120 words; cut long paragraphs.
 
-    The first sentence of some is in small letters.
+    The first sentence of some texts is put in lower case.
     """
     text: list[str] = []
     count = 0
@@ -219,12 +219,12 @@ def joined(passages: Iterable[Sequence[str]], rng: np.random.Generator) -> Itera
 
 
 def _laid_out(sentences: Sequence[str]) -> str:
-    """Sentences as one text; a line break stands for itself."""
+    """Join sentences into one text; keep line breaks."""
     return " ".join(sentences).replace(" \n ", "\n").strip()
 
 
 def twice(passages: Sequence[str], rng: np.random.Generator, count: int) -> list[str]:
-    """Beginnings of passages that come twice."""
+    """Make texts that hold the beginning of a passage twice."""
     found = []
     for at in rng.choice(len(passages), count):
         words = passages[at].split(" ")[: int(rng.integers(5, 40))]
@@ -233,15 +233,16 @@ def twice(passages: Sequence[str], rng: np.random.Generator, count: int) -> list
 
 
 def end_of(tokenizer: Tokenizer) -> int:
-    """The token that ends a text."""
+    """Return the token that ends a text."""
     vocabulary = tokenizer.vocabulary
     return next(vocabulary[name] for name in ENDS if name in vocabulary)
 
 
 def tokenizer_of(texts: Iterable[str], vocabulary: int) -> SubwordTokenizer:
-    """Pairs of bytes that are joined, as GPT-2's, but for the first word of a text.
+    """Train a byte-level BPE tokenizer like GPT-2's.
 
-    That gets a blank before it, so that it has the tokens that it has within texts.
+    It puts a blank before a text's first word, so that the word has the same tokens as within a
+    text.
 
     >>> tokenizer = tokenizer_of(["bank: sloping land. he sat on the bank"] * 9, 300)
     >>> tokens = tokenizer("bank: sloping land. he sat on the bank").tokens
@@ -259,7 +260,7 @@ def tokenizer_of(texts: Iterable[str], vocabulary: int) -> SubwordTokenizer:
 
 
 def sequences(texts: Iterable[str], tokenizer: Tokenizer, length: int) -> list[Array]:
-    """Each text as token ids with its end; what is too long goes on in another sequence."""
+    """Return each text as token ids with an end token; split texts that are too long."""
     end = np.array([end_of(tokenizer)], np.int32)
     found: list[Array] = []
     for ids in tokenizer.ids_batch(texts):
@@ -273,7 +274,7 @@ def sequences(texts: Iterable[str], tokenizer: Tokenizer, length: int) -> list[A
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train as the command line says."""
+    """Train with the settings of the command line."""
     run("training.book_decoder", __doc__, Recipe, STEPS, make, arguments, reads_books=True)
 
 

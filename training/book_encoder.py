@@ -1,41 +1,41 @@
 """Train the encoder that ships: `python -m training.book_encoder BOOKS -o DIR`.
 
-It goes on from an encoder that has read WordNet alone (`training.make`), and reads sentences of
-books as people type them: short ones, half of them without their full stop. WordNet's examples and
-documents stay in the mixture, for the words that books of before 1930 lack, and so do its senses.
+It starts from an encoder that has read only WordNet (`training.make`), and reads short sentences of
+books as people type them, half of them without their full stop. WordNet's examples, documents and
+senses stay in the mixture, because books from before 1930 lack many words.
 
-DIR is then a run of `qkv.learn`; `--resume` goes on with one that was stopped.
+DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
-What ships is made in seven runs, as `make model` does it. 3,000 content words of books for choices,
-each hidden in its short sentence, tell how far each comes:
+`make model` makes the shipped encoder in seven runs. Their scores, on 3,000 content words of the
+books for choices, each masked in its short sentence:
 
 | run | what it adds | right |
 | --- | --- | --- |
 | 1 | books, after WordNet | 10.1% |
-| 2 | short sentences for the most part, content words hidden sooner | 12.1% |
+| 2 | mostly short sentences; content words are masked more often | 12.1% |
 | 3, 4 | both after 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; their mean 14.0% |
 | 5, 6 | both after that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
-| 7 | after the mean of 3 to 6: more such gaps, for longer, and less for words in sight | 18.2% |
+| 7 | after the mean of 3 to 6: more such gaps, longer training, a smaller `in_sight` | 18.2% |
 
-The mean of 3 to 6 names 15.8%, and in 31 of the 60 sentences for choices
-(`training.fits --choose`) one of its five guesses fits, the most of all means that were tried (28
-after run 2, 28 of the mean of 3 and 4, 26 of that of 5 and 6); the first fits in 13 (15, 9, 13).
-In rows of int8, which run 7 goes on from, it names 15.7% and the first fits in 14.
+The mean of runs 3 to 6 names 15.8%. In 31 of the 60 sentences for choices
+(`training.fits --choose`) one of its five guesses fits, the most of all means tried (28 after run
+2, 28 for the mean of 3 and 4, 26 for the mean of 5 and 6); its first guess fits in 13 (15, 9, 13).
+With rows of int8, from which run 7 starts, it names 15.7% and the first guess fits in 14.
 
-The mean of run 7 and of that one ships. It names 18.1%, and one of its five guesses is right for
-34.1% (run 7 alone: 33.5%, the mean of 3 to 6: 32.3%). Its chances are better than those of run 7
-alone, too: the word that stands there costs it 5.91 nats, and run 7 alone 6.56 (before: 5.55). The
-first fits in 14 of the 60 sentences, one of five in 29.
+The mean of run 7 and of the mean of 3 to 6 ships. It names 18.1%, and one of its five guesses is
+right for 34.1% (run 7 alone: 33.5%, the mean of 3 to 6: 32.3%). Its loss on the masked word is
+5.91 nats, lower than that of run 7 alone (6.56; before run 7: 5.55). Its first guess fits in
+14 of the 60 sentences, one of five in 29.
 
-The counts alone, which fill more than the model does, name 16.8% of 1,200 of these words, and 23 of
-the 60 sentences; one of five is right in 42 of these.
+The counts alone, which take more space than the model, name 16.8% of 1,200 of these words. Their
+first guess fits in 23 of the 60 sentences, one of five in 42.
 
-Two more runs from the model that ships changed little, so neither became part of it. In one, the
-counts and the model before it taught the gaps that counts can guess (4,154 steps, 16.2 million
+Two more runs from the shipped model changed little, so neither became part of it. In the first, the
+counts and the earlier model taught the gaps that counts can guess (4,154 steps, 16.2 million
 tokens): its mean with the shipped model names 18.8% of the words, one of five guesses is right for
-35.2%, and one of five fits in 28 of the 60 sentences. The other read more senses, 48 uses a step
+35.2%, and one of five fits in 28 of the 60 sentences. The second read more senses, 48 uses a step
 (3,369 steps, 11.6 million tokens): 18.9%, 35.2% and 29. A model of this size seems to have learned
-from these books what it can.
+all it can from these books.
 """
 
 from __future__ import annotations
@@ -74,44 +74,44 @@ from training.wordnet import WordNet, documents, ended, examples, read
 
 NAME = "books"
 STEPS = 2869
-FITTED = 800  # hidden words that the weights of the teacher are fitted to
+FITTED = 800  # masked words to which the teacher's weights are fitted
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the model is, and how it learns.
+    """The starting model and the settings of the training.
 
     Attributes:
-        after: the folder of the model that it goes on from; its sizes are kept.
-        beside: the folder of another; it goes on from the mean of the weights of both.
-        vocabulary: V, at most; 0 for that of the model before.
-        whole: the share of it that are whole words, at least.
+        after: the folder of the model to start from; its sizes are kept.
+        beside: the folder of another model; training starts from the mean of both weights.
+        vocabulary: V, at most; 0 keeps the vocabulary of the starting model.
+        whole: the least share of whole words in the vocabulary.
         held_out: twelfths of WordNet's examples that are kept from training.
-        clauses: the share of the tokens that are of clauses of longer sentences.
-        short: the share of the tokens that are of short sentences of books.
-        long: that of passages of books.
-        examples: that of WordNet's examples.
-        documents: that of WordNet's documents.
-        length: the most tokens of a text, special ones included.
-        tokens: at least so many tokens of texts a step.
-        masked: the share of them that is hidden.
-        in_sight: what is added to the logits of content words that are in sight where others are
-            hidden, while it learns (`training.objectives.Unseen`).
-        little: as of `training.objectives.Unseen`.
+        clauses: the share of tokens from clauses of longer sentences.
+        short: the share of tokens from short sentences of books.
+        long: the share of tokens from passages of books.
+        examples: the share of tokens from WordNet's examples.
+        documents: the share of tokens from WordNet's documents.
+        length: the most tokens of a text, special tokens included.
+        tokens: the least number of tokens a step.
+        masked: the share of tokens that are masked.
+        in_sight: added, in training, to the logits of content words that the text shows
+            (`training.objectives.Unseen`).
+        little: as for `training.objectives.Unseen`.
         rate: the highest learning rate.
-        warmup: the share of the run in which it rises to that.
+        warmup: the share of the run in which the rate rises.
         begin: the share of the run after which senses are learned too.
-        uses: how many words in their sentences that has a step.
-        wrong: how many other senses of each.
-        prior: as of `training.objectives.Senses`, and
-        used: too.
-        told: the share of the hidden word in what is learned; the rest is what a teacher says, the
-            model before multiplied by counts.
-        guessed: above 0, words are hidden alone, and those only that have at least this chance by
-            counts (`training.objectives.Guessed`).
-        gapped: clauses with such a hidden word, at most, for each short sentence.
+        uses: the words in sentences whose senses a step learns.
+        wrong: the number of other senses of each word.
+        prior: as for `training.objectives.Senses`.
+        used: as for `training.objectives.Senses`.
+        told: the share of the masked word in the target distribution; the rest is the teacher's,
+            the starting model multiplied by counts.
+        guessed: above 0, each text has one masked word, to which the counts give at least this
+            probability (`training.objectives.Guessed`).
+        gapped: the most clauses with such a masked word, for each short sentence.
         products: as for `qkv.learn.train`.
-        seed: of everything.
+        seed: seeds all random draws.
     """
 
     after: str = "src/qkv/data/wordnet"
@@ -153,16 +153,16 @@ def make(
     tokenizer: Tokenizer | None = None,
     **limits: Any,
 ) -> Trained:
-    """Train it.
+    """Train the encoder.
 
     Args:
-        recipe: what it is.
+        recipe: the starting model and the training's settings.
         source: of the books, as for `training.books.read`.
-        wordnet_folder: where WordNet's files are.
+        wordnet_folder: the folder of WordNet's files.
         folder: of the run.
-        resume: go on with the run in the folder.
-        tokenizer: of an earlier run, to have that again; made unless given.
-        limits: what else `qkv.learn.train` takes.
+        resume: continue the run in the folder.
+        tokenizer: of an earlier run, to reuse; by default a new one is made.
+        limits: further arguments of `qkv.learn.train`.
     """
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
     read_books = [found for _, found in books.read(source, ["train"])]
@@ -223,17 +223,17 @@ def make(
 def vocabulary(
     read_books: Sequence[list[list[str]]], wordnet: WordNet, recipe: Recipe
 ) -> SubwordTokenizer:
-    """The commonest words of books and of WordNet's examples whole, and pieces for the others."""
+    """Make a tokenizer: whole words for the commonest in the texts, subwords for the others."""
     words, counts = commonest_of_books(read_books, wordnet)
     rest = [" ".join([word] * min(count, 50)) for word, count in counts.items()]
-    rest.append(" ".join(printable))  # marks, digits and letters, each by itself
+    rest.append(" ".join(printable))  # single punctuation marks, digits and letters
     return with_whole_words(rest, words, recipe.vocabulary, int(recipe.whole * recipe.vocabulary))
 
 
 def texts(
     read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Mixed:
-    """All that is read, as sequences."""
+    """Return all training texts as sequences."""
     passages = passages_of(read_books)
     kinds: dict[str, Callable[[], list[str]]] = {
         "short": lambda: _with_and_without_stop(short_of(passages)),
@@ -257,24 +257,24 @@ def _with_and_without_stop(sentences: list[str]) -> list[str]:
 
 
 def passages_of(read_books: Iterable[list[list[str]]]) -> list[list[str]]:
-    """The passages of all books."""
+    """Return the passages of all books."""
     return [passage for found in read_books for passage in found]
 
 
 def short_of(passages: Iterable[list[str]]) -> list[str]:
-    """The sentences of passages that somebody might type."""
+    """Return the sentences of passages that a reader might type."""
     return [one for passage in passages for one in map(typed, passage) if one]
 
 
 def clauses_of(passages: Iterable[list[str]]) -> list[str]:
-    """The parts of their sentences that somebody might type."""
+    """Return the clauses of their sentences that a reader might type."""
     return [part for passage in passages for one in passage for part in clauses(one)]
 
 
 def counted(
     read_books: Iterable[list[list[str]]], wordnet: WordNet, tokenizer: Tokenizer, content: Array
 ) -> Neighbours:
-    """What is counted in all sentences that are read."""
+    """Count neighbours in all training sentences."""
     every = [sentence for passage in passages_of(read_books) for sentence in passage]
     return Neighbours(tokenizer.ids_batch([*every, *examples(wordnet)]), content)
 
@@ -282,9 +282,9 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """With which counts, and a model if there is one, name hidden words of books for choices best.
+    """Fit the weights with which counts, and a model if given, best name masked words.
 
-    The last weight is then the model's.
+    The masked words are from the books for choices. The last weight is the model's, if given.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))
@@ -309,11 +309,11 @@ def guessable(
     tokenizer: Tokenizer,
     recipe: Recipe,
 ) -> list[tuple[Array, int]]:
-    """Short texts, each with the place of a content word that counts can guess.
+    """Return short texts, each with the position of a content word that counts can guess.
 
-    A word is looked at in each short sentence of books, in `gapped` times as many clauses, and in
-    each example of WordNet. It stands once in its text, is one token of three letters or more, and
-    is no part of a contraction.
+    The function tries one word in each short sentence of books, in `gapped` times as many clauses,
+    and in each example of WordNet. The word occurs once in its text, is one token of at least three
+    letters, and is no part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)
@@ -348,10 +348,10 @@ def guessable(
 
 
 def carried_over(before: Model, tokenizer: Tokenizer) -> Model:
-    """A model with another vocabulary.
+    """Give a model another vocabulary.
 
-    A token that the old vocabulary has keeps its row, any other begins with the mean of the rows
-    of its pieces there.
+    A token of the old vocabulary keeps its row. A new token starts with the mean of the rows of its
+    subwords in the old vocabulary.
     """
     assert before.tokenizer is not None
     old, new = before.tokenizer.vocabulary, tokenizer.vocabulary
@@ -372,7 +372,7 @@ def carried_over(before: Model, tokenizer: Tokenizer) -> Model:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train as the command line says."""
+    """Train with the settings of the command line."""
     run("training.book_encoder", __doc__, Recipe, STEPS, make, arguments, reads_books=True)
 
 

@@ -1,8 +1,8 @@
-"""From runs to the folders in the package: `python -m training.book_ship RUN BOOKS`.
+"""Make a folder of the package from runs: `python -m training.book_ship RUN BOOKS`.
 
-RUN is what `training.book_encoder` or `training.book_decoder` wrote, BOOKS what they read. The
-folder holds the model in rows of int8, its tokenizer, a card with its figures on books, sentences
-and examples that were kept from training and from choices, and WordNet's licence.
+RUN is the folder of `training.book_encoder` or `training.book_decoder`, BOOKS the books that it
+read. The new folder holds the model in rows of int8, its tokenizer, WordNet's licence, and a card
+with results on books, sentences and examples that were kept from training and from choices.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ TEN = Path(__file__).with_name("ten.txt")
 LACKING = ("phone", "car", "computer", "television", "photo", "plane")
 SHOWN = ("once upon a time", "She opened the door and", "The old man said")
 WRITERS_SCORES = ("copies", "previous", "same", "first", "induction")
-TEXTS = 400  # that heads are measured on
-BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # by whether it writes
+TEXTS = 400  # on which heads are measured
+BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # True for a decoder
 
 CARD = """---
 license: apache-2.0
@@ -172,20 +172,20 @@ def ship(
     """Write the folder, and measure the model in it.
 
     Args:
-        run: of an encoder or of a decoder.
+        run: the folder of an encoder's or a decoder's run.
         source: of the books.
-        place: the folder; that of the package for such a model unless given.
-        wordnet_folder: where WordNet's files are.
-        beside: other runs like it, or that it went on from, or the folder of a model that did: the
-            mean of all their weights ships.
+        place: the folder to write; by default the package's folder for such a model.
+        wordnet_folder: the folder of WordNet's files.
+        beside: other runs, or folders of models made from runs, of the same shape; the mean of all
+            their weights ships.
 
     Returns:
         The folder and its card.
 
     Raises:
-        FileNotFoundError: there is no run, or no WordNet.
-        ValueError: a book is missing, or is not the listed one, or a model to take the mean with
-            has this run's weights in it already.
+        FileNotFoundError: the run or WordNet is missing.
+        ValueError: a book is missing or differs from the list, or a model in `beside` already
+            contains this run's weights.
 
     Source:
         Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves
@@ -241,7 +241,7 @@ def _about(model: qkv.Model) -> str:
 
 
 def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
-    """What a model has read, and what is rare there."""
+    """Describe the texts that a model has read, and the words that are rare in them."""
     own = [book for book in listed if book.part == "train"]
     counts = np.bincount(corpus.words, minlength=len(corpus.vocabulary))
     words = sum(
@@ -265,10 +265,10 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
 def _together(
     runs: Sequence[Path], chains: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """What all runs say, those of the first one's chain first.
+    """Return the records of all runs, the first run's chain first.
 
-    Where a mean of weights ships, the last of them says of which runs, by their numbers from 1 on;
-    a model that is itself such a mean stands there with the numbers of its own runs.
+    If a mean of weights ships, the last record lists its runs by their numbers, counted from 1; a
+    model that is itself a mean is listed by the numbers of its own runs.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])
@@ -286,7 +286,7 @@ def _together(
 
 
 def _learned(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a run, but for the folders that it went on from."""
+    """Return a run's recipe without the folders of its starting models."""
     recipe = about["settings"]["recipe"]
     return {name: recipe[name] for name in recipe if name not in ("after", "beside")}
 
@@ -304,7 +304,7 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """How many runs there were, and of which of them the weights are a mean."""
+    """Say how many runs made the weights, and of which runs they are the mean."""
     if len(abouts) == 1:
         return ""
     mean = abouts[-1].get("mean")
@@ -313,7 +313,7 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _meant(mean: Sequence[Any]) -> str:
-    """What a mean is of: runs, and models that are means themselves.
+    """Describe a mean's members: runs, and models that are means themselves.
 
     >>> _meant([5, 6, 3, 4])
     'what ships is the mean of the weights of runs 3, 4, 5 and 6'
@@ -345,7 +345,7 @@ def _guessed(
     corpus: counting.Corpus,
     wordnet: WordNet,
 ) -> dict[str, str]:
-    """The sections of an encoder's card."""
+    """Write the sections of an encoder's card."""
     gaps = fits.asked(fits.GAPS)
     look_up = counting.LookUp(corpus)
     said = {
@@ -395,7 +395,7 @@ def _guessed(
 
 
 def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
-    """A table of how often words fit: the first, and one of five where there are as many."""
+    """Tabulate how often the first guess fits and, given five guesses, how often one of them."""
     counts: dict[str, Callable[[fits.Said], bool]] = {"the first fits": lambda one: one.fits}
     if any(len(one.words) > 1 for each in said.values() for one in each):
         counts["one of five fits"] = lambda one: one.among(fits.FIVE)
@@ -408,7 +408,7 @@ def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
 
 
 def ten(model: qkv.Model) -> Iterator[str]:
-    """The rows of ten sentences and of what a model says."""
+    """Return the rows of ten sentences and a model's guesses."""
     assert model.tokenizer is not None
     for line in TEN.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -424,7 +424,7 @@ def _written(
     read_books: Mapping[books.Book, list[list[str]]],
     corpus: counting.Corpus,
 ) -> dict[str, str]:
-    """The sections of a decoder's card."""
+    """Write the sections of a decoder's card."""
     openings = fits.asked(fits.OPENINGS)
     said = {
         "this one": fits.continued(model, openings),
@@ -489,16 +489,16 @@ def _written(
 
 
 def written(model: qkv.Model) -> list[str]:
-    """What a decoder writes behind three openings, as the lines of a list."""
+    """Continue three openings with a decoder, as the lines of a list."""
     texts = model.generate(list(SHOWN), max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
     return [f"- *{one.prompt}*{one}".replace("\n", " ") for one in texts]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the folder, and print where it is."""
+    """Make the folder, and print its path."""
     parser = argparse.ArgumentParser(prog="python -m training.book_ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, help="what a training.book_* module wrote")
+    parser.add_argument("run", type=Path, help="the folder of a run of training.book_*")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument(
@@ -509,7 +509,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place, text = ship(given.run, given.books, given.out, given.wordnet, given.beside)
     print(f"{place}\n\n{text}")
     if place.parent == numbers.DATA:
-        numbers.main([])  # what the documentation quotes of the models in the package
+        numbers.main([])  # the documentation quotes numbers of the packaged models
 
 
 if __name__ == "__main__":
