@@ -1,11 +1,11 @@
-"""The books that models read: `python -m training.books BOOKS` checks them and says what they hold.
+"""The books that models read: `python -m training.books BOOKS` checks and counts them.
 
-BOOKS is a clone of the public repository that `books.csv` was made from, or an archive of its files
-(github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book is held against its SHA-256.
-Those marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
+BOOKS is a clone of the public repository from which `books.csv` was made, or an archive of its
+files (github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book must have its listed SHA-256.
+Books marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
 
-Whole authors, and whole books of other authors, are kept from tokenizers and training: a part
-"choose" to choose weights and mixtures on, and a part "test" that only results are reported on.
+Whole authors, and whole books of other authors, are kept from tokenizers and training. The part
+"choose" serves to choose weights and mixtures, the part "test" only to report results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-_BOOKS = {0: "choose", 1: "test"}  # which of 64 shares, by the hash of their paths
+_BOOKS = {0: "choose", 1: "test"}  # by share of 64, from the hash of the path
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)
@@ -57,10 +57,10 @@ class Book(NamedTuple):
     """A row of the list.
 
     Attributes:
-        path: in the repository.
-        author: who wrote it.
-        title: as its file says.
-        sha256: of its bytes.
+        path: the path in the repository.
+        author: the author's name.
+        title: the title in the book's file.
+        sha256: the SHA-256 of its bytes.
         part: "train", "choose" or "test".
     """
 
@@ -72,7 +72,7 @@ class Book(NamedTuple):
 
 
 def listed(path: Path = LISTED) -> list[Book]:
-    """The books that may be used, in the order of the list.
+    """Return the books that may be used, in the order of the list.
 
     >>> books = listed()
     >>> len(books), {book.part for book in books} == set(PARTS)
@@ -86,7 +86,7 @@ def listed(path: Path = LISTED) -> list[Book]:
 
 
 def part_of(row: dict[str, str]) -> str:
-    """The part of a book, which its author decides, or else its own path."""
+    """Return a book's part, which depends on its author, or else on its path."""
     for part, authors in _AUTHORS.items():
         if row["author"] in authors:
             return part
@@ -94,14 +94,14 @@ def part_of(row: dict[str, str]) -> str:
 
 
 def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, list[list[str]]]]:
-    """The books of these parts, as passages: sentences that follow one another.
+    """Read the books of these parts as passages, which are lists of consecutive sentences.
 
     Args:
         source: a clone of the repository, or an archive of its files.
-        parts: which.
+        parts: the parts to read.
 
     Raises:
-        ValueError: `source` cannot be read, a book is missing or is not the listed one.
+        ValueError: `source` cannot be read, or a book is missing or differs from the list.
     """
     wanted = [book for book in listed() if book.part in parts]
     for book, content in zip(wanted, _contents(source, wanted), strict=True):
@@ -115,7 +115,7 @@ def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, lis
 
 
 def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
-    """The bytes of books, from a folder or an archive."""
+    """Read the bytes of books from a folder or an archive."""
     if source.is_dir():
         for book in books:
             path = source / book.path
@@ -127,7 +127,7 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(source) as archive:
-            for member in archive:  # from front to back, once: it may be packed
+            for member in archive:  # one pass: a compressed archive is slow to seek in
                 place = _inside(member.name)
                 if place in wanted and (file := archive.extractfile(member)):
                     found[place] = file.read()
@@ -143,12 +143,12 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
 
 
 def _inside(name: str) -> str:
-    """The author's folder and the file of a path."""
+    """Split a path into the author's folder and the file."""
     return "/".join(Path(name).parts[-2:])
 
 
 def passages(text: str) -> list[list[str]]:
-    r"""The passages of a book: the sentences of each paragraph, in runs without what is dropped.
+    r"""Split a book into passages: the sentences of each paragraph, cut at dropped sentences.
 
     >>> passages("# Title: A\n\n-------\n\n## I\n\nMr. Lee sat _down_. He ate.\n\n* * *\n")
     [['Mr. Lee sat down.', 'He ate.']]
@@ -169,7 +169,7 @@ def passages(text: str) -> list[list[str]]:
 
 
 def plain(paragraph: str) -> str:
-    r"""A paragraph as running text: without marks of emphasis, notes and broken lines.
+    r"""Turn a paragraph into running text, without emphasis marks, note marks and line breaks.
 
     >>> plain("He  said,--'Come\nin,'[1] she _did_.")
     "He said, — 'Come in,' she did."
@@ -179,7 +179,7 @@ def plain(paragraph: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    r"""The sentences of running text.
+    r"""Split running text into sentences.
 
     >>> sentences("'Go!' said Dr. Lee. \"Why?\" He went.")
     ["'Go!' said Dr. Lee.", '"Why?"', 'He went.']
@@ -193,7 +193,7 @@ def sentences(text: str) -> list[str]:
 
 
 def is_clean(sentence: str) -> bool:
-    """Whether a sentence has words, letters of Western languages alone, and nothing dropped.
+    """Tell whether a sentence has words, only Western letters, and no dropped word.
 
     >>> is_clean("He drank his tea."), is_clean("* 3 *"), is_clean("The HUSSY!")
     (True, False, False)
@@ -204,13 +204,13 @@ def is_clean(sentence: str) -> bool:
 
 
 def has_dropped(text: str) -> bool:
-    """Whether one of a text's words is dropped."""
+    """Tell whether a text contains a dropped word."""
     return any(is_dropped(word.casefold()) for word in _WORD.findall(text))
 
 
 @cache
 def is_dropped(word: str) -> bool:
-    """Whether a word in small letters, its plural, or a part of it between hyphens is dropped."""
+    """Tell whether a lower-case word, its plural, or a part between hyphens is dropped."""
     parts = {word, *word.split("-")}
     ends = {part.removesuffix("'s") for part in parts}
     return bool((ends | {one[:-1] for one in ends if one.endswith("s")}) & dropped())
@@ -218,7 +218,7 @@ def is_dropped(word: str) -> bool:
 
 @cache
 def dropped(path: Path = DROPPED) -> frozenset[str]:
-    """The words that no model reads."""
+    """Return the dropped words, which no model reads."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 

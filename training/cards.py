@@ -1,4 +1,4 @@
-"""What the cards of both models that ship have in common."""
+"""Shared parts of the model cards of both shipped models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNS = "runs.json"
 
 
 def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """A row for each head, with its scores of these names.
+    """Write a table with a row for each head and a column for each of these scores.
 
     >>> print(heads_table([{"layer": 0, "head": 1, "first": 0.5}], ["first"]))
     | head | first |
@@ -29,10 +29,11 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def abouts_of(run: Path) -> list[Mapping[str, Any]]:
-    """What the last checkpoint says of a run, behind what those say that it went on from.
+    """Return the records of a run's chain: the runs that it continues, then the run itself.
 
-    The folder of a model that ships has this in a file. Empty where the folder holds neither a run
-    nor that file; what is no run before the first one is left out.
+    A record is taken from a run's last checkpoint. The folder of a shipped model keeps the records
+    in a file. The list is empty if the folder holds neither a run nor that file; a starting folder
+    that is no run is left out.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
@@ -47,9 +48,9 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 
 
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
-    """Write what the runs of a model say into its folder, where `abouts_of` finds it.
+    """Write the records of a model's runs into its folder, where `abouts_of` reads them.
 
-    Of the folders that they went on from it has the name of the first alone, that of a model.
+    Of the starting folders, the file keeps only the name of the first, which is a model.
     """
     kept: list[dict[str, Any]] = []
     for about in abouts:
@@ -65,10 +66,10 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
 
 
 def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """The recipe of the first run, and what was another in those that go on from it.
+    """Describe the recipe of the first run, and the settings that later runs changed.
 
-    The folder that a run went on from is left out. A run that is "beside" the one before began
-    where that one began.
+    The folder from which a run started is left out. A run "beside" the previous run started from
+    the same weights as it.
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)

@@ -1,14 +1,13 @@
-"""Whether a model names a hidden word by repeating another that it sees.
+"""Measure how often a model fills a masked word by repeating a visible word of the sentence.
 
-`python -m training.copying MODEL...` measures all of them on the same sentences and prints it; a
-MODEL is a folder or a name, and without any it is the default.
+`python -m training.copying MODEL...` measures all models on the same sentences and prints the
+result; a MODEL is a folder or a name, and without any MODEL the default is measured.
 
-How it is measured. From the held-out examples of 5 to 16 words 800 are drawn by a seed, and in each
-of them one content word that stands once in it and is one token in the vocabulary of every model.
-That word is hidden, and the model's first guess is looked at: the token with the largest logit,
-with nothing taken from the logits. *Another* is how often it is another content word of the
-sentence (the word before the apostrophe of "Bank's" among them), *right* how often the hidden one.
-A piece of a word is neither. Intervals are Wilson's, of 95%.
+Method. A seed draws 800 of the held-out examples of 5 to 16 words, and in each example one content
+word that occurs once and is one token in the vocabulary of every model. That word is masked. The
+model's first guess is the token with the largest logit; the logits are not adjusted. *Another* is
+how often the guess is another content word of the sentence (such as "Bank" of "Bank's"), *right*
+how often it is the masked word. A subword counts as neither. Intervals are Wilson's, of 95%.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ _WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence with one word to hide.
+    """A sentence with one word to mask.
 
     Attributes:
-        sentence: as it is.
-        start: where the word begins.
-        end: where it ends.
-        others: the other content words of the sentence, in small letters.
+        sentence: the unchanged sentence.
+        start: the index of the word's first character.
+        end: the index behind its last character.
+        others: the other content words of the sentence, in lower case.
     """
 
     sentence: str
@@ -57,12 +56,12 @@ class Example:
 
     @property
     def word(self) -> str:
-        """The word, in small letters."""
+        """Return the word in lower case."""
         return self.sentence[self.start : self.end].lower()
 
 
 def examples_of(sentence: str) -> list[Example]:
-    """One for each content word that stands once in a sentence; none if it is short or long.
+    """Make an example for each content word that occurs once in a sentence of fitting length.
 
     >>> [one.word for one in examples_of("The baker put the bread into the oven, then more bread.")]
     ['baker', 'put', 'oven']
@@ -87,13 +86,13 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """So many examples, one of a sentence, whose words are one token for each tokenizer.
+    """Draw examples, one a sentence, whose masked word is one token for each tokenizer.
 
     Args:
-        sentences: where they come from.
-        tokenizers: of all models that are to be measured on them.
-        count: how many, at most.
-        seed: decides which.
+        sentences: the sentences to draw from.
+        tokenizers: of all models to be measured.
+        count: the most examples.
+        seed: seeds the draw.
     """
     rng = np.random.default_rng(seed)
     found: list[Example] = []
@@ -111,7 +110,7 @@ def drawn(
 
 
 def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
-    """Which token of its sentence the word is; None if it is several, or unknown."""
+    """Return the index of the word's token; None if the word is several tokens or unknown."""
     text = tokenizer.tokenize(example.sentence)
     span = (example.start, example.end)
     if len(text) > MOST_TOKENS or span not in text.offsets:
@@ -121,7 +120,7 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
-    """How often the first guess is another content word, and how often it is right."""
+    """Count how often the first guess is another content word, and how often it is right."""
     assert model.tokenizer is not None
     places = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]
@@ -149,7 +148,7 @@ def _words(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
 
 
 def shown(found: Sequence[dict[str, Any]]) -> str:
-    """The same as a table of plain text."""
+    """Format the result as a table of plain text."""
     width = max(len(row["model"]) for row in found)
     lines = [f"{found[0]['examples']} examples, the same for all", ""]
     lines.append(f"{'':{width}} {'another':>22} {'right':>22}")

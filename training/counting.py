@@ -1,8 +1,8 @@
-"""What counting alone gives, without any learning: `python -m training.counting BOOKS`.
+"""Measure models that only count words: `python -m training.counting BOOKS`.
 
-Two models are measured. One looks up the longest context around a gap, or before a next word, that
-the books have; the other is an interpolated Kneser-Ney model of five words. Both read the books
-that the models which ship are trained on.
+The first model looks up the longest context around a gap, or before a next word, that occurs in the
+books. The second is an interpolated Kneser-Ney model of five words. Both read the training books of
+the shipped models.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from training.books import read
 from training.fits import FIVE, GAPS, OPENINGS, PARTS, Asked, Said, asked, shown
 
 ORDER = 5  # words
-WIDEST = 8  # words of context on each side that are looked up
-LEAST = 2  # times a word must stand in the books to be known
-END, UNKNOWN = 0, 1  # between sentences, and for a word that is not known
+WIDEST = 8  # most words of context on each side of a look-up
+LEAST = 2  # least occurrences of a known word in the books
+END, UNKNOWN = 0, 1  # ids of the end of a sentence, and of an unknown word
 
 TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,;:?!\u2014]")
 
 
 def tokens(text: str) -> list[str]:
-    """Words in small letters, and punctuation.
+    """Split a text into lower-case words and punctuation.
 
     >>> tokens('"Late!" he said.')
     ['late', '!', 'he', 'said', '.']
@@ -39,7 +39,7 @@ def tokens(text: str) -> list[str]:
 
 
 def numbered(cut: Iterable[Sequence[str]]) -> dict[str, int]:
-    """The vocabulary of sentences that are cut into tokens, as `Corpus.vocabulary` has it.
+    """Number the words of tokenized sentences, in the form of `Corpus.vocabulary`.
 
     >>> numbered(map(tokens, ["a cat.", "a dog.", "the cat"]))
     {'': 0, '?': 1, 'a': 2, 'cat': 3, '.': 4}
@@ -54,8 +54,8 @@ class Corpus:
     """Sentences end to end.
 
     Attributes:
-        vocabulary: words by their numbers, the first of which are `END` and `UNKNOWN`.
-        words: (N,) int32, each sentence with `END` behind it, and one before the first.
+        vocabulary: each word's number; `END` and `UNKNOWN` come first.
+        words: (N,) int32, with `END` before the first sentence and after each sentence.
     """
 
     vocabulary: dict[str, int]
@@ -63,7 +63,7 @@ class Corpus:
 
     @classmethod
     def of(cls, sentences: Iterable[str], vocabulary: dict[str, int] | None = None) -> Corpus:
-        """That of sentences, with the words of a vocabulary, or of those that occur `LEAST` times.
+        """Make a corpus of sentences; the default vocabulary has words that occur `LEAST` times.
 
         >>> corpus = Corpus.of(["a cat.", "a dog.", "the cat"])
         >>> list(corpus.vocabulary), corpus.words.tolist()
@@ -80,7 +80,7 @@ class Corpus:
 
 
 class LookUp:
-    """What stands most often in the longest context that a corpus has.
+    """Guesses by the words most frequent in the longest context found in a corpus.
 
     >>> corpus = Corpus.of(["he ate a pear", "he ate a pear", "she ate a plum", "she saw a plum"])
     >>> LookUp(corpus).guesses(["she", "ate", "a"], [])
@@ -96,7 +96,7 @@ class LookUp:
         )
 
     def guesses(self, before: Sequence[str], behind: Sequence[str], count: int = FIVE) -> list[str]:
-        """The words that stand between these, those of longer contexts first."""
+        """Return words that occur between these contexts, words of longer contexts first."""
         vocabulary, words = self._corpus.vocabulary, self._corpus.words
         left = [vocabulary.get(word, UNKNOWN) for word in before][::-1][:WIDEST]
         right = [vocabulary.get(word, UNKNOWN) for word in behind][:WIDEST]
@@ -123,14 +123,14 @@ class LookUp:
 
 @dataclass(frozen=True)
 class _Order:
-    """The n-grams of one length, as keys in order: the number of what stands before times V + word.
+    """The n-grams of one length. The key of an n-gram is its context's number times V + word.
 
     Attributes:
         keys: (G,) sorted.
-        counts: (G,) how often each is counted.
-        totals: by the number of what stands before, the sum of these counts.
-        kept: by the same, the share that is left to shorter contexts.
-        discounts: (3,) what is taken off counts of 1, of 2 and of more.
+        counts: (G,) the count of each n-gram.
+        totals: by context number, the sum of the context's counts.
+        kept: by context number, the share left to shorter contexts.
+        discounts: (3,) subtracted from counts of 1, of 2, and of 3 or more.
     """
 
     keys: Array
@@ -147,7 +147,7 @@ class KneserNey:
         Chen and Goodman 1999, "An empirical study of smoothing techniques for language modeling".
 
     Args:
-        corpus: what is counted.
+        corpus: the text to count.
         order: the most words of an n-gram.
     """
 
@@ -156,7 +156,7 @@ class KneserNey:
         words = corpus.words.astype(np.int64)
         size = len(corpus.vocabulary)
         self._size = size
-        grams: list[tuple[Array, Array]] = []  # keys, and which each place from n - 1 on has
+        grams: list[tuple[Array, Array]] = []  # keys, and each position's key, from n - 1 on
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)
@@ -166,7 +166,7 @@ class KneserNey:
                 return_inverse=True,
                 return_counts=True,
             )
-            if grams:  # what is shorter counts by how many words stand before it
+            if grams:  # a shorter n-gram counts the different words before it
                 endings = grams[-1][1][firsts + 1]
                 counted[-1] = np.bincount(endings, minlength=len(grams[-1][0]))
             grams.append((keys, numbers))
@@ -176,7 +176,7 @@ class KneserNey:
         ]
 
     def chances(self, words: Array) -> Array:
-        """The chance of each word, (N,), by those before it; the first of all has none before."""
+        """Return the probability of each word given the words before it, (N,)."""
         words = words.astype(np.int64)
         chance = np.full(len(words), 1 / self._size)
         before = np.zeros(len(words), np.int64)
@@ -198,7 +198,7 @@ class KneserNey:
 
 
 def _order(keys: Array, counts: Array, size: int) -> _Order:
-    """An order, from its n-grams and how often each is counted."""
+    """Make an order from its n-grams and their counts."""
     before = keys // size
     many = [np.bincount(before, counts == n).astype(float) for n in (1, 2)]
     many.append(np.bincount(before, counts > 2).astype(float))
@@ -213,7 +213,7 @@ def _order(keys: Array, counts: Array, size: int) -> _Order:
 
 
 def perplexity(model: KneserNey, corpus: Corpus) -> float:
-    """That of each known word of a corpus, punctuation and ends left out."""
+    """Return the perplexity per known word of a corpus, without punctuation and sentence ends."""
     names = np.array([name[:1].isalpha() for name in corpus.vocabulary])
     names[UNKNOWN] = False
     chances = model.chances(corpus.words)[names[corpus.words]]
@@ -221,7 +221,7 @@ def perplexity(model: KneserNey, corpus: Corpus) -> float:
 
 
 def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[str]]:
-    """The first passages of a book, with so many words at least; all of them for 0.
+    """Return the first passages of a book that have at least so many words; all of them for 0.
 
     >>> beginning([["A cat sat."], ["It ate.", "It slept."], ["The end."]], 4)
     [['A cat sat.'], ['It ate.', 'It slept.']]
@@ -236,7 +236,7 @@ def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[st
 
 
 def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
-    """What the look-up says in gaps, and behind openings."""
+    """Guess gaps and the words after openings with the look-up."""
     found = []
     for one in questions:
         before, gap, behind = one.text.partition("_")
@@ -250,9 +250,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.counting", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
-    parser.add_argument("--choose", action="store_true", help="on what choices are made on")
+    parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
     parser.add_argument(
-        "--first", type=int, default=0, help="measure perplexity on so many words of each book"
+        "--first", type=int, default=0, help="words of each book on which to measure perplexity"
     )
     given = parser.parse_args(arguments)
     part = PARTS[given.choose]

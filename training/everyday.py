@@ -1,14 +1,14 @@
-"""Two hundred everyday words, and how many of them a tokenizer cuts to pieces or does not know.
+"""Count how many of 200 everyday words a tokenizer splits into subwords or does not know.
 
-`python -m training.everyday MODEL` prints it; MODEL is a folder, a name, a tokenizer.json or, for
-the default, nothing.
+`python -m training.everyday MODEL` prints the count; MODEL is a folder, a name or a tokenizer.json;
+without MODEL the default model is measured.
 
-The rule of the list. They are words that a beginner of English meets first, in American spelling
-and small letters, each once, chosen before any tokenizer was built with them in mind, and by nobody
-who had looked at how often WordNet has them:
+Rule of the list: words that a beginner of English meets first, in American spelling and lower case,
+each once. They were chosen before any tokenizer was built for them, and without looking at their
+frequency in WordNet:
 
 - nouns for things at home (20), food (20), the body (12), animals (16), people (12) and places in
-  town (10): of each kind the first half in the singular, the other in the plural;
+  town (10): the first half of each kind in the singular, the second in the plural;
 - 15 verbs in four forms each: the base, the past, with -ing, with -s;
 - adjectives (20): fourteen as they are, three with -er, three with -est;
 - words of time (20), and what people say when they meet and part (10).
@@ -64,7 +64,7 @@ WORDS = tuple(word for words in KINDS.values() for word in words.split())
 
 
 def in_pieces(tokenizer: Tokenizer, words: Sequence[str] = WORDS) -> list[str]:
-    """Those words that are not one token of the vocabulary.
+    """Return the words that are not one token of the vocabulary.
 
     >>> from qkv.learn import train_tokenizer
     >>> tokenizer = train_tokenizer(["the cat sat"] * 9, "wordpiece", 40)
@@ -75,17 +75,17 @@ def in_pieces(tokenizer: Tokenizer, words: Sequence[str] = WORDS) -> list[str]:
 
 
 def is_whole(tokenizer: Tokenizer, word: str) -> bool:
-    """Whether a word by itself is one token, and known."""
+    """Tell whether a word by itself is one known token."""
     text = tokenizer.tokenize(word)
     real = [token for token, special in zip(text.tokens, text.special, strict=True) if not special]
     return len(real) == 1 and real[0] != tokenizer.unknown
 
 
 def tokenizer_of(given: str | None) -> Tokenizer:
-    """That of a model, or of a tokenizer.json.
+    """Load the tokenizer of a model, or of a tokenizer.json.
 
     Raises:
-        ValueError: the model has none.
+        ValueError: the model has no tokenizer.
     """
     if given is not None and given.endswith(".json"):
         return SubwordTokenizer.from_file(Path(given))
@@ -96,14 +96,14 @@ def tokenizer_of(given: str | None) -> Tokenizer:
 
 
 def shown(tokenizer: Tokenizer) -> str:
-    """How many of the words are in pieces or unknown, and which."""
+    """Report how many of the words, and which, are split or unknown."""
     found = in_pieces(tokenizer)
     share = in_words(len(found), len(WORDS))
     return f"in pieces or unknown: {len(found)} of {len(WORDS)}, {share}: {', '.join(found)}"
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Look at one tokenizer."""
+    """Print the report for one tokenizer."""
     parser = argparse.ArgumentParser(prog="python -m training.everyday", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", help="a folder, a name, a tokenizer.json, or nothing")

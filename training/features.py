@@ -1,18 +1,18 @@
 """The sparse autoencoder of docs/features.md: `python -m training.features BOOKS` trains it.
 
-BOOKS is as for `training.books`. The autoencoder is of a layer's result in the decoder that ships.
-The layer is the one whose vectors the token alone explains least, on the books that are kept for
-choices: there most is left for features of contexts. The autoencoder then learns from the books
-that the decoder was trained on, and is measured on books that neither has read. features.csv is
-emptied, since names belong to the weights.
+BOOKS is as for `training.books`. The autoencoder reads the output of one layer of the shipped
+decoder. The chosen layer is the layer whose vectors depend least on the token alone, measured on
+the books for choices: such vectors leave most to features of contexts. The autoencoder learns from
+the decoder's training books, and is measured on books that neither has read. features.csv is
+emptied, since its names belong to the old weights.
 
-docs/data gets the folder books-decoder-sae as SAELens reads it, sae-texts.json, `TEXTS` passages of
-the held-out books that are drawn by lot, and sae.json, what was measured.
+The command writes into docs/data: the folder books-decoder-sae in the format of SAELens;
+sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the measurements.
 
-`python -m training.features` draws `DRAWN` of the features by lot that fire in at least `FIRES` of
-these passages, prints where each is largest, and puts the names into sae.json that features.csv has
-for them. They were given on reading these passages: a feature has one where at least `FIT` of its
-`TOP` passages fit it. The page shows the first `SHOWN` that have one.
+`python -m training.features` draws `DRAWN` random features among those that fire in at least
+`FIRES` of these passages, prints the passages where each is largest, and copies the features' names
+from features.csv into sae.json. A reader of the passages gave the names: a feature has a name if
+the name fits at least `FIT` of its `TOP` passages. The page shows the first `SHOWN` named features.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ FOLDER, RESULTS, PASSAGES = (
 )
 NAMES = Path(__file__).with_suffix(".csv")
 FEATURES, K, TOKENS = 1024, 16, 1_000_000
-MEASURED = 1000  # passages that are measured
-TESTED = 40  # of the passages that ship, which the tests measure again
+MEASURED = 1000  # passages to measure on
+TESTED = 40  # shipped passages on which the tests measure again
 SHORTEST, LONGEST = 80, 360  # letters of a passage
 TEXTS, DRAWN, FIRES, TOP, FIT, SHOWN = 300, 60, 8, 8, 7, 12
-OFTEN = 10  # occurrences of a token that counts where the share of tokens is measured
+OFTEN = 10  # least occurrences of a token that counts in `of_tokens`
 
 
 def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Sentences that follow one another, as texts of `SHORTEST` to `LONGEST` letters.
+    """Join consecutive sentences into texts of `SHORTEST` to `LONGEST` letters.
 
     >>> long = "He looked at the sea, and thought of the ship that had left him. " * 3
     >>> [len(text) for text in passages([[long.strip(), long.strip(), "No."], ["Too short."]])]
@@ -66,19 +66,19 @@ def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def drawn(source: Path, part: str, seed: int = 0) -> list[str]:
-    """All passages of a part of the books, in an order drawn by lot."""
+    """Return all passages of a part of the books in random order."""
     found = [text for _, runs in books.read(source, [part]) for text in passages(runs)]
     return [found[one] for one in np.random.default_rng(seed).permutation(len(found))]
 
 
 def whole(model: qkv.Model, texts: Sequence[str]) -> list[str]:
-    """The texts that the model reads to their end."""
+    """Return the texts that fit into the model's positions."""
     most = model.max_seq_length or np.inf
     return [text for text in texts if len(model.tokenize(text).ids) <= most]
 
 
 def of_tokens(rows: Array, ids: Array) -> float:
-    """The share of the variance of vectors (n, D) that their tokens (n,) explain, of frequent ones.
+    """Return the share of the variance of vectors (n, D) that frequent tokens (n,) explain.
 
     >>> of_tokens(np.tile([[1.0, 0.0], [3.0, 0.0]], (10, 1)), np.tile([7, 8], 10))
     1.0
@@ -95,7 +95,7 @@ def of_tokens(rows: Array, ids: Array) -> float:
 
 
 def rows_at(model: qkv.Model, texts: Sequence[str], at: tuple[str, int]) -> tuple[Array, Array]:
-    """The vectors of texts (n, D), and their tokens (n,)."""
+    """Return the vectors of texts (n, D), and their tokens (n,)."""
     trace = model.trace(texts, names=[at])
     there = np.arange(trace[at].shape[1]) < trace.lengths[:, None]
     ids = np.concatenate([model.tokenize(text).ids for text in texts])
@@ -103,7 +103,7 @@ def rows_at(model: qkv.Model, texts: Sequence[str], at: tuple[str, int]) -> tupl
 
 
 def measured(model: qkv.Model, sae: SAE, texts: Sequence[str]) -> dict[str, float]:
-    """What `SAE.evaluate` gives, and the loss with 0 in the place of the activation."""
+    """Return the result of `SAE.evaluate`, and the loss with the activation set to 0."""
     found = sae.evaluate(model, texts)
     zero = np.zeros((sae.dim, sae.dim))
     without = SAE(zero, zero, at=sae.at).evaluate(model, texts)["loss_spliced"]
@@ -114,7 +114,7 @@ def measured(model: qkv.Model, sae: SAE, texts: Sequence[str]) -> dict[str, floa
 
 
 def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print) -> None:
-    """Choose the layer, train, measure, and write what ships."""
+    """Choose the layer, train, measure, and write the shipped files."""
     model = qkv.load(NAME)
     train, choose, test = (drawn(source, part) for part in ("train", "choose", "test"))
     choose, held = whole(model, choose[:TEXTS]), whole(model, test[:MEASURED])
@@ -147,7 +147,7 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
 
 
 def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]:
-    """Which features of a scan are drawn, how many of them have a name, and which are shown."""
+    """Return the drawn features of a scan, the number of named ones, and the shown ones."""
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()
     own = [number for number in chosen if names.get(number)]
@@ -178,7 +178,7 @@ def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]
 
 
 def read(say: Callable[[str], None] = print) -> None:
-    """Print where the drawn features are largest, and keep their names."""
+    """Print the passages where the drawn features are largest, and keep their names."""
     with NAMES.open(encoding="utf-8", newline="") as file:
         names = {int(row["feature"]): row["name"] for row in csv.DictReader(file)}
     texts = json.loads(PASSAGES.read_bytes())
@@ -200,7 +200,7 @@ def before() -> dict[str, Any]:
 
 
 def written(more: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values into sae.json."""
+    """Update values in sae.json."""
     found = {**before(), **more}
     write(RESULTS, found)
     return found
@@ -213,7 +213,7 @@ def write(path: Path, content: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Train it, or read its features."""
+    """Train the autoencoder, or print its features."""
     parser = argparse.ArgumentParser(prog="python -m training.features", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(

@@ -1,9 +1,9 @@
-"""How often what a model says fits: `python -m training.fits MODEL [MODEL ...]`.
+"""Measure how often a model's guesses fit: `python -m training.fits MODEL [MODEL ...]`.
 
 `gaps.txt` has 200 sentences with a gap, as people type them, and `openings.txt` 60 openings, each
-with the words that fit; both have others, "[choose]", to choose between weights on. They were
-written before any model was trained on books. MODEL is a folder or a name: one that names hidden
-words is measured on the gaps, one that writes on the openings.
+with the words that fit; the part "[choose]" of both files serves to choose between weights. All
+were written before any model was trained on books. MODEL is a folder or a name: an encoder is
+measured on the gaps, a decoder on the openings.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Asked(NamedTuple):
     """A sentence with a gap, "_", or an opening.
 
     Attributes:
-        text: as somebody types it.
-        fitting: the words that fit, in small letters.
+        text: the text as a reader types it.
+        fitting: the words that fit, in lower case.
     """
 
     text: str
@@ -41,11 +41,11 @@ class Asked(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a model says of what it was asked.
+    """A model's guesses for one gap or opening.
 
     Attributes:
-        asked: that.
-        words: its guesses, the likeliest first.
+        asked: the gap or the opening.
+        words: the guesses, the likeliest first.
     """
 
     asked: Asked
@@ -53,25 +53,25 @@ class Said(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the first one fits."""
+        """Tell whether the first guess fits."""
         return self.among(1)
 
     @property
     def repeats(self) -> bool:
-        """Whether the first one is a content word that the text has already."""
+        """Tell whether the first guess repeats a content word of the text."""
         first = self.words[:1]
         return bool(first) and is_content(first[0]) and first[0] in words_of(self.asked.text)
 
     def among(self, count: int) -> bool:
-        """Whether one of so many fits."""
+        """Tell whether one of the first so many guesses fits."""
         return any(word in self.asked.fitting for word in self.words[:count])
 
 
 def asked(path: Path, part: str = "test") -> list[Asked]:
-    """What is asked in one part of a file.
+    """Read the gaps or openings in one part of a file.
 
     Raises:
-        ValueError: a line is no text, "=" and words; the message names it.
+        ValueError: a line is not a text, "=" and words; the message names the line.
 
     >>> [len(asked(path, part)) for path in (GAPS, OPENINGS) for part in PARTS]
     [200, 60, 60, 25]
@@ -90,7 +90,7 @@ def asked(path: Path, part: str = "test") -> list[Asked]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in small letters.
+    """Return the words of a text in lower case.
 
     >>> words_of("It's a _ , Tom")
     ["it's", 'a', 'tom']
@@ -99,7 +99,7 @@ def words_of(text: str) -> list[str]:
 
 
 def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
-    """The five likeliest words in each gap."""
+    """Return the five likeliest words in each gap."""
     assert model.tokenizer is not None
     mask = str(model.tokenizer.mask)
     found = []
@@ -110,7 +110,7 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """The next word of each opening, written greedily; none where the last word goes on."""
+    """Write the next word of each opening greedily; none if the model extends the last word."""
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))
@@ -120,7 +120,7 @@ def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> l
 
 
 def shown(name: str, said: Sequence[Said]) -> str:
-    """How many fit, with the interval of 95%.
+    """Report how many guesses fit, with intervals of 95%.
 
     >>> one = Asked("the cat _ a mouse", frozenset(["ate"]))
     >>> print(shown("two guesses", [Said(one, ("ate", "saw")), Said(one, ("mouse", "ate"))]))
@@ -142,8 +142,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.fits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("models", nargs="+", help="folders or names")
-    parser.add_argument("--choose", action="store_true", help="on what choices are made on")
-    parser.add_argument("--wrong", action="store_true", help="print what does not fit, too")
+    parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
+    parser.add_argument("--wrong", action="store_true", help="print wrong guesses, too")
     given = parser.parse_args(arguments)
     part = PARTS[given.choose]
     for name in given.models:

@@ -1,4 +1,4 @@
-"""Everyday sentences with one word missing, and which words repeat each other."""
+"""Everyday sentences with one missing word, and a test for words that repeat each other."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Candidate:
 
     Attributes:
         sentence: with [MASK] where the word is missing.
-        family: of `stories.txt`.
-        why: the reason that the family gives, with {hidden} for the word that is hidden.
-        cue: the words of the filler, in small letters.
-        right: those that would be right in the place, as they were written beside the filler.
-        fits: those that would do with another filler.
+        family: the family in `stories.txt`.
+        why: the family's reason, with {hidden} for the masked word.
+        cue: the words of the filler, in lower case.
+        right: the right words for the gap, written beside the filler.
+        fits: words that would be right with another filler.
     """
 
     sentence: str
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def words(self) -> dict[str, list[tuple[int, int]]]:
-        """The words in small letters, and where each of them stands; not the missing one."""
+        """Return the lower-case words and their spans, without the missing word."""
         found: dict[str, list[tuple[int, int]]] = {}
         for match in _WORD.finditer(self.sentence):
             if match[0] != MASK:
@@ -47,13 +47,13 @@ class Candidate:
 
 
 def candidates(text: str | None = None) -> list[Candidate]:
-    r"""All sentences that come of frames and fillers, each once.
+    r"""Return all sentences made from frames and fillers, each once.
 
     Args:
-        text: as `stories.txt` is written; by default what stands there.
+        text: a text in the format of `stories.txt`; by default that file.
 
     Raises:
-        ValueError: a sentence has not one word missing.
+        ValueError: a sentence does not have exactly one missing word.
 
     >>> text = '== young\nwhy: by "{hidden}"\nA {} is a young [MASK].\n> owl: bird\n+ cat'
     >>> [one] = candidates(text)
@@ -81,7 +81,7 @@ def candidates(text: str | None = None) -> list[Candidate]:
 def _blocks(
     lines: Sequence[str],
 ) -> Iterator[tuple[list[str], list[tuple[str, frozenset[str]]]]]:
-    """Frames, and the fillers that stand under them; a frame behind fillers begins anew."""
+    """Return frames and the fillers below them; a frame after fillers starts a new group."""
     frames: list[str] = []
     fillers: list[tuple[str, frozenset[str]]] = []
     for line in (*filter(None, lines), ""):
@@ -98,18 +98,18 @@ def _blocks(
 
 @dataclass
 class Repeats:
-    """Whether a word repeats another: it is the same, a form of it, or begins or ends as it does.
+    """A test of repetition: the same word, a form of it, or a like beginning or end.
 
-    Forms are WordNet's. Words begin alike if the one, of three letters or more, is the beginning of
-    the other, or if they share four letters or more and all but three of the longer one; they end
-    alike if the one, of four letters or more, is the end of the other.
+    Forms are WordNet's. Two words begin alike if one has at least three letters and is the
+    beginning of the other, or if they share at least four first letters and all but three of the
+    longer word; they end alike if one has at least four letters and is the end of the other.
     """
 
     wordnet: WordNet
     _forms: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def forms(self, word: str) -> frozenset[str]:
-        """The words that WordNet knows of which this one is a form; none if it knows none."""
+        """Return the words in WordNet of which this word is a form."""
         if word not in self._forms:
             self._forms[word] = frozenset(
                 base
@@ -133,7 +133,7 @@ class Repeats:
 
 
 def common_beginning(word: str, other: str) -> str:
-    """The letters that two words begin with.
+    """Return the letters with which both words begin.
 
     >>> common_beginning("kitten", "kitchen")
     'kit'

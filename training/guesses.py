@@ -1,4 +1,4 @@
-"""What a model puts first in the places that are hidden from it."""
+"""A model's first guesses at masked positions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _AT_ONCE = 64  # texts
 def named(
     model: qkv.Model, texts: Sequence[Array], places: Sequence[Sequence[int]]
 ) -> list[Array] | None:
-    """The first guess at each hidden place of each text, from the logits as they are.
+    """Return the first guess at each masked position of each text, from unadjusted logits.
 
     Args:
-        model: one that names hidden words.
+        model: an encoder that names masked words.
         texts: token ids, (T,) each, special tokens included.
-        places: of each text, which of its tokens are hidden.
+        places: the masked positions of each text.
 
     Returns:
-        For each text the ids that have the largest logits, one for each place; None of a model that
-        has no mask, or no head over words.
+        For each text the ids with the largest logits, one for each position; None if the model
+        has no mask token, or no head over words.
     """
     assert model.tokenizer is not None
     if model.tokenizer.mask is None or model(texts[0][None]).logits is None:
