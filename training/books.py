@@ -1,7 +1,7 @@
 """The books that models read: `python -m training.books BOOKS` checks and counts them.
 
 BOOKS is a clone of the public repository from which `books.csv` was made, or an archive of its
-files (github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book must have its listed SHA-256.
+files (github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book must match its SHA-256.
 Books marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
 
 Whole authors, and whole books of other authors, are kept from tokenizers and training. The part

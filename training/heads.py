@@ -1,19 +1,19 @@
-"""What the heads of a run come to look at, and what their projections line up with.
+"""Measure heads along training runs: what they attend to, and what their projections read.
 
-`python -m training.heads RUN [RUN ...] -o DIR` measures each snapshot of runs of `training.make`,
-each of which goes on from the one before. DIR gets scores.json, which the page *What two heads
-learned* reads, three figures and replay.html of the last run.
+`python -m training.heads RUN [RUN ...] -o DIR` measures each snapshot of chained runs of
+`training.make`. DIR gets scores.json (for the page *What two heads learned*), three figures, and
+replay.html of the last run.
 
-How it is measured. *Scores*: the mean weight that a token puts on the previous token, on the next
-one and so on, over held-out sentences (`training.senses.heads`). *Places*: texts of words drawn by
-lot, so that no place prefers any word. The mean of a layer's input at one place, over all texts, is
-the vector of that place (Song and Zhong 2023, "Uncovering hidden geometry in Transformers via
-disentangling position and context"), and a head's form W_Q W_K^T (Elhage et al. 2021, "A
-Mathematical Framework for Transformer Circuits") gives each pair of places a score. `from_places`
-is the share of the variance of a head's scores, from one key to another, that these explain.
-*Lines up*: the mean squared cosine of the principal angles between the subspace of the vectors that
-a projection reads, and the eight directions in which places, or words, differ most; for a random
-subspace of d in D dimensions it is d / D on average.
+Method. *Scores*: the mean weight that a token puts on the previous token, on the next token and so
+on, over held-out sentences (`training.senses.heads`). *Positions*: the texts are random words, so
+that no position prefers a word. The mean of a layer's input at one position, over all texts, is the
+vector of that position (Song and Zhong 2023, "Uncovering hidden geometry in Transformers via
+disentangling position and context"). A head's form W_Q W_K^T (Elhage et al. 2021, "A Mathematical
+Framework for Transformer Circuits") gives each pair of positions a score. `from_places` is the
+share of the variance of a head's scores over the keys that these position scores explain.
+*Lines up*: the mean squared cosine of the principal angles between the subspace that a projection
+reads and the eight directions in which positions, or words, differ most; for a random subspace of d
+in D dimensions its mean is d / D.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from training.objectives import around
 from training.senses import heads, held_out_sentences
 from training.wordnet import FOLDER, read
 
-TEXTS, WORDS = 64, 24  # of the random ones, and words in each
+TEXTS, WORDS = 64, 24  # random texts, and words in each text
 DIRECTIONS = 8
 SENTENCES = 400
 SHOWN = "She opened the window because the room was warm."
@@ -50,7 +50,7 @@ _INK, _FAINT = "#333333", "#dddddd"
 
 
 def random_texts(model: qkv.Model, texts: int, words: int, seed: int = 0) -> Array:
-    """Words drawn by lot between the special tokens: ids (B, T)."""
+    """Draw random words between the special tokens: ids (B, T)."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     plain = [one for one in range(len(tokenizer)) if not tokenizer.is_special(one)]
@@ -62,14 +62,14 @@ def random_texts(model: qkv.Model, texts: int, words: int, seed: int = 0) -> Arr
 def place_scores(
     places: Array, w_q: Array, w_k: Array, b_q: Array | None = None, b_k: Array | None = None
 ) -> Array:
-    """The score that each place gives to each: (T, T).
+    """Return the score of each pair of positions: (T, T).
 
     Args:
-        places: (T, D), the vectors of the places.
-        w_q: (D, d) of one head.
-        w_k: the same.
+        places: (T, D), the vectors of the positions.
+        w_q: (D, d), one head's query weights.
+        w_k: (D, d), its key weights.
         b_q: (d,), the biases of the queries.
-        b_k: of the keys.
+        b_k: (d,), the biases of the keys.
 
     >>> place_scores(np.eye(2), np.array([[0.0], [2.0]]), np.array([[3.0], [0.0]]))
     array([[0., 0.],
@@ -82,10 +82,10 @@ def place_scores(
 
 
 def explained(scores: Array, part: Array) -> float:
-    """The share of the variance of scores (..., L, S) over the keys that a part of them explains.
+    """Return the share of the variance of scores (..., L, S) over the keys that a part explains.
 
-    Softmax takes no notice of what is added to a whole row, so neither does this. Below 0 if the
-    part is worse than nothing.
+    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if the part
+    explains less than a constant.
 
     >>> scores = np.array([[3.0, 1.0]])
     >>> explained(scores, scores + 5), explained(scores, np.zeros((1, 2)))
@@ -97,7 +97,7 @@ def explained(scores: Array, part: Array) -> float:
 
 
 def directions(rows: Array, count: int = DIRECTIONS) -> Array:
-    """The directions in which rows (N, D) differ most, (D, count) and at right angles.
+    """Return the orthogonal directions (D, count) in which rows (N, D) differ most.
 
     >>> np.abs(directions(np.array([[5.0, 1.0], [5.0, 3.0]]), 1)).T
     array([[0., 1.]])
@@ -109,7 +109,7 @@ def directions(rows: Array, count: int = DIRECTIONS) -> Array:
 
 
 def principal_cosines(one: Array, other: Array) -> Array:
-    """The cosines of the principal angles between two column spaces, the largest first.
+    """Return the cosines of the principal angles between two column spaces, the largest first.
 
     Source:
         Björck and Golub 1973, "Numerical methods for computing angles between linear subspaces".
@@ -122,7 +122,7 @@ def principal_cosines(one: Array, other: Array) -> Array:
 
 
 def lines_up(projection: Array, space: Array) -> float:
-    """The mean squared cosine of the principal angles: 1 if the one holds the other, 0 if apart.
+    """Return the mean squared cosine of the principal angles: 1 if nested, 0 if orthogonal.
 
     >>> lines_up(np.eye(4)[:, :2], np.eye(4)[:, 1:3])
     0.5
@@ -131,10 +131,10 @@ def lines_up(projection: Array, space: Array) -> float:
 
 
 def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
-    """The measures of W_Q and W_K of each head, (layers, heads) by name, and the place scores.
+    """Return the measures of each head's W_Q and W_K, (layers, heads) by name, and position scores.
 
-    Those are (layers, heads, T, T) under "place_scores", of the words alone. It is of models whose
-    heads have keys of their own, and positions that are added to words.
+    The position scores, (layers, heads, T, T) under "place_scores", leave out the special tokens.
+    The model's heads must have their own keys, and its positions must be added to the words.
     """
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -166,7 +166,7 @@ def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
 
 
 def projections(model: qkv.Model, layer: int, head: int) -> tuple[Array, Array, Array, Array]:
-    """W_Q and W_K (D, d) of one head, and their biases (d,), in float64."""
+    """Return W_Q and W_K (D, d) of one head, and their biases (d,), in float64."""
     size = model.dim // model.num_heads
     own = slice(head * size, (head + 1) * size)
     names = [
@@ -177,7 +177,7 @@ def projections(model: qkv.Model, layer: int, head: int) -> tuple[Array, Array, 
 
 
 def measure(model: qkv.Model, sentences: Sequence[str]) -> dict[str, Array]:
-    """Everything about the heads of one model, each (layers, heads), and the place scores."""
+    """Return all measures of one model's heads, each (layers, heads), and the position scores."""
     shape = (model.num_layers, model.num_heads)
     rows = heads(model, sentences)
     on_text = {name: np.array([row[name] for row in rows]).reshape(shape) for name in ON_TEXT}
@@ -185,7 +185,7 @@ def measure(model: qkv.Model, sentences: Sequence[str]) -> dict[str, Array]:
 
 
 def best(scores: Array) -> tuple[int, int]:
-    """The layer and the head with the largest score."""
+    """Return the layer and the head with the largest score."""
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     return layer, head
 
@@ -193,7 +193,7 @@ def best(scores: Array) -> tuple[int, int]:
 def through(
     folder: Path, sentences: Sequence[str], say: Callable[[str], None] = print
 ) -> tuple[dict[str, Any], dict[int, dict[str, Array]]]:
-    """Measure each snapshot of a run: what JSON can hold, and the arrays of each step."""
+    """Measure each snapshot of a run; return data for JSON, and the arrays of each step."""
     run = read_run(folder)
     found = {}
     for step in run.steps:
@@ -220,9 +220,9 @@ def through(
 
 
 def joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `through` says of runs that each go on from the one before, as of one.
+    """Join the results of `through` for chained runs into one result.
 
-    A later run begins where the one before ended, so its first snapshot is left out.
+    A later run starts where the previous run ended, so its first snapshot is left out.
     """
     first, *later = results
     whole = {**first, "objectives": dict(first["objectives"]), "ends": [first["steps"][-1]]}
@@ -248,7 +248,7 @@ def _best_in_words(found: Mapping[str, Array], name: str) -> str:
 
 
 def _loss_at(rows: Sequence[Mapping[str, Any]], step: int, last: int = 50) -> float | None:
-    """The mean loss of a run's first objective over the last steps before this one."""
+    """Return the mean loss of a run's first objective over the last steps before this step."""
     near = [row["losses"] for row in rows if step - last < row["step"] <= max(step, 1)]
     losses = [next(iter(one.values())) for one in near if one]
     known = [loss for loss in losses if loss is not None]
@@ -256,7 +256,7 @@ def _loss_at(rows: Sequence[Mapping[str, Any]], step: int, last: int = 50) -> fl
 
 
 def table(first: Mapping[str, Array], last: Mapping[str, Array]) -> str:
-    """Each head before and after."""
+    """Format each head's scores before and after."""
     names = (*ON_TEXT, *OF_FORM)
     lines = ["head  " + " ".join(f"{name:>14}" for name in names)]
     for layer, head in np.ndindex(*last["previous"].shape):
@@ -268,7 +268,7 @@ def table(first: Mapping[str, Array], last: Mapping[str, Array]) -> str:
 
 
 def draw(folder: Path, found: Mapping[int, Mapping[str, Array]]) -> None:
-    """The figures: scores over the steps, place scores and subspaces before and after."""
+    """Draw the figures: scores over the steps, position scores and subspaces before and after."""
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure a run."""
     parser = argparse.ArgumentParser(prog="python -m training.heads", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, nargs="+", help="what training.make wrote")
+    parser.add_argument("run", type=Path, nargs="+", help="the folder of a run of training.make")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder for the results")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
 
 
 def dumped(result: Mapping[str, Any]) -> str:
-    """JSON with a line for each list of numbers."""
+    """Format JSON with a line for each list of numbers."""
     scores = ",\n".join(
         f"{json.dumps(name)}: [\n{rows}\n]"
         for name, rows in (

@@ -1,22 +1,24 @@
 """Train the encoder `wordnet`, from WordNet alone: `python -m training.make -o DIR`.
 
-DIR is then a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume` goes
-on with one that was stopped; `python -m training.ship DIR` makes the folder of the package from it.
+DIR becomes a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume`
+continues a stopped run; `python -m training.ship DIR` makes the folder of the package from it.
 
-Whether to hide a word's inflected forms with it was tried for 2,000 steps each, before senses are
-learned, and makes no difference that shows: on the examples that choices are made on 15.5% of
-masked tokens named with them (`alike` "base") and 15.8% without ("word"), 17.9% and 17.8% of masked
-words, another content word of the sentence in 0.4% and 0.2%, right in 1.6% and 2.1%.
+Masking a word's inflected forms with it makes no visible difference. A trial of 2,000 steps each,
+before senses are learned, compared both on the examples for choices: with the forms (`alike`
+"base") the model named 15.5% of masked tokens and 17.9% of masked words, without ("word") 15.8% and
+17.8%; it repeated another content word of the sentence in 0.4% and 0.2%, and was right in 1.6% and
+2.1%.
 
-It is made in three runs, as `make dictionary` does it. The second goes on from the first with a
-rate that falls once more, since 17.6% of masked tokens named were too few. It named 19.2%, and
-another content word of the sentence in 4.4% of 800 examples (2.5% before): the more a model knows
-of what a text is about, the likelier. And at the end of a sentence as a reader writes it, before a
-full stop, it often named another: WordNet's examples have none there, so what stood before one was
-an abbreviation. So the third, a short one, has `in_sight` and `ended`. (With `in_sight` alone,
-1,400 steps at 3e-4, it named 19.1%, another content word in 1.4%, and full stops more often still.)
-After it 18.9% were named, and by the mean of the weights before and after it, which ships, 19.3%.
-That was chosen among four means on the very examples that results are reported on.
+`make dictionary` makes the encoder in three runs. After the first it named 17.6% of masked tokens,
+too few, so the second run continues with a rate that falls once more. After the second it named
+19.2%, but repeated another content word of the sentence in 4.4% of 800 examples (2.5% before): a
+model that knows more of a text's topic repeats its words more often. It also often guessed a full
+stop before the full stop at the end of a reader's sentence: WordNet's examples end without one, so
+a full stop had mostly followed an abbreviation. So the third run, a short one, has
+`in_sight` and `ended`. (With `in_sight` alone, 1,400 steps at 3e-4, it named 19.1%, another content
+word in 1.4%, and full stops even more often.) After the third run it named 18.9%; the mean of the
+weights before and after that run, which ships, names 19.3%. That mean was chosen among four on the
+same examples on which results are reported.
 """
 
 from __future__ import annotations
@@ -52,41 +54,42 @@ STEPS = 10_000  # about two hours on two cores
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the model is, and how it learns.
+    """The sizes of the model and the settings of its training.
 
     Attributes:
-        layers: how many.
-        heads: of each.
+        layers: the number of layers.
+        heads: the heads of each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
         vocabulary: V, at most.
-        whole: the share of it that are the commonest words, at least; the rest are pieces.
+        whole: the least share of whole words, the commonest, in the vocabulary; the rest are
+            subwords.
         held_out: twelfths of the examples that are kept from tokenizer and training; 1 in a final
-            run, which learns from those again that choices were made on.
+            run, which also learns from the examples for choices.
         alone: how many times each example is a text of its own, beside once in its document.
-        ended: how many of these times with a full stop at its end, as a reader writes it; WordNet
+        ended: how many of these times the example gets a full stop, as a reader writes it; WordNet
             sets none.
-        length: the most tokens of a text, special ones included.
-        tokens: at least so many tokens of texts a step.
-        masked: the share of them that is hidden.
-        alike: what is hidden together: "word" for all occurrences of a word in its text, "base" for
-            those of its inflected forms too, "token" for each token by itself.
-        in_sight: what is added to the logits of content words that are in sight where others are
-            hidden, while it learns (`training.objectives.Unseen`).
+        length: the most tokens of a text, special tokens included.
+        tokens: the least number of tokens a step.
+        masked: the share of tokens that are masked.
+        alike: which tokens are masked together: "word" for all occurrences of a word in its text,
+            "base" for those of its inflected forms too, "token" for each token by itself.
+        in_sight: added, in training, to the logits of content words that the text shows
+            (`training.objectives.Unseen`).
         rate: the highest learning rate.
-        warmup: the share of the run in which it rises to that.
+        warmup: the share of the run in which the rate rises.
         begin: the share of the run after which senses are learned too.
-        weight: of that loss; the other's is 1.
-        uses: how many words in their sentences it has a step.
-        wrong: how many other senses of each.
-        temperature: what its cosines are divided by.
-        replaced: in this share of the uses a synonym stands in the word's place.
-        hidden: the share of a use's other tokens that is hidden.
+        weight: the weight of the loss on senses; the other loss has 1.
+        uses: the words in sentences whose senses a step learns.
+        wrong: the number of other senses of each word.
+        temperature: the divisor of the cosines in the loss on senses.
+        replaced: the share of the uses in which a synonym replaces the word.
+        hidden: the share of a use's other tokens that are masked.
         defined: the share of the uses that are words before their own definitions.
-        late: the share of the run after which senses that are seldom drawn are favoured.
-        late_prior: as `prior` of `Senses` then; before it is 1.
-        after: the folder of a model of the same shape, whose weights it goes on from and whose
-            tokenizer it has; fresh ones unless given.
-        seed: of everything.
+        late: the share of the run after which rarely drawn senses are favoured.
+        late_prior: `prior` of `Senses` from then on; 1 before.
+        after: the folder of a model of the same shape that gives the starting weights and the
+            tokenizer; both are new by default.
+        seed: seeds all random draws.
     """
 
     layers: int = 4
@@ -126,7 +129,7 @@ class Recipe:
             )
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """The config.json of the model: that of `qkv train`, with its table tied and no dropout."""
+        """Return the config.json: as for `qkv train`, with a tied token table and no dropout."""
         sizes = {name: getattr(self, name) for name in ("layers", "heads", "dim", "length")}
         return {
             **TextRun((), "masked", **sizes).config(tokenizer),
@@ -145,15 +148,15 @@ def make(
     tokenizer: Tokenizer | None = None,
     **limits: Any,
 ) -> Trained:
-    """Train it.
+    """Train the encoder.
 
     Args:
-        recipe: what it is.
-        wordnet: what it learns from.
+        recipe: the model's sizes and the training's settings.
+        wordnet: the texts to learn from.
         folder: of the run.
-        resume: go on with the run in the folder.
-        tokenizer: of an earlier run, to have that again; trained unless given.
-        limits: what else `qkv.learn.train` takes.
+        resume: continue the run in the folder.
+        tokenizer: of an earlier run, to reuse; by default a new one is trained.
+        limits: further arguments of `qkv.learn.train`.
     """
     if wordnet.kept != recipe.held_out:
         raise ValueError(
@@ -215,7 +218,7 @@ def make(
 
 
 def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
-    """A model of fresh weights, or that which the recipe goes on from."""
+    """Make a model with random weights, or load the recipe's starting model."""
     config = recipe.config(tokenizer)
     if not recipe.after:
         return fresh_model(config, tokenizer, seed=recipe.seed, name="wordnet")
@@ -230,12 +233,12 @@ def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
 
 
 def _of_files(recipe: Recipe, wordnet_folder: Path, folder: Path, **options: Any) -> Trained:
-    """The same, of WordNet's files."""
+    """Train on WordNet's files, as `make` does on a `WordNet`."""
     return make(recipe, read(wordnet_folder, kept=recipe.held_out), folder, **options)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train as the command line says."""
+    """Train with the settings of the command line."""
     run("training.make", __doc__, Recipe, STEPS, _of_files, arguments)
 
 

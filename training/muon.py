@@ -1,4 +1,4 @@
-"""Muon: the matrices of a network's blocks learn by steps that are as long in every direction."""
+"""Muon: an optimizer whose steps of a block's matrices have the same length in every direction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LIKE_ADAM = 0.2  # the root mean square of a number's step, as a share of the r
 
 
 class Muon(AdamW):
-    """AdamW, but for the matrices within blocks.
+    """Muon for the matrices within blocks, AdamW for all other parameters.
 
-    Of these the running mean of the gradient, U S V^T, is made into U V^T, nearly, and that is the
-    step. Its numbers are as large as AdamW's usually are, so that one rate fits both.
+    The step of a matrix is about U V^T, made from the running mean of its gradient, U S V^T. The
+    step is scaled to the usual size of AdamW's, so that one rate fits both.
 
     Args:
-        network: what learns.
-        momentum: how much of the running mean stays each step.
+        network: the network to train.
+        momentum: the share of the running mean that each step keeps.
         named: as for `AdamW`.
 
     Source:
@@ -42,7 +42,7 @@ class Muon(AdamW):
         ]
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Let the parameters take one step against the gradient, whose length may be given."""
+        """Move the parameters one step against the gradient; its length may be given."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("Muon: a gradient is not finite")
@@ -76,9 +76,9 @@ class Muon(AdamW):
 
 
 def orthogonal(matrix: Array) -> Array:
-    """U V^T of a matrix U S V^T, nearly: all singular values become about 1.
+    """Turn a matrix U S V^T into about U V^T: all singular values become about 1.
 
-    By five turns of a polynomial of degree five (Newton-Schulz).
+    The method is five iterations of a polynomial of degree five (Newton-Schulz).
 
     >>> found = orthogonal(np.random.default_rng(0).standard_normal((4, 6)))
     >>> bool((abs(np.linalg.svd(found)[1] - 1) < 0.4).all())

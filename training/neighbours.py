@@ -1,8 +1,8 @@
-"""What the words around a gap say about the word in it, by counts alone.
+"""Guess the word in a gap from counts of the words around it.
 
-A small network needs far more text than these books to learn which words go together; counts know
-it after one reading. So counts teach it: the product of their guess and of what the network said
-before is what the encoder learns to give (`training.objectives.Taught`).
+A small network needs far more text than these books to learn which words go together; counts need
+one reading. So the counts teach the encoder: its target is the product of their guess and the
+starting network's (`training.objectives.Taught`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from qkv.arrays import Array
 from qkv.learn import Words
 
 DISCOUNT = 0.75
-FAR = 10  # tokens between two words that are counted as met
+FAR = 10  # most tokens between two words that count as neighbours
 SKIPS = (-3, -2, -1, 1, 2, 3)
 PAIRS = ((-2, -1), (-1, 1), (1, 2))
 _BREAK = 3  # zeros between texts, as many as the farthest skip
 
 
 class Table:
-    """How much likelier each word is behind a context than it is anywhere, as a logarithm.
+    """The log ratio of each word's probability in a context to its overall frequency.
 
     Args:
-        contexts: (n,) a number of what stands around each word.
+        contexts: (n,) the number of each word's context.
         words: (n,) the words.
-        often: (V,) the share of all words that each has.
+        often: (V,) each word's share of all words.
 
-    With N of a context's n words being different ones, and c the times that a word is met, it is
-    `log(1 + (c - D) / (D N often))`: 0 for a word that is not met there.
+    For a context with N different words, in which a word occurs c times, the ratio is
+    `log(1 + (c - D) / (D N often))`: 0 for a word that does not occur there.
 
     Source:
         Ney, Essen and Kneser 1994, "On structuring probabilistic dependences in stochastic language
@@ -45,16 +45,16 @@ class Table:
         self._contexts, starts = np.unique(keys, return_index=True)
         self._starts = np.append(starts, len(keys))
         types = np.diff(self._starts)
-        self._once = 1 / (DISCOUNT * types)  # what once more weighs, but for `often`
+        self._once = 1 / (DISCOUNT * types)  # the weight of one more occurrence, without `often`
         self._often = often
         rates = (counts - DISCOUNT) * np.repeat(self._once, types) / often[self.words]
         self.values: Array = np.log1p(rates).astype(np.float32)
 
     def row(self, context: int, target: int | None = None) -> tuple[Array, Array, float] | None:
-        """The words that are met there, their values, and what to add to the target's.
+        """Return the words of a context, their values, and a correction of the target's value.
 
-        That makes it what it were if the target had been met once less: where a text teaches that
-        was counted too.
+        The correction removes one occurrence of the target, because the counts include the text
+        that is being learned.
         """
         at = int(np.searchsorted(self._contexts, context))
         if at == len(self._contexts) or self._contexts[at] != context:
@@ -71,17 +71,17 @@ class Table:
 
 
 class Neighbours:
-    """A log-linear model of a word from those around it.
+    """A log-linear model of a word, given the words around it.
 
-    It adds up, each with a weight: how common a word is, what each of the three words on either
-    side says about it, what two of them say together, and what each content word near it says.
+    It is a weighted sum of scores: of the word's frequency, of each of the three words on either
+    side, of pairs of these words, and of each content word nearby.
 
     Args:
         texts: token ids without special tokens, each text by itself.
-        content: (V,) which tokens are content words.
+        content: (V,) True for content words.
 
     Attributes:
-        weights: (1 + tables,), of `features` in their order; ones, until they are set.
+        weights: (1 + tables,), the weights of `features` in their order; ones at first.
 
     Source:
         Klakow 1998, "Log-linear interpolation of language models", for the sum.
@@ -131,7 +131,7 @@ class Neighbours:
     def _rows(
         self, ids: Sequence[int], at: int, target: int | None
     ) -> Iterator[tuple[int, tuple[Array, Array, float]]]:
-        """What says something of the word at a place of a text, by the number of its weight."""
+        """Yield the scores for the word at a position of a text, by the number of the weight."""
 
         def there(skip: int) -> int:
             return ids[at + skip] if 0 <= at + skip < len(ids) else 0
@@ -150,7 +150,7 @@ class Neighbours:
                 yield number + 1, row
 
     def features(self, ids: Sequence[int], at: int) -> Array:
-        """(1 + tables, V): what is added up, before weights."""
+        """Return the unweighted terms of the sum, (1 + tables, V)."""
         found = np.zeros((1 + len(self.tables), len(self.often)), np.float32)
         found[0] = self.common
         for number, (words, values, _) in self._rows(ids, at, None):
@@ -158,7 +158,7 @@ class Neighbours:
         return found
 
     def logits(self, batch: Words) -> Array:
-        """(n, V) for each target of a batch, as if it had not been counted in its text."""
+        """Return logits (n, V) for each target of a batch, without its own occurrence."""
         found = np.tile(self.weights[0] * self.common, (len(batch.at), 1))
         ids, of_text = batch.ids.tolist(), np.searchsorted(batch.cu_lengths, batch.at, "right") - 1
         cu_lengths, targets = batch.cu_lengths.tolist(), batch.targets.tolist()
@@ -172,9 +172,9 @@ class Neighbours:
         return found
 
     def chances(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
-        """(n,) how likely the word at a place of each text is, as if it had not been counted there.
+        """Return the probability (n,) of the word at a position, without its own occurrence.
 
-        Content words that are in sight cannot be it.
+        Content words that the text shows have probability 0.
         """
         found = np.empty(len(texts), np.float32)
         for number, (ids, place) in enumerate(zip(texts, places, strict=True)):
@@ -189,13 +189,13 @@ class Neighbours:
 
 
 def fitted(features: Array, targets: Array, *, steps: int = 25, rate: float = 0.05) -> Array:
-    """The weights with which sums of features name the targets best.
+    """Fit the weights with which sums of features best name the targets.
 
     Args:
         features: (n, F, V).
         targets: (n,).
-        steps: of Adam.
-        rate: of the first.
+        steps: the number of Adam steps.
+        rate: the learning rate of the first step.
 
     Returns:
         (F,) float32.

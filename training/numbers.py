@@ -1,13 +1,13 @@
-"""The numbers of the shipped models that the documentation quotes: `python -m training.numbers`.
+"""Compute the numbers of shipped models that the docs quote: `python -m training.numbers`.
 
-`numbers.toml` has a section for each page: the page, and names with what they stand for, as
-f-strings. The cells of the page run, each f-string is evaluated with the variables that they leave,
-and docs/data/numbers.json keeps the results. A page then writes `{{ lesson1.river }}`, and Sphinx
-puts the number there. A section of a page without cells has `code` in place of them.
+`numbers.toml` has a section for each page: the page, and f-strings by name. The command runs the
+page's cells, evaluates each f-string with the variables of the cells, and writes the results to
+docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the number. A
+section for a page without cells has `code` instead.
 
-A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) holds what a page
-says of the shipped weights beyond numbers. Its asserts that fail stand in the file under "untrue":
-these sentences need an author.
+A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) tests a page's
+statements about the shipped weights that are not numbers. The file lists failing asserts under
+"untrue": an author must correct these statements.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """The table: for each section what its names stand for, and `page` or `code`."""
+    """Read the table: for each section the f-strings by name, and `page` or `code`."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def cells(page: str) -> list[tuple[str, bool]]:
-    r"""The code cells of a page's text, and whether each may fail.
+    r"""Return the code cells of a page's text, and whether each may fail.
 
     >>> cells('''```{code-cell} ipython3
     ... :tags: [remove-cell, raises-exception]
@@ -64,7 +64,7 @@ def cells(page: str) -> list[tuple[str, bool]]:
 
 
 def section(table: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The values of one section, and the asserts of its page that fail."""
+    """Compute the values of one section, and the failing asserts of its page."""
     names: dict[str, Any] = {"__name__": "page"}
     if "page" not in table:
         exec(table["code"], names)
@@ -81,7 +81,7 @@ def section(table: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def numbers(only: Sequence[str] = ()) -> dict[str, Any]:
-    """Compute every section, or those that are named: {section: {name: value}, "untrue": [...]}."""
+    """Compute all sections, or the named ones: {section: {name: value}, "untrue": [...]}."""
     found: dict[str, Any] = {}
     untrue: list[str] = []
     for name, table in sections().items():
@@ -92,7 +92,7 @@ def numbers(only: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _values(table: Mapping[str, str], names: dict[str, Any]) -> dict[str, str]:
-    """Each name's f-string with the variables of a page."""
+    """Evaluate each name's f-string with the variables of a page."""
     own = {name: form for name, form in table.items() if name not in ("page", "code")}
     found = {}
     for name, form in own.items():
@@ -105,14 +105,14 @@ def _values(table: Mapping[str, str], names: dict[str, Any]) -> dict[str, str]:
 
 
 def _run(source: str, page: str, names: dict[str, Any]) -> None:
-    """Run a cell, whose source tracebacks and `inspect` find."""
+    """Run a cell so that tracebacks and `inspect` find its source."""
     name = f"<cell of {page}, {hash(source)}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     exec(compile(source, name, "exec"), names)
 
 
 def _failing(source: str, names: dict[str, Any]) -> Iterator[str]:
-    """The statements of a cell that raise."""
+    """Return the statements of a cell that raise."""
     for node in ast.parse(source).body:
         try:
             exec(compile(ast.Module([node], []), "cell", "exec"), names)
@@ -135,10 +135,10 @@ def _on_page(folder: Path) -> Iterator[None]:
 
 
 def alike(one: str, other: str, rounded: bool = False) -> bool:
-    """Whether two values are the same but for how they are rounded.
+    """Tell whether two values are equal up to rounding.
 
-    Another processor may round a number to the neighbour of its last digit. What is not rounded, as
-    the name of a head or a count, is the same.
+    Another processor may round a number to the next or previous last digit. Values that are not
+    rounded, such as a head's name or a count, must be equal.
 
     >>> alike("0.32", "0.33", rounded=True), alike("3.2", "3.3")
     (True, False)
@@ -152,9 +152,9 @@ def alike(one: str, other: str, rounded: bool = False) -> bool:
 
 
 def _near(one: str, other: str) -> bool:
-    """Whether two numbers have as many digits behind the point and are one apart in the last.
+    """Tell whether two numbers have equally many decimals and differ by one in the last.
 
-    Those with many digits may differ by what float32 does; counts are the same.
+    Numbers with many digits may differ by float32's rounding; counts must be equal.
     """
     digits = [len(each.partition(".")[2]) for each in (one, other)]
     if digits[0] != digits[1] or not digits[0]:
@@ -169,7 +169,7 @@ def kept() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the file and what README.md shows, and say what is untrue of the weights."""
+    """Write the file and README.md's outputs, and print the statements that no longer hold."""
     parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.parse_args(arguments)
