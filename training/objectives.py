@@ -1,4 +1,4 @@
-"""What the model learns beside masked words: a word's sense, from sentences that use it."""
+"""Training objectives: masked words, taught guesses, gaps, and senses of words in sentences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from qkv.trace.recorder import places
 from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
-HIDDEN_OF_ENTRIES = 0.5  # of a definition behind its word
+HIDDEN_OF_ENTRIES = 0.5  # masked share of a definition that follows its word
 
 
 class Stateless:
-    """An objective that has no state of its own: what it draws is the generator's."""
+    """An objective without state: its draws depend on the generator alone."""
 
     def state(self) -> dict[str, Any]:
         """Nothing."""
@@ -35,18 +35,19 @@ class Stateless:
 
 
 class Unseen(Masked):
-    """Name the words that were hidden, and leave those alone that are in sight.
+    """Name masked words, and do not repeat visible content words.
 
-    Where all that is alike is hidden together, no word that is in sight is hidden too; a model
-    that goes by what a text is about names one all the same. So while it learns something is added
-    to the logits of the content words in sight, which it then gives that much less by itself.
+    Where all occurrences of a word are masked together, a masked word is never visible elsewhere in
+    its text, but a model that goes by the text's topic names visible words all the same. So
+    training adds a constant to the logits of visible content words; the model learns to make these
+    logits smaller.
 
     Args:
         source, tokenizer, named: as for `Masked`.
-        in_sight: what is added.
-        marks: whether punctuation is hidden too; without, only words are ever named.
-        little: how likely a function word is chosen before a content word, as a share of how likely
-            it is the other way round: what a word is about tells more of content words.
+        in_sight: the constant.
+        marks: whether punctuation is masked too; otherwise only words are.
+        little: the odds of masking a function word before a content word; content words depend more
+            on their context.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Unseen(Masked):
         ] = True
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """The numbers of words in the order in which they are chosen: content words sooner."""
+        """Return the indices of words in the order of masking, content words mostly first."""
         if self.little == 1:
             return super()._order(words, ids, rng)
         weights = np.full(int(words.max()) + 1, self.little)
@@ -87,7 +88,7 @@ class Unseen(Masked):
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
-        """(m,) numbers of targets, and (m,) content words that are in sight in their texts."""
+        """Return (m,) indices of targets, and (m,) visible content words of their texts."""
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
         for (begin, end), (first, last) in zip(
@@ -106,17 +107,17 @@ class Unseen(Masked):
 
 
 class Taught:
-    """Name the words that were hidden as a teacher does, which guesses with counts.
+    """Name masked words like a teacher that combines an earlier model with counts.
 
-    The teacher's guess is the product of what a model before and counts say. Of the words that are
-    to be given, it is one part and the hidden word the other. It gives no content word in sight.
+    The teacher's guess is the product of both probabilities, with 0 for visible content words. The
+    target distribution is a mixture of the teacher's guess and the masked word.
 
     Args:
-        objective: says which words are hidden.
-        before: the model, which stays as it is.
-        weight: what its logits are multiplied by.
+        objective: chooses the masked words.
+        before: the earlier model, which does not change.
+        weight: the factor of its logits.
         neighbours: the counts.
-        told: the hidden word's part.
+        told: the share of the masked word in the mixture.
 
     Source:
         Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2.
@@ -143,7 +144,7 @@ class Taught:
         return words_loss(network, batch, prior, soft), len(batch.ids)
 
     def _given(self, batch: Words, numbers: Array, tokens: Array) -> Array:
-        """(n, V) the probabilities to be learned."""
+        """Return the target probabilities (n, V)."""
         given = self.neighbours.logits(batch)
         given += self.weight * logits_of(self.before, batch)
         given[numbers, tokens] = -np.inf
@@ -155,14 +156,14 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Name the one hidden word of a text, where that is a word that can be guessed.
+    """Name the one masked word of each text, where the word can be guessed.
 
-    Most words that are hidden at random cannot: a name, a number, one adjective of many. Somebody
-    who leaves a gap for others to fill does not choose those.
+    Most randomly masked words cannot be guessed: a name, a number, one adjective of many. Readers
+    who leave a gap for others to fill do not choose such words.
 
     Args:
-        gaps: texts with their special tokens, and the place of the word in each.
-        objective: says how large a step is, and what is added to words in sight.
+        gaps: texts with their special tokens, and the position of the word in each.
+        objective: gives the size of a step and the constant for visible words.
     """
 
     name = "guessed"
@@ -171,7 +172,7 @@ class Guessed(Stateless):
         self.gaps, self.objective = gaps, objective
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Texts drawn at random, each with its gap."""
+        """Draw random texts, each with its gap."""
         texts: list[Array] = []
         at: list[int] = []
         count = 0
@@ -191,7 +192,7 @@ class Guessed(Stateless):
 
 
 def logits_of(network: Network, batch: Words) -> Array:
-    """(n, V) at the targets of a batch."""
+    """Return the logits (n, V) at the targets of a batch."""
     head = network.transformer.head
     assert head is not None
     _, place = places(batch.cu_lengths)
@@ -206,11 +207,11 @@ class Sentence:
 
     Attributes:
         ids: (T,) of the sentence, special tokens included.
-        begin: the first token of the word.
-        end: the one behind its last.
+        begin: the index of the word's first token.
+        end: the index behind its last token.
         synset: the sense.
         wrong: the word's other senses, as this part of speech.
-        synonyms: words that may stand in its place: their ids, and their own other senses.
+        synonyms: words that can replace it: their ids, and their own other senses.
     """
 
     ids: Array
@@ -223,16 +224,16 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Uses:
-    """What one step learns from: sentences, and behind them definitions, laid end to end.
+    """The batch of one step: U sentences, then M definitions, laid end to end.
 
     Attributes:
         ids: (total,) tokens.
-        cu_lengths: (B + 1,) where each text begins and the last one ends.
-        spans: (B, 2) the rows whose mean is a text's vector: a sentence's word, or all of a
+        cu_lengths: (B + 1,) the start of each text, and the end of the last.
+        spans: (B, 2) the rows whose mean is a text's vector: a sentence's word, or a whole
             definition.
-        targets: (U,) for each of the U sentences which of the definitions is right.
-        priors: (U, M) for each of them how much likelier each of the M definitions is drawn as the
-            right one than its word's most common sense, as a logarithm; 0 for those of other words.
+        targets: (U,) the index of the right definition of each sentence.
+        priors: (U, M) for each sentence and definition, the log ratio of how often that sense and
+            the word's most common sense are drawn; 0 for definitions of other words.
     """
 
     ids: Array
@@ -245,26 +246,25 @@ class Uses:
 class Senses(Stateless):
     """Pull a word in its sentence towards the definition of its sense, away from all others.
 
-    Most senses have no sentence to learn from, and their definitions would be met as wrong ones
-    alone. So some of the draws are of a word before its own definition, half of which is hidden;
-    and how often each sense of a word is drawn is added to its logits, so that the vectors need
-    not learn it.
+    Most senses have no sentence to learn from, so their definitions would only occur as wrong
+    answers. So some draws are a word before its own definition, half of which is masked. The logits
+    get the log frequency of each drawn sense added, so that the vectors need not learn it.
 
     Args:
         sentences: the uses to draw from.
-        definitions: token ids of the definition of each synset that they name.
-        entries: words before their definitions, to draw from in their place.
-        mask: the id that hides a token.
-        uses: U, how many sentences a step has.
-        wrong: how many other senses of each word have their definitions there too, at most.
-        temperature: what cosines are divided by.
-        replaced: in this share of the draws a synonym stands in the word's place, if there is one.
-        hidden: the share of a sentence's other tokens that is hidden.
-        defined: the share of the draws that are of entries.
-        prior: how many times the logarithm of how often a sense is drawn is added; above 1 senses
-            that are seldom drawn are drawn to their words more strongly.
-        used: how likely another use of a sense stands in place of its definition, if there is one.
-        name: what the loss is called.
+        definitions: token ids of the definition of each synset in `sentences` and `entries`.
+        entries: words before their definitions, drawn instead of sentences.
+        mask: the id of the mask token.
+        uses: U, the sentences of a step.
+        wrong: the most other senses of each word whose definitions are in the step.
+        temperature: the divisor of the cosines.
+        replaced: the share of the draws in which a synonym, if any, replaces the word.
+        hidden: the share of a sentence's other tokens that are masked.
+        defined: the share of the draws that are entries.
+        prior: the factor of the log frequency of a sense; above 1, rarely drawn senses are pulled
+            to their words more strongly.
+        used: the probability that another use of a sense, if any, replaces its definition.
+        name: the name of the loss.
 
     Source:
         van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
@@ -299,22 +299,22 @@ class Senses(Stateless):
         self._uses_of: dict[int, list[Sentence]] = {}
         for one in sentences:
             self._uses_of.setdefault(one.synset, []).append(one)
-        self._rates: dict[int, float] = {}  # how often a draw has this sense
+        self._rates: dict[int, float] = {}  # frequency of each sense among the draws
         for source, share in ((sentences, 1 - self.defined), (entries, self.defined)):
             for one in source:
                 self._rates[one.synset] = self._rates.get(one.synset, 0.0) + share / len(source)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes it another objective than one that is like it."""
+        """Return the settings that tell this objective from others of its kind."""
         names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior", "used")
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
-        """Some sentences, and the definitions of their words' senses, each once."""
+        """Draw sentences, and the definitions of their words' senses, each once."""
         texts: list[Array] = []
         spans: list[tuple[int, int]] = []
-        columns: dict[int, int] = {}  # synset -> its place among the definitions
+        columns: dict[int, int] = {}  # synset -> index of its definition
         targets: list[int] = []
         own: list[list[int]] = []  # the senses of each word
         drawn: list[Sentence] = []
@@ -352,7 +352,7 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """A text that has a sense, and where: its definition, or a use that is not drawn."""
+        """Return a text with a sense, and its span: the definition, or a use that is not drawn."""
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)
@@ -385,17 +385,17 @@ class Senses(Stateless):
 def nearest(
     rows: Array, spans: Array, targets: Array, temperature: float, priors: Array | float = 0.0
 ) -> tuple[float, Array]:
-    """How far words are from having their own definition as the nearest, and the gradient.
+    """Compute a contrastive loss between words and their definitions, and its gradient.
 
-    With u a word's vector, d the definitions' and t the right one, the mean over words of
-    `-log(softmax(cos(u, d) / temperature + prior)[t])`.
+    The loss is the mean over words of `-log(softmax(cos(u, d) / temperature + prior)[t])`, with the
+    word's vector u, the definitions' vectors d, and the right definition t.
 
     Args:
         rows: (total, D), the vectors of all tokens.
-        spans: (U + M, 2), the rows of each of U words and M definitions, whose mean is its vector.
+        spans: (U + M, 2), the rows whose mean is the vector of each of U words and M definitions.
         targets: (U,) the right definition of each word.
-        temperature: what cosines are divided by.
-        priors: (U, M), what is added to that.
+        temperature: the divisor of the cosines.
+        priors: (U, M), added to the quotients.
 
     Returns:
         The loss, and its gradient of the shape of `rows`.
@@ -425,11 +425,10 @@ def nearest(
 def sentences(
     wordnet: WordNet, tokenizer: Tokenizer, limit: int
 ) -> tuple[list[Sentence], dict[int, Array]]:
-    """All uses that may be learned from, as token ids, and the definitions that they need.
+    """Return all training uses as token ids, and their definitions.
 
-    A use whose word stands behind the limit is left out, a definition is cut there. A word has
-    synonyms where it stands as it is spelled: they are the other words of its synset, of one word
-    each.
+    A use whose word lies beyond the limit is left out; a definition is cut at the limit. A word
+    that is not inflected has synonyms: the other words of its synset, without compounds.
     """
     uses = list(wordnet.uses())
     before, after = around(tokenizer)
@@ -472,9 +471,9 @@ def sentences(
 def entries(
     wordnet: WordNet, tokenizer: Tokenizer, limit: int
 ) -> tuple[list[Sentence], dict[int, Array]]:
-    """Each word of several senses before the definition of each, and the definitions.
+    """Pair each word of several senses with the definition of each sense; return both.
 
-    The senses are those of one part of speech. An entry that is too long for the limit is cut.
+    The senses are those of one part of speech. An entry beyond the limit is cut.
     """
     before, after = around(tokenizer)
     several = {key: senses for key, senses in wordnet.index.items() if len(senses) > 1}
@@ -497,7 +496,7 @@ def entries(
 
 
 def pieces_of(documents: Iterable[str], tokenizer: Tokenizer, limit: int) -> list[Array]:
-    """Documents as token ids with the special ones; one that is too long in several pieces."""
+    """Return documents as token ids with special tokens; split long documents."""
     before, after = around(tokenizer)
     most = limit - len(before) - len(after)
     return [
@@ -508,14 +507,14 @@ def pieces_of(documents: Iterable[str], tokenizer: Tokenizer, limit: int) -> lis
 
 
 def around(tokenizer: Tokenizer) -> tuple[Array, Array]:
-    """The ids that a tokenizer puts before a text, and those behind it."""
+    """Return the ids that a tokenizer puts before and after a text."""
     about = tokenizer.tokenize("a")
     real = [k for k, special in enumerate(about.special) if not special]
     return about.ids[: real[0]].astype(np.int32), about.ids[real[-1] + 1 :].astype(np.int32)
 
 
 def cut(ids: Array, limit: int, after: Array) -> Array:
-    """A text's first tokens, and those that end it.
+    """Cut a text to its first tokens and the final special tokens.
 
     >>> cut(np.array([2, 7, 8, 9, 3]), 4, np.array([3]))
     array([2, 7, 8, 3], dtype=int32)

@@ -1,6 +1,6 @@
-"""Which words of a sentence stand in a relation, such as an article and its noun.
+"""Find pairs of words that stand in a relation, such as an article and its noun.
 
-Each relation is of a word that looks and one that is looked at, in both directions:
+Each relation has a word that looks and a word that is looked at, and is used in both directions:
 
 - *object*: a verb and its object, where the example is of that verb's synset and the verb is
   followed by an article or its like, at most two other words, and a noun;
@@ -47,7 +47,7 @@ ARTICLES, PREPOSITIONS, POSSESSIVES, SUBJECTS, AUXILIARIES = (
     for words in (_ARTICLES, _PREPOSITIONS, _POSSESSIVES, _SUBJECTS, _AUXILIARIES)
 )
 BETWEEN = 2  # words between an article and its noun, at most
-TRIES = 200  # of sentences, until one has words at the places that are wanted
+TRIES = 200  # sentences to try until one has words at the wanted positions
 _TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
 
 Span = tuple[int, int]  # characters of a sentence
@@ -77,7 +77,7 @@ RELATIONS = {
 
 
 def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """The noun of the article at a place, if one stands there.
+    """Return the noun of the article at a position, if an article stands there.
 
     Args:
         words: of a sentence, in small letters, marks among them.
@@ -100,7 +100,7 @@ def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> 
 def nearest(
     words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
 ) -> int | None:
-    """The nearest wanted word before (step -1) or behind (1) a place, with no mark between.
+    """Find the nearest wanted word before (step -1) or after (1) a position, with no mark between.
 
     >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
     5
@@ -114,7 +114,7 @@ def nearest(
 
 
 def cut(sentence: str) -> list[tuple[str, Span]]:
-    """Words and marks of a sentence, in small letters, and where they stand.
+    """Split a sentence into lower-case words and marks, with their spans.
 
     >>> cut("He ate, too")
     [('he', (0, 2)), ('ate', (3, 6)), (',', (6, 7)), ('too', (8, 11))]
@@ -129,7 +129,7 @@ def is_form(word: str, wordnet: WordNet) -> bool:
 
 
 def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """The verb of the auxiliary verb at a place, if one stands there.
+    """Return the verb of the auxiliary verb at a position, if an auxiliary verb stands there.
 
     Args:
         words: of a sentence, in small letters, marks among them.
@@ -147,11 +147,11 @@ def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int
 def pairs_of(
     sentences: Sequence[str], uses: Sequence[Use], wordnet: WordNet
 ) -> dict[str, list[Pair]]:
-    """The pairs of words of each relation.
+    """Return the pairs of words of each relation.
 
     Args:
-        sentences: where all but objects are looked for.
-        uses: where verbs with objects are.
+        sentences: searched for all relations but objects.
+        uses: searched for verbs with objects.
         wordnet: knows nouns, verbs, adjectives and adverbs.
     """
     found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
@@ -180,7 +180,7 @@ def pairs_of(
 def _pairs_at(
     words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet
 ) -> Iterator[tuple[str, int, int]]:
-    """The relations of the word at a place: key, the word that looks, that which is looked at."""
+    """Yield the relations of the word at a position: name, the looking word, the other word."""
     word = words[at][0]
     noun, next_noun = (noun_after(words, one, wordnet) for one in (at, at + 1))
     is_possessive = word in POSSESSIVES and noun is not None
@@ -212,9 +212,9 @@ def _pairs_at(
 
 
 def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
-    """For each pair the words of another sentence at the same places, that are no such pair.
+    """Find for each pair unrelated words at the same positions of another sentence.
 
-    Places are counted in words from the beginning. None where no sentence was found for it.
+    Positions are counted in words from the beginning. None if no sentence has such words.
     """
     rng = np.random.default_rng(seed)
     known = set(pairs)
@@ -236,12 +236,12 @@ def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) ->
 
 
 def _place(spans: Sequence[Span], span: Span) -> int:
-    """Which word a span is, or ends with."""
+    """Return the index of the word that a span is, or ends with."""
     return next(k for k, (a, b) in enumerate(spans) if a < span[1] and b >= span[1])
 
 
 def hidden(pair: Pair, mask: str) -> Pair:
-    """A pair with the word that looks hidden: the mask stands in its place.
+    """Replace the looking word of a pair by the mask.
 
     >>> hidden(("the old dog ran", (0, 3), (8, 11)), "[MASK]")
     ('[MASK] old dog ran', (0, 6), (11, 14))

@@ -1,15 +1,16 @@
 """The cards of the live page: a first lesson on attention, twelve guesses that a reader can check.
 
 `python -m training.play_cards MODEL` searches and prints them; MODEL is a folder, a name, or
-nothing for the encoder that ships. `--keep` writes them to cards.json beside the model, where the
-page of `qkv.play` reads them; `training.ship` does so for a new model. `training.lesson` has the
-rules that their examples are found by, `training.lesson_text` the words.
+nothing for the shipped encoder. `--keep` writes them to cards.json beside the model, where the page
+of `qkv.play` reads them; `training.ship` does so for a new model. `training.lesson` has the rules
+that find the examples, `training.lesson_text` the texts.
 
-What is searched: the sentences of `stories.txt` (`training.frames` reads them). Of these the pool:
-each word is one token, and the model's first guess is one that was written beside the filler, with
-a chance of 2% or more. A card whose rule nothing in the pool meets is left out, and that is said.
+The module searches the sentences of `stories.txt` (read by `training.frames`). The pool is the
+sentences whose words are one token each, and for which the model's first guess is a right word of
+the filler, with a probability of 2% or more. A card without a match in the pool is left out, and
+reported.
 
-A card is what the page needs to ask and to check it, by its own run:
+A card holds all that the page needs to ask the question and to check it with its own run:
 
     {"name": "hide", "read": str, "ask": str, "options": [str, ...], "told": str,
      "before": STATE, "after": STATE,       what the page shows before and after the guess
@@ -49,7 +50,7 @@ AS_MUCH = 0.1  # a change that is smaller is none; as in cards.js
 
 
 def lesson(model: Model) -> dict[str, Any]:
-    """The cards of a model, and in how many sentences they were looked for.
+    """Return the cards of a model, and the number of sentences searched.
 
     >>> lesson(qkv.load("random"))["cards"]
     []
@@ -61,12 +62,12 @@ def lesson(model: Model) -> dict[str, Any]:
 
 
 def missing(kept: dict[str, Any]) -> list[str]:
-    """The names of the cards that were not found."""
+    """Return the names of the cards without an example."""
     return [name for name in NAMES if name not in {card["name"] for card in kept["cards"]}]
 
 
 def values(sentence: Sentence, card: Card) -> list[float]:
-    """What the probes of a card measure."""
+    """Measure the probes of a card."""
     _, before = sentence.run([])
     measured = []
     for probe in card["probes"]:
@@ -84,7 +85,7 @@ def values(sentence: Sentence, card: Card) -> list[float]:
 
 
 def right(card: Card, measured: Sequence[float]) -> int:
-    """Which of its options is right."""
+    """Return the index of a card's right option."""
     rule = card["right"]
     if rule["of"] == "largest":
         of = [measured[probe] for probe in rule["among"]]
@@ -102,7 +103,7 @@ def keep(folder: Path, kept: dict[str, Any]) -> None:
 
 
 def shown(model: Model, kept: dict[str, Any]) -> str:
-    """The cards as plain text, with the answer and its numbers."""
+    """Format the cards as plain text, with each answer and its numbers."""
     lines = [f"{len(kept['cards'])} cards, from {kept['pool']} of {kept['searched']} sentences"]
     lines += [f"not found: {', '.join(missing(kept))}"] if missing(kept) else []
     lines.append("")

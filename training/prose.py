@@ -1,6 +1,6 @@
 """Measure how a decoder reads and writes prose: `python -m training.prose MODEL BOOKS`.
 
-MODEL is a folder or a name, BOOKS is as for `training.books`. Three things are measured:
+MODEL is a folder or a name, BOOKS is as for `training.books`. The module measures three things:
 
 - perplexity per word on held-out books, on the words that the Kneser-Ney model of
   `training.counting` is measured on (`python -m training.counting BOOKS --first 10000`);
@@ -60,7 +60,7 @@ class Surprise(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """That of a word.
+        """Return the perplexity per word.
 
         >>> round(Surprise(2 * math.log(50), 2).perplexity, 6)
         50.0
@@ -180,12 +180,12 @@ def perplexity(
 
 
 def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
-    """How much a model copies from tokens drawn at random, all different, that come twice.
+    """Measure how much a model copies different random tokens that come twice.
 
     Returns:
-        "tokens": how many come twice; "first" and "second": the loss of a token in the first copy
-        and in the second, in nats; "heads": of each (layers, heads) the mean weight on the token
-        behind the earlier one.
+        "tokens": the number of tokens that come twice; "first" and "second": the loss of a token in
+        the first and in the second copy, in nats; "heads": (layers, heads) the mean weight on the
+        token after the earlier copy.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads".
@@ -254,9 +254,9 @@ def _best(scores: Array) -> dict[str, float]:
 
 
 def loops(text: str) -> bool:
-    """Whether a text loops.
+    """Tell whether a text loops.
 
-    It does if four words in a row come three times, if eight words in a row come twice, or if a
+    A text loops if four words in a row come three times, if eight in a row come twice, or if a
     sentence of at least four words comes twice; runs may overlap. Ordinary prose repeats three
     words easily ("he said that") and short sentences in dialogue ("I see."), so these are no
     loops. By this rule 7 of the 5,666 stretches of 48 words in the part "choose" of the books loop,
@@ -385,7 +385,7 @@ def figures(
     known: Container[str],
     seed: int = 0,
 ) -> dict[str, Any]:
-    """All figures of a decoder, as JSON can hold them.
+    """Measure a decoder, in numbers that JSON can hold.
 
     Args:
         model: the decoder.
@@ -407,7 +407,7 @@ def figures(
 
 
 def in_card(found: Mapping[str, Any]) -> str:
-    """The table of a model card with these figures."""
+    """Write the table of a model card with these results."""
     of, read = found["continued"], found["perplexity"]
     n = of["texts"]
     lines = [

@@ -1,4 +1,4 @@
-"""What models that have read books read: books, and WordNet, each with its share of the tokens."""
+"""Training texts of the book models: books and WordNet, each with its share of the tokens."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _JOINING = re.compile(r"(?i)^(?:and|but|for|so|or|yet|then|that|because|though|a
 
 
 class Mixed:
-    """Sequences of several sources, so that each has its share of all tokens at any time.
+    """A mixture of several sources in which each keeps its share of the tokens at any time.
 
-    The next sequence is of the source that is furthest behind its share.
+    The next sequence comes from the source furthest behind its share.
 
     Args:
-        sources: by name.
-        shares: of each, by the same names; they need not add up to 1.
+        sources: the sources by name.
+        shares: the shares by the same names; they need not add up to 1.
 
     Raises:
         ValueError: the names differ, or a share is not above 0.
@@ -57,7 +57,7 @@ class Mixed:
         return found
 
     def state(self) -> dict[str, Any]:
-        """What was given of each source, and where it is."""
+        """Return the tokens taken from each source, and each source's position."""
         return {
             "given": dict(self._given),
             "sources": {name: source.state() for name, source in self._sources.items()},
@@ -71,7 +71,7 @@ class Mixed:
 
 
 def typed(sentence: str) -> str:
-    """A sentence as somebody would type it, or nothing where nobody would.
+    """Return a sentence as a reader would type it, or "" if no reader would.
 
     >>> typed('"We must go home now."'), typed("He said: 'No.'"), typed("I am too old for it.")
     ('We must go home now.', '', 'I am too old for it.')
@@ -84,7 +84,7 @@ def typed(sentence: str) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """The parts of a sentence that somebody might type by themselves.
+    """Return the clauses of a sentence that a reader might type by themselves.
 
     >>> clauses('"I must go," said Tom at once, and he took his hat.')
     ['said Tom at once', 'he took his hat.']
@@ -99,9 +99,9 @@ def clauses(sentence: str) -> list[str]:
 
 
 def cleaned(wordnet: WordNet) -> WordNet:
-    """WordNet without the words that are dropped, and without definitions and examples with them.
+    """Remove the dropped words from WordNet, and the definitions and examples that contain them.
 
-    A synset without a definition is left with its words in its place.
+    A synset without a definition gets its words as its definition.
     """
     return replace(
         wordnet,

@@ -1,4 +1,4 @@
-"""The outputs that README.md shows, printed anew: a part of `python -m training.numbers`."""
+"""Update the outputs that README.md shows: a part of `python -m training.numbers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.cli import main
 
 PLACE = Path(__file__).resolve().parents[1] / "README.md"
 WIDTH = "80"  # columns of the terminal
-# Of each command the lines that are shown: a pattern, and how many lines from its first match on.
+# The shown lines of each command: a pattern, and the number of lines from its first match on.
 LINES = {
     "walk": [
         (r"\d+\. Scores: ", 1),
@@ -29,7 +29,7 @@ _BLOCK = re.compile(r"^```console\n(\$ qkv (\w+) .*)\n(?:.*\n)*?```$", re.MULTIL
 
 
 def written(text: str) -> str:
-    """A text with the output of each command in its console blocks as it is now."""
+    """Replace the outputs in a text's console blocks by the commands' current outputs."""
 
     def block(found: re.Match[str]) -> str:
         return "\n".join(["```console", found[1], *_shown(found[1], found[2]), "```"])
@@ -38,7 +38,7 @@ def written(text: str) -> str:
 
 
 def _shown(command: str, verb: str) -> Iterator[str]:
-    """The lines of a command's output that are shown, and `...` for those between."""
+    """Return the shown lines of a command's output, with `...` for the lines between."""
     _, _, *arguments = shlex.split(command)
     printed = CliRunner().invoke(main, arguments, env={"COLUMNS": WIDTH}, catch_exceptions=False)
     lines, at = [line.rstrip() for line in printed.stdout.splitlines()], 0

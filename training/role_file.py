@@ -1,7 +1,7 @@
-"""The roles of a model's heads as data beside it: `python -m training.role_file FOLDER`.
+"""Write the roles of a model's heads into a file beside it: `python -m training.role_file FOLDER`.
 
-The page of `qkv.play` shows them in its map. They are those of the card (`training.roles` measures
-them, `training.ship` writes the card and then this file), of each head the largest:
+The page of `qkv.play` shows the roles in its map. The file has the largest role of each head from
+the model card (`training.roles` measures roles, `training.ship` writes the card and this file):
 
     {"1.0": ["next", 0.87], "3.2": ["hidden adjective to noun", 0.42]}
 """
@@ -23,7 +23,7 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Of each head in a card's table of roles the first, which is the largest.
+    """Return the first role, the largest, of each head in a card's table.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |

@@ -1,6 +1,6 @@
-"""Which heads of a model have a role, by a rule, on held-out examples.
+"""Find the heads of a model that have a role, by a rule, on held-out examples.
 
-`python -m training.roles MODEL` prints it; MODEL is a folder, a name or nothing for the default.
+`python -m training.roles MODEL` prints them; MODEL is a folder, a name or nothing for the default.
 
 The rule. A head has a role if one of these is 0.4 or more:
 
@@ -12,15 +12,14 @@ The rule. A head has a role if one of these is 0.4 or more:
 
 At most three of the heads that are counted have no role but *first* or *last*.
 
-Relations are those of `training.pairs`. In a model that is to name hidden words, heads act most at
-the word that is hidden, so each relation is measured twice: in the sentence as it is, and with the
-word that looks hidden (*hidden verb to object*), [MASK] in its place. A weight between words is
-summed over the pieces of the word that is looked at, and is the mean of those of the word that
-looks (Clark et al. 2019, "What Does BERT Look At?", section 4). Each pair is compared with the
-words of another sentence at the same places that are no such pair, the first of them hidden too
-where that of the pair is, and punctuation not counted. All relations but those to an object and of
-a noun to its preposition or article, and that words are hidden, were chosen by what heads do on the
-examples that choices are made on.
+Relations are those of `training.pairs`. Heads of a masked language model act most at the masked
+word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
+looking word (*hidden verb to object*). A weight between words is the sum over the subwords of the
+word looked at, and the mean over those of the looking word (Clark et al. 2019, "What Does BERT Look
+At?", section 4). Each pair is compared with unrelated words at the same positions of another
+sentence, masked in the same way; positions leave out punctuation. The relations to an object and of
+a noun to its preposition or article were chosen beforehand. The other relations, and masking, were
+chosen by the behaviour of heads on the examples for choices.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class Measured:
 
     Attributes:
         mean: (layers, heads) over all pairs.
-        other: the same between other words at the same places.
+        other: (layers, heads) over unrelated words at the same positions.
         low: the lower end of the 95% interval of their difference.
-        pairs: how many there are.
+        pairs: the number of pairs.
     """
 
     mean: Array
@@ -65,14 +64,14 @@ class Measured:
     pairs: int
 
     def holds(self) -> Array:
-        """Of which heads it is a role, as far as these examples say."""
+        """Return the heads for which the relation is a role on these examples."""
         return (self.mean >= LEAST) & (self.low >= MORE)
 
 
 def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
-    """How much the words that look attend to those that are looked at: (n, layers, heads)."""
+    """Return the weight of each pair's looking word on its other word: (n, layers, heads)."""
     found = np.zeros((len(pairs), model.num_layers, model.num_heads))
-    of: dict[str, list[int]] = {}  # which pairs are of a text
+    of: dict[str, list[int]] = {}  # indices of the pairs of a text
     for number, (text, _, _) in enumerate(pairs):
         of.setdefault(text, []).append(number)
     texts = list(of)
@@ -93,11 +92,11 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Each relation on the examples of a twelfth, and with hidden words if the model has a mask."""
+    """Measure each relation on a twelfth's examples, with masked words too if there is a mask."""
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
-    both: dict[str, list[tuple[Pair, Pair]]] = {}  # of each relation the pairs, and others
+    both: dict[str, list[tuple[Pair, Pair]]] = {}  # the pairs of each relation, and unrelated words
     for name, pairs in pairs_of(sentences, list(wordnet.uses(twelfth)), wordnet).items():
         others = others_at(pairs, sentences)
         both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
@@ -113,7 +112,7 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
 
 
 def compared(pairs: Array, others: Array) -> Measured:
-    """What weights (n, layers, heads) and those between other words come to."""
+    """Summarize weights (n, layers, heads) and those between unrelated words."""
     count = len(pairs)
     if count < 2:
         nothing = np.zeros(pairs.shape[1:])
@@ -126,9 +125,9 @@ def compared(pairs: Array, others: Array) -> Measured:
 def roles(
     model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED
 ) -> tuple[list[dict[str, Any]], dict[str, Measured]]:
-    """For each head which measures are its roles, and what each relation comes to.
+    """Return the roles of each head, and the result of each relation.
 
-    On the examples for choices a relation has to hold there alone, else on both.
+    A relation must hold on the examples for choices; in a report, on those of the report as well.
     """
     found = relations(model, wordnet, twelfth)
     holds = {name: one.holds() for name, one in found.items()}
@@ -145,7 +144,7 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """How many heads have a role, of those with *first* and *last* alone three at most.
+    """Count heads with a role, at most three of those with only *first* and *last*.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4
@@ -155,7 +154,7 @@ def counted(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def shown(rows: Sequence[dict[str, Any]], found: dict[str, Measured]) -> str:
-    """The same as plain text."""
+    """Format the result as plain text."""
     lines = [f"heads with a role: {counted(rows)} of {len(rows)}", ""]
     for row in rows:
         own = ", ".join(f"{name} {value:.2f}" for name, value in row["roles"].items())
@@ -170,7 +169,7 @@ def shown(rows: Sequence[dict[str, Any]], found: dict[str, Measured]) -> str:
 
 
 def in_card(rows: Sequence[dict[str, Any]]) -> str:
-    """The same as a part of a model's card, the largest of a head's first.
+    """Format the result for a model card, each head's largest role first.
 
     >>> own = {"next": 0.5, "hidden noun to article": 0.75}
     >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))

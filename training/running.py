@@ -20,15 +20,16 @@ from training.wordnet import FOLDER
 def kept_tokenizer(
     folder: Path, resume: bool, given: Tokenizer | None, trained: Callable[[], Tokenizer]
 ) -> Tokenizer:
-    """The tokenizer of a run, which keeps it from the beginning.
+    """Return the tokenizer of a run, and store it in the run's folder at the start.
 
-    So another release of the library that trains it changes nothing half-way.
+    A resumed run reads the stored tokenizer, so that a new release of the library that trains
+    tokenizers cannot change it.
 
     Args:
         folder: of the run.
-        resume: whether the run goes on.
-        given: that of an earlier run, to have it again.
-        trained: makes one.
+        resume: whether the run continues.
+        given: the tokenizer of an earlier run, to reuse.
+        trained: trains a new tokenizer.
     """
     kept = tokenizer_path(folder)
     if resume:
@@ -48,15 +49,15 @@ def trained(
     optimizer: AdamW,
     **limits: Any,
 ) -> Trained:
-    """Train as a recipe says, which the checkpoints keep.
+    """Train with a recipe, which the checkpoints keep.
 
     Args:
         recipe: has `rate`, `warmup` and `seed`.
-        network: what learns.
-        parts: what from.
+        network: the network to train.
+        parts: the objectives.
         folder: of the run.
         optimizer: of this network.
-        limits: what else `qkv.learn.train` takes: steps, minutes, resume, snapshots, products.
+        limits: further arguments of `qkv.learn.train`: steps, minutes, resume, snapshots, products.
     """
     return train(
         network,
@@ -71,7 +72,7 @@ def trained(
 
 
 def mean_of(*runs: Path) -> qkv.Model:
-    """The model of the first run, with the mean of the weights of all."""
+    """Load the model of the first run, with the mean of all runs' weights."""
     models = [qkv.load(run, dtype=np.float32) for run in runs]
     arrays = [model.parameters for model in models]
     return models[0].with_parameters(
@@ -89,16 +90,16 @@ def run(
     *,
     reads_books: bool = False,
 ) -> None:
-    """Train as the command line says.
+    """Train with the settings of the command line.
 
     Args:
         name: of the module.
-        about: what it says of itself.
-        recipe: the dataclass of what can be chosen.
-        steps: how many, if neither they nor minutes are given.
-        make: called with the recipe, the folder of WordNet's files and that of the run.
-        arguments: those of the command line.
-        reads_books: whether the first of them is where the books are, which `make` gets behind
+        about: the description for `--help`.
+        recipe: the dataclass of the settings.
+        steps: the number of steps if the user gives neither steps nor minutes.
+        make: called with the recipe, the folder of WordNet's files and the run's folder.
+        arguments: of the command line.
+        reads_books: whether the first argument is the path of the books, which `make` gets after
             the recipe.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
@@ -109,8 +110,8 @@ def run(
     parser.add_argument("--minutes", type=float, help="how long, at most")
     parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
     parser.add_argument("--threads", type=int, help="how many (all cores)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--snapshots", type=int, nargs="*", help="after which steps a copy is kept")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    parser.add_argument("--snapshots", type=int, nargs="*", help="steps after which to keep a copy")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     group = parser.add_argument_group("the recipe")

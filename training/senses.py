@@ -1,16 +1,16 @@
-"""How much of a word's sense a model's vectors hold, and what its heads do, on held-out examples.
+"""Measure how well a model's vectors tell word senses, and what its heads do, on held-out examples.
 
-`python -m training.senses MODEL` prints it; MODEL is a folder, a name or nothing for the default.
+`python -m training.senses MODEL` prints both; MODEL is a folder, a name or nothing for the default.
 
-How it is measured. A use is a held-out example in which a word of its synset stands, as it is
-spelled there or with an ending; its vector is the mean of the rows of the word's tokens. A sense's
-vector is the mean of all rows of its definition alone, [CLS] and [SEP] included. Both are taken
-from the same place of the model: the token table, the embeddings (positions and norm included), or
-what each layer gives, counted from 0.
+Method. A use is a held-out example that contains a word of its synset, as spelled there or with an
+ending; its vector is the mean of the rows of the word's tokens. A sense's vector is the mean of all
+rows of its definition alone, [CLS] and [SEP] included. Both vectors are read at the same point of
+the model: the token table, the embeddings (positions and norm included), or the output of a layer,
+counted from 0.
 
-*Sense*: of the senses that the word has as this part of speech, at least two, that with the largest
-cosine is right. *AUC*: how likely a pair of uses of one word, as one part of speech, in one sense
-has a larger cosine than a pair in two, over all pairs of held-out uses.
+*Sense*: the share of uses whose right sense has the largest cosine among the word's senses of this
+part of speech, at least two. *AUC*: the probability that two uses of one word, as one part of
+speech, have a larger cosine in one sense than in two, over all pairs of held-out uses.
 
 For all-MiniLM-L6-v2, beside chance at 0.292 and 0.500, that gives sense 0.299, 0.351 and 0.374, AUC
 0.609, 0.716 and 0.627 at the embeddings, layer 4 and the last layer, from 2,723 uses and 562 pairs.
@@ -43,13 +43,13 @@ from training.guesses import named
 from training.shares import in_words
 from training.wordnet import CHOSEN, FOLDER, REPORTED, Use, WordNet, is_in, read
 
-LETTERS = 16_000  # of the texts that are run at once
-MASKED = 0.15  # of the words of a sentence
+LETTERS = 16_000  # letters of the texts of one batch
+MASKED = 0.15  # masked share of a sentence's words
 HEAD_SCORES = ("previous", "next", "same", "first", "last", "uniform")
 
 
 def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dict[str, Any]:
-    """Everything that there is to say about a model, as JSON can hold it."""
+    """Measure everything about a model, in numbers that JSON can hold."""
     uses = held_out_uses(wordnet, twelfth)
     sentences = held_out_sentences(wordnet, twelfth)
     return {
@@ -62,7 +62,7 @@ def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dic
 
 
 def held_out_uses(wordnet: WordNet, twelfth: int = REPORTED) -> list[Use]:
-    """Those in which the word stands as it is spelled, or with an ending."""
+    """Return the uses whose word is spelled as in WordNet, or with an ending."""
     return [
         use
         for use in wordnet.uses(twelfth)
@@ -77,7 +77,7 @@ def held_out_sentences(wordnet: WordNet, twelfth: int = REPORTED) -> list[str]:
 
 
 def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str, Any]:
-    """Both figures of each layer, and chance."""
+    """Return sense and AUC of each layer, and of random guessing."""
     choices = [wordnet.senses(use.lemma, wordnet.synsets[use.synset].part) for use in uses]
     needed = sorted({number for found in choices if len(found) > 1 for number in found})
     spans = [(use.start, use.end) for use in uses]
@@ -111,7 +111,7 @@ def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str,
 
 
 def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
-    """Two uses of one word in different sentences, and whether in one sense."""
+    """Return pairs of uses of one word in different sentences, and whether in one sense."""
     groups: dict[tuple[str, str], list[int]] = {}
     for at, use in enumerate(uses):
         groups.setdefault((use.lemma, wordnet.synsets[use.synset].part), []).append(at)
@@ -127,9 +127,9 @@ def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
 
 
 def auc(scores: Array, positive: Array) -> float:
-    """How likely a positive has a larger score than a negative, equal ones counted half.
+    """Return the probability that a positive scores higher than a negative; ties count half.
 
-    Scores that differ by less than 1e-6 are equal. NaN where one of the two is missing.
+    Scores that differ by less than 1e-6 are equal. NaN without positives or without negatives.
 
     >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
     0.875
@@ -144,7 +144,7 @@ def auc(scores: Array, positive: Array) -> float:
 def vectors(
     model: qkv.Model, texts: Sequence[str], spans: Sequence[tuple[int, int]] | None = None
 ) -> Array:
-    """The mean of the rows of each text, or of what stands at a span of its characters.
+    """Return the mean of the rows of each text, or of a span of its characters.
 
     Returns:
         (K, n, D): of the token table, the embeddings, and each layer.
@@ -170,18 +170,18 @@ def vectors(
 
 
 def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
-    """How many of the words that are hidden a model names, every piece of them.
+    """Count the masked words of which a model names every subword.
 
-    In each sentence 15% of the words are hidden, at least one. Which ones are, the seed decides
-    and no vocabulary. None of a model without a head.
+    In each sentence 15% of the words, at least one, are masked. The seed alone chooses them, not
+    the vocabulary. None for a model without a head.
     """
     return _masked(model, sentences, seed, is_piece, "words")
 
 
 def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
-    """How many of the tokens that are hidden a model names.
+    """Count the masked tokens that a model names.
 
-    In each sentence 15% of the tokens are hidden, at least one. None of a model without a head.
+    In each sentence 15% of the tokens, at least one, are masked. None for a model without a head.
     """
     return _masked(model, sentences, seed, lambda token: False, "tokens")
 
@@ -189,11 +189,11 @@ def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> 
 def _masked(
     model: qkv.Model, sentences: Sequence[str], seed: int, joins: Callable[[str], bool], name: str
 ) -> Any:
-    """How many of the hidden ones are named; one is a token and those behind that join it."""
+    """Count the named masked units; a unit is a token and the subwords that continue it."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     rng = np.random.default_rng(seed)
-    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the places of each one's pieces
+    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the positions of each unit
     for text in tokenizer.tokenize_batch(sentences):
         real = [k for k, special in enumerate(text.special) if not special]
         starts = [k for k in real if not joins(text.tokens[k])]
@@ -214,11 +214,11 @@ def _masked(
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """What each head does: the mean over all tokens of the weight it puts somewhere.
+    """Return each head's mean weight, over all tokens, on certain tokens.
 
-    On the previous and on the next token, over those that have one; on all tokens that are the same
-    as it, itself included; on the first and the last token ([CLS] and [SEP] of a BERT). `uniform`
-    is the entropy of its weights as a share of the most it could be.
+    These are the previous and the next token, if they exist; all tokens equal to the looking token,
+    itself included; the first and the last token ([CLS] and [SEP] of a BERT). `uniform` is the
+    entropy of the head's weights as a share of its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))
@@ -257,7 +257,7 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
 def traces(
     model: qkv.Model, texts: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[list[int], Trace]]:
-    """Traces of texts of like length, and which texts they are."""
+    """Yield traces of texts of similar length, and the texts' indices."""
     order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
     sizes = np.cumsum([len(texts[k]) for k in order]) // LETTERS
     cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1), len(order)]
@@ -274,7 +274,7 @@ def _unit(rows: Array) -> Array:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same as tables of plain text."""
+    """Format the result as tables of plain text."""
     lines = [
         f"{found['model']}: {found['uses']} uses, {found['pairs']} pairs, "
         f"{found['pairs_of_one_sense']} of them of one sense",

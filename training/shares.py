@@ -1,4 +1,4 @@
-"""Shares of tries, with the interval that they are known to."""
+"""Shares of tries, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SIGMAS = 1.959964  # of a normal distribution, on each side of 95% of it
 
 
 def wilson(right: int, tries: int) -> tuple[float, float]:
-    """The interval of 95% around a share.
+    """Return the interval of 95% around a share.
 
     Source:
         Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -28,7 +28,7 @@ def wilson(right: int, tries: int) -> tuple[float, float]:
 
 
 def in_words(right: int, tries: int) -> str:
-    """A share and its interval.
+    """Format a share and its interval.
 
     >>> in_words(10, 100)
     '10.0% (5.5 to 17.4)'

@@ -1,7 +1,7 @@
-"""From a run to the folder in the package: `python -m training.ship RUN`.
+"""Make a folder of the package from a run: `python -m training.ship RUN`.
 
-RUN is what `training.make` wrote. The folder holds the model in float16, its
-tokenizer, a card with its figures on held-out examples, and WordNet's licence.
+RUN is the folder of `training.make`. The new folder holds the model in float16, its tokenizer, a
+card with results on held-out examples, and WordNet's licence.
 """
 
 from __future__ import annotations
@@ -110,23 +110,23 @@ def ship(
     """Write the folder, and measure the model in it.
 
     Args:
-        run: of an encoder.
-        place: the folder; that of the package for such a model unless given.
-        wordnet_folder: where WordNet's files are.
-        peer: what its senses are measured beside, if it can be loaded.
-        earlier: what its copying is measured beside, on words that are whole in both vocabularies.
-        mean: ship the mean of the run's weights at its end and of those that it went on from.
+        run: the folder of an encoder's run.
+        place: the folder to write; by default the package's folder for such a model.
+        wordnet_folder: the folder of WordNet's files.
+        peer: a model to compare senses with, if it can be loaded.
+        earlier: a model to compare copying with, on words that are whole in both vocabularies.
+        mean: ship the mean of the run's first and last weights.
 
     Returns:
         The folder and the figures.
 
     Raises:
-        FileNotFoundError: there is no run, or no WordNet.
-        ValueError: there is nothing to take a mean with.
+        FileNotFoundError: the run or WordNet is missing.
+        ValueError: `mean` is set and the run did not start from another run.
 
     Source:
-        Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean:
-        what a short run adds stays, and less is lost of what was known before.
+        Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean: it
+        keeps the gains of a short run and loses less earlier knowledge.
     """
     abouts = abouts_of(run)
     lacking = abouts[0]["settings"]["recipe"].get("after") if abouts else run
@@ -155,14 +155,14 @@ def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
 
 
 def _mean(run: Path, after: str | None) -> qkv.Model:
-    """The model of a run, with the mean of its weights and of those that it went on from."""
+    """Load the model of a run, with the mean of its first and last weights."""
     if not after:
         raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
     return mean_of(run, Path(after))
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write the roles that the card of an encoder names, and the lesson's cards found for it."""
+    """Write the roles from an encoder's card, and the lesson's cards found for it."""
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):
@@ -171,7 +171,7 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Those of the run, or else of the folder, that the model tells; the folder keeps them."""
+    """Keep in the folder the stories, of the run or else the folder, that hold for the model."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
@@ -182,7 +182,7 @@ def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
 
 
 def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
-    """The senses of a peer, if there is one."""
+    """Measure the senses of a peer, if it is installed."""
     if peer is not None:
         try:
             return senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
@@ -192,7 +192,7 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
 
 
 def _of_words(model: qkv.Model, earlier: Path | None, wordnet: WordNet) -> dict[str, Any]:
-    """Whether a model repeats words, cuts them to pieces, and which of its heads have a role."""
+    """Measure a model's repeated words, its split words, and the roles of its heads."""
     assert model.tokenizer is not None
     models = [model] if earlier is None else [model, qkv.load(earlier)]
     tokenizers = [one.tokenizer for one in models if one.tokenizer is not None]
@@ -212,7 +212,7 @@ def card(
     abouts: Sequence[Mapping[str, Any]],
     mean: bool = False,
 ) -> str:
-    """The model card; `abouts` are what the checkpoints of its runs say, the first one first."""
+    """Write the model card; `abouts` are the records of its runs, the first run first."""
     recipe, *later = (about["settings"]["recipe"] for about in abouts)
     last = later[-1] if later else recipe
     rows = {"chance": found["chance"]}
@@ -254,7 +254,7 @@ def card(
 
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
-    """What the card says of hidden words and of everyday ones."""
+    """Return the card's values for masked words and everyday words."""
     now, *before = found["copying"]
     another, right = (
         in_words(now[name], now["examples"])
@@ -297,27 +297,27 @@ _CHOICES = {
 
 
 def licence(folder: Path = FOLDER) -> str:
-    """The notice that stands at the beginning of each of WordNet's files."""
+    """Return the licence notice at the beginning of WordNet's files."""
     lines = (folder / "data.noun").read_text(encoding="utf-8").splitlines()
     notice = [line for line in lines[:60] if line.startswith("  ")]
     return "\n".join(re.sub(r"^ +\d+ ?", "", line).rstrip() for line in notice) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the folder, and print where it is."""
+    """Make the folder, and print its path."""
     parser = argparse.ArgumentParser(prog="python -m training.ship", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, help="what training.make wrote")
+    parser.add_argument("run", type=Path, help="the folder of a run of training.make")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
-    parser.add_argument("--mean", action="store_true", help="with what the run went on from")
+    parser.add_argument("--mean", action="store_true", help="average first and last weights")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     place, found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
     *_, last = found["layers"].values()
     print(f"{place}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
     if place.parent == numbers.DATA:
-        numbers.main([])  # what the documentation quotes of the models in the package
+        numbers.main([])  # the documentation quotes numbers of the packaged models
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The stories of a model: sentences in which one edit changes its guess, kept as data beside it.
 
-`training.stories` finds them and `training.ship` takes them along. A model's folder has them in
+`training.stories` finds the stories and `training.ship` copies them. A model's folder has them in
 stories.json and, as a table, in its card:
 
     {"searched": 1800, "found": 90, "stories": [{
@@ -8,8 +8,8 @@ stories.json and, as a table, in its card:
         "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
         "reason": "The hidden word says whose young it is."}]}
 
-How many sentences were searched, and in how many of them something was found, stand there so that
-nobody takes five chosen ones for what is usual.
+The file also has the number of sentences searched and of stories found, so that no reader takes
+five chosen stories for the usual case.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ sentences (`training/stories.py`): they show what the model can do and not what 
 
 
 def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A story as it is kept, with what a model guesses in it.
+    """Make a story for the file, with a model's guesses.
 
     Args:
-        model: what it is told of.
+        model: the model that guesses.
         given: "sentence", "hide", a list of words, "ablate", a list of heads, and "reason".
     """
     edit = {name: given[name] for name in ("hide", "ablate")}
@@ -56,20 +56,20 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_in(folder: Path) -> dict[str, Any]:
-    """What a folder has; none without a file."""
+    """Read the stories of a folder; none without a file."""
     path = folder / STORIES
     found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else NONE
     return found
 
 
 def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with those stories alone that a model still tells, and with its own chances."""
+    """Keep only the stories that hold for a model, with its own probabilities."""
     told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
     return {**kept, "stories": told}
 
 
 def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A story with a model's own chances; None where it guesses otherwise, or has no such head."""
+    """Give a story a model's own probabilities; None if its guesses differ or a head is missing."""
     try:
         now = story(model, one)
     except ValueError:  # no such head, or a word that its vocabulary does not have
@@ -89,7 +89,7 @@ def keep(folder: Path, kept: Mapping[str, Any]) -> None:
 
 
 def in_card(card: str, kept: Mapping[str, Any]) -> str:
-    r"""A card with these stories, before its licence, in place of others; no section without any.
+    r"""Put stories into a card, before its licence, in place of earlier ones; omit an empty section.
 
     >>> in_card("# Model\n\n## Licence\n\nFree.\n", NONE)
     '# Model\n\n## Licence\n\nFree.\n'
@@ -100,7 +100,7 @@ def in_card(card: str, kept: Mapping[str, Any]) -> str:
 
 
 def section(kept: Mapping[str, Any]) -> str:
-    """The section of a card."""
+    """Write the section of a card."""
     if not kept["stories"]:
         return ""
     rows = [

@@ -1,17 +1,16 @@
-"""The tokenizer of the model that ships: the commonest words whole, then pieces for the others.
+"""The tokenizer of the shipped model: the commonest words whole, subwords for the others.
 
 `python -m training.vocabulary -o tokenizer.json` makes it, and prints how many of the everyday
-words are in pieces.
+words are split.
 
-Ordinary WordPiece training joins what stands together most often, wherever it does, and much of a
-vocabulary goes to endings and to parts of names. Here the commonest words of definitions and
-examples, inflected ones among them, are entries as they are; what is left of the vocabulary is
-trained by the usual rule (Wu et al. 2016, section 4.1) on all other words of the texts.
+Ordinary WordPiece training joins the most frequent neighbours everywhere, so much of a vocabulary
+goes to endings and parts of names. Here the commonest words of definitions and examples, inflected
+words included, are whole entries; the rest of the vocabulary is trained by the usual rule (Wu et
+al. 2016, section 4.1) on all other words of the texts.
 
-How common a word is these texts show badly where they have it a few times: "cooks" stands there
-five times, "cook" and its forms 346. So a quarter of what all forms of a word have counts for each.
-And definitions, which have five times as many words as examples and are less like what people say,
-count for no more in all than these do.
+Small counts say little about a word's frequency: "cooks" occurs five times in these texts, "cook"
+and its forms 346 times. So each form gets a quarter of the count of all forms. Definitions have
+five times as many words as examples but are less like speech, so both have the same total weight.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
 WHOLE = 0.85  # of the entries; 13,926 words
-OF_FORMS = 0.25  # what counts for a word of the times that forms of it stand there
+OF_FORMS = 0.25  # share of the count of all its forms that a word gets
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
 def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tokenizer:
-    """A tokenizer with so many entries, as BERT's in lower case.
+    """Train a lower-case tokenizer like BERT's.
 
-    Its tokens are, in this order: the special ones, the commonest words, and the rest.
+    The order of its tokens is: special tokens, the commonest words, the rest.
 
     Args:
-        wordnet: what of its examples is held out is not looked at.
+        wordnet: the texts; held-out examples are not read.
         entries: V, at most.
-        whole: the share of them that are whole words, at least; 0 for the usual training alone.
+        whole: the least share of whole words; 0 for the usual training alone.
     """
     texts = list(documents(wordnet))
     if not whole:
@@ -54,7 +53,7 @@ def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tok
 
 
 def running_text(wordnet: WordNet) -> tuple[list[str], list[str]]:
-    """Definitions, and the examples that may be learned from, without the words they explain."""
+    """Return definitions, without the words they explain, and training examples."""
     definitions = [synset.definition for synset in wordnet.synsets]
     examples = [text for synset in wordnet.synsets for text in synset.examples]
     return definitions, list(filter(wordnet.may_learn, examples))
@@ -66,13 +65,13 @@ def commonest(
     base: Callable[[str], str] = str,
     of_forms: float = OF_FORMS,
 ) -> list[str]:
-    """All words of letters, in small letters as the tokenizer cuts them, the commonest first.
+    """Return all words of letters, in the tokenizer's lower case, the commonest first.
 
     Args:
-        definitions: where they stand.
-        examples: where they stand too; each counts so often that both count for as much in all.
-        base: of a content word what its forms have in common.
-        of_forms: the share that counts for a word of the times that all of these stand there.
+        definitions: texts to count.
+        examples: more texts to count, with the same total weight as the definitions.
+        base: gives the base form of a content word.
+        of_forms: the share of the count of all its forms that a word gets.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])
@@ -94,16 +93,16 @@ def commonest(
 def commonest_of_books(
     books: Iterable[Iterable[Sequence[str]]], wordnet: WordNet
 ) -> tuple[list[str], Counter[str]]:
-    """All words of books and of WordNet's examples, the commonest first, and how often they stand.
+    """Return the words of books and WordNet's examples, the commonest first, with their counts.
 
-    A word counts by its share of the books' words and of the examples', which are of today, and by
-    a quarter of its share of the definitions'; a quarter of what all its forms have counts too. One
-    that stands in fewer than six books and in no text of WordNet is left out: it is mostly the name
-    of somebody in a novel.
+    A word's count is its share of the books' words, plus its share of the words of the examples
+    (modern English), plus a quarter of its share of the definitions'; it also gets a quarter of the
+    count of all its forms. A word in fewer than six books and in no text of WordNet is left out: it
+    is mostly a name from a novel.
 
     Args:
-        books: the passages of each, as `training.books.read` gives them.
-        wordnet: what of its examples is held out is not looked at.
+        books: the passages of each book, from `training.books.read`.
+        wordnet: WordNet; held-out examples are not read.
 
     >>> empty = WordNet([], {}, dict.fromkeys("nvar", {}), frozenset())
     >>> commonest_of_books([[["The cat sat.", "The end."]]] * 6 + [[["Pip sat."]]], empty)[0]
@@ -139,13 +138,13 @@ def commonest_of_books(
 def with_whole_words(
     texts: Sequence[str], words: Sequence[str], entries: int, whole: int
 ) -> SubwordTokenizer:
-    """The first so many words whole, pieces of all others, and more words while there is space.
+    """Train a tokenizer of whole words and subwords; more words fill the remaining entries.
 
     Args:
-        texts: what pieces are trained on.
+        texts: the texts on which subwords are trained.
         words: the commonest first.
         entries: V.
-        whole: how many of the words are entries before pieces are trained.
+        whole: the number of words that are entries before subwords are trained.
 
     >>> texts = ["the cat sat on mats"] * 9
     >>> tokenizer = with_whole_words(texts, ["the", "cat", "sat", "on", "mats"], 40, 3)
@@ -158,7 +157,7 @@ def with_whole_words(
     known = set(first)
     rest = [
         " ".join(word for word, _ in _cut(text) if word not in known) for text in texts
-    ]  # the letters of whole words are needed too, for words that are made of them
+    ]  # keep the letters of whole words, so that they can spell other words
     rest.append(" ".join(dict.fromkeys(letter for word in first for letter in word)))
     trained = train_tokenizer(rest, "wordpiece", entries - len(first))
     order = list(trained.vocabulary)
@@ -173,12 +172,12 @@ def with_whole_words(
 
 
 def _text(tokenizer: SubwordTokenizer) -> str:
-    """Its tokenizer.json."""
+    """Return the tokenizer.json."""
     return tokenizer._inner.to_str()
 
 
 def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:
-    """Words and marks as BERT's tokenizer has them before it looks for pieces."""
+    """Split a text into words and marks as BERT's tokenizer does before finding subwords."""
     small, cut = _rules()
     found: list[tuple[str, tuple[int, int]]] = cut.pre_tokenize_str(small.normalize_str(text))
     return found
@@ -192,7 +191,7 @@ def _rules() -> tuple[Any, Any]:
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Make it, and say how it does on everyday words."""
+    """Make the tokenizer, and report how many everyday words it splits."""
     parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json")

@@ -1,4 +1,4 @@
-"""WordNet 3.0: its words, their senses, definitions and examples, and what is held out."""
+"""WordNet 3.0: its words, their senses, definitions and examples, and the held-out examples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
 TWELFTHS = 12  # the parts that examples fall into, by their text alone
-REPORTED, CHOSEN = 0, 1  # where results are reported, and where choices are made
-KEPT = 2  # twelfths that are kept from tokenizer and training, from the first on
+REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choices
+KEPT = 2  # first twelfths, kept from tokenizer and training
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings and what a word has in their place when it is looked up (Debian's `man 7WN morphy`).
@@ -51,7 +51,7 @@ class Synset:
 
 @dataclass(frozen=True)
 class Use:
-    """A word in a sentence, and in which sense.
+    """A word in a sentence, with its sense.
 
     Attributes:
         sentence: an example of the synset.
@@ -70,7 +70,7 @@ class Use:
 
 @dataclass(frozen=True)
 class WordNet:
-    """All of it.
+    """The whole of WordNet.
 
     Attributes:
         synsets: in the order of the files: nouns, verbs, adjectives, adverbs.
@@ -78,8 +78,8 @@ class WordNet:
             most common sense first.
         exceptions: for each part of speech, irregular forms -> the words they are forms of.
         held_out: the words of each held-out example.
-        kept: how many of the twelfths are held out, from the first on: `KEPT`, or 1 in a final run,
-            which learns from those again that choices were made on.
+        kept: the number of first twelfths that are held out: `KEPT`, or 1 in a final run, which
+            also learns from the examples for choices.
     """
 
     synsets: list[Synset]
@@ -89,12 +89,12 @@ class WordNet:
     kept: int = KEPT
 
     def senses(self, lemma: str, part: str | None = None) -> tuple[int, ...]:
-        """The synsets of a word as one part of speech, or as any."""
+        """Return the synsets of a word as one part of speech, or as any."""
         parts = PARTS.values() if part is None else [part]
         return tuple(number for one in parts for number in self.index.get((lemma, one), ()))
 
     def bases(self, word: str, part: str) -> set[str]:
-        """The words that one, in small letters, may be a form of, itself included."""
+        """Return the words of which a lower-case word may be a form, itself included."""
         found = {word, *self.exceptions[part].get(word, ())}
         if part == "n" and word.endswith("ful"):
             return found
@@ -104,9 +104,9 @@ class WordNet:
         return found
 
     def base(self, word: str) -> str:
-        """The word that one, in small letters, is a form of, whichever part of speech it is.
+        """Return the base of a lower-case word, as any part of speech.
 
-        That is the shortest one that WordNet knows, and the word itself where there is no other.
+        The base is the shortest in WordNet, or the word itself if WordNet has no other.
         """
         parts = PARTS.values()
         found = {
@@ -115,11 +115,10 @@ class WordNet:
         return min(found - {word}, key=lambda base: (len(base), base), default=word)
 
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
-        """The examples of a twelfth in which a word of their synset is found.
+        """Return the examples of a twelfth that contain a word of their synset.
 
-        Without one, those that may be learned from: see `may_learn`.
-        A word of several words comes before a shorter one, then the order of the synset decides.
-        Of a word that stands there twice the first is taken.
+        Without a twelfth, return the training examples: see `may_learn`. A compound comes before a
+        shorter word, then the order of the synset decides. The first occurrence of a word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -130,7 +129,7 @@ class WordNet:
                         yield Use(sentence, lemma, number, start, end)
 
     def may_learn(self, sentence: str) -> bool:
-        """Whether an example is not held out, and none of several words that is stands in it."""
+        """Tell whether an example is, and contains, no held-out example of several words."""
         if is_held_out(sentence, self.kept):
             return False
         words = _words(sentence)
@@ -158,7 +157,7 @@ class WordNet:
 
 
 def twelfth_of(sentence: str) -> int:
-    """Which twelfth an example is in, from 0; its text alone decides.
+    """Return the twelfth of an example, from 0, which depends on its text alone.
 
     >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
     [5, 6]
@@ -167,25 +166,25 @@ def twelfth_of(sentence: str) -> int:
 
 
 def is_in(sentence: str, twelfth: int) -> bool:
-    """Whether an example is in this twelfth."""
+    """Tell whether an example is in this twelfth."""
     return twelfth_of(sentence) == twelfth
 
 
 def is_held_out(sentence: str, kept: int = KEPT) -> bool:
-    """Whether an example is kept from training: those of so many twelfths are."""
+    """Tell whether an example is in one of the first so many twelfths, kept from training."""
     return any(is_in(sentence, twelfth) for twelfth in range(kept))
 
 
 def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
-    """WordNet from the files of Debian's package.
+    """Read WordNet from the files of Debian's package.
 
     Args:
-        folder: where they are.
-        kept: how many twelfths of the examples are held out.
+        folder: the folder of the files.
+        kept: the number of twelfths of the examples that are held out.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: not even the examples are held out that results are reported on, or all are.
+        ValueError: `kept` is 0 or less, or holds out all examples.
     """
     if not REPORTED < kept < TWELFTHS:
         raise ValueError(
@@ -215,7 +214,7 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
 
 
 def documents(wordnet: WordNet) -> Iterator[str]:
-    """A text for each synset, "word, synonyms: definition. examples", of what may be learned."""
+    """Return a training text for each synset, "word, synonyms: definition. examples"."""
     for synset in wordnet.synsets:
         examples = [text for text in synset.examples if wordnet.may_learn(text)]
         if synset.lemmas:  # all may be dropped, see `training.reading`
@@ -223,15 +222,15 @@ def documents(wordnet: WordNet) -> Iterator[str]:
 
 
 def examples(wordnet: WordNet) -> list[str]:
-    """The examples that may be learned from, each by itself."""
+    """Return the training examples, each by itself."""
     every = (text for synset in wordnet.synsets for text in synset.examples)
     return [text for text in every if wordnet.may_learn(text)]
 
 
 def document(synset: Synset, examples: Sequence[str]) -> str:
-    """That of one, with these of its examples.
+    """Return the document of one synset, with these of its examples.
 
-    A full stop parts them; there is none at the end, as there is none behind an example.
+    Full stops separate the parts; the last part has none, like WordNet's examples.
 
     >>> document(Synset("n", ("bank", "cant"), "a slope in a road", ()), ["the bank was steep"])
     'bank, cant: a slope in a road. the bank was steep'
@@ -246,12 +245,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def ended(text: str) -> str:
-    """A text with a full stop, unless it ends with a mark of its own."""
+    """End a text with a full stop, unless it ends with another mark."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file without the licence, which is indented, at its beginning."""
+    """Return the lines of a file without the indented licence at its beginning."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -270,7 +269,7 @@ def _synset(line: str, part: str) -> Synset:
 
 
 def _parsed(gloss: str) -> tuple[str, tuple[str, ...]]:
-    """Definition and examples of a gloss.
+    """Split a gloss into definition and examples.
 
     >>> _parsed('a slope in a road; "the bank was steep"; "it banked"- A. Pilot')
     ('a slope in a road', ('the bank was steep', 'it banked'))
