@@ -1,10 +1,10 @@
-"""Put the scripts of the pages together: `make bundles`.
+"""Bundle the scripts of the pages: `make bundles`.
 
     python .ci/bundles.py
 
-A page is a module of src/qkv/see/page/assets and all that it imports, and so is a script beside it.
-esbuild makes one file of it, and one of its style sheets, in src/qkv/see/page/bundles, which Python
-puts into pages.
+A page is a module of src/qkv/see/page/assets with all its imports; so is a script beside a page.
+esbuild bundles each into one script and one style sheet in src/qkv/see/page/bundles, which Python
+inserts into pages.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def bundle(*modules: str, folder: Path, code: str = "") -> None:
         command, cwd=ASSETS, input=code, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(done.stderr.partition("\nnode:")[0])  # behind it is where esbuild's starter was
+        sys.exit(done.stderr.partition("\nnode:")[0])  # cut the stack trace of esbuild's starter
 
 
 def bundle_all(folder: Path) -> None:

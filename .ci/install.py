@@ -1,8 +1,8 @@
-"""`pip install`, in words: says what pip is at, and every ten seconds that it is alive.
+"""Run `pip install`, print its current step in words, and a sign of life every ten seconds.
 
     python .ci/install.py PYTHON ARGUMENT...
 
-What pip prints is kept back, and shown whole where it fails.
+pip's own output is shown only if pip fails.
 """
 
 import os
@@ -20,7 +20,7 @@ SAID = {
 
 
 def in_words(line: str) -> str | None:
-    """What a line of pip's means for somebody who waits, if it means anything."""
+    """Translate a line of pip's output for a waiting user; None if it says nothing new."""
     if line.startswith("Collecting "):
         return "fetching " + line.removeprefix("Collecting ").partition(" (from")[0]
     if line.startswith("Installing collected packages: "):
@@ -29,7 +29,7 @@ def in_words(line: str) -> str | None:
 
 
 def main(python: str, *arguments: str) -> int:
-    """Run pip; its exit status."""
+    """Run pip, and return its exit status."""
     pip = subprocess.Popen(
         [python, *PIP, *arguments],
         stdout=subprocess.PIPE,

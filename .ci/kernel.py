@@ -2,8 +2,8 @@
 
     python .ci/kernel.py PYTHON
 
-The kernel comes from a wheel in dist/, where one holds a kernel of these very sources that PYTHON
-can load; else it is compiled: for the processor of this machine alone, with CI set for all.
+The kernel comes from a wheel in dist/ if the wheel has a kernel of these very sources that PYTHON
+can load. Otherwise it is compiled: for this machine's processor alone, or, if CI is set, for all.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ OWN = ["-C", "cmake.define.QKV_BODIES=own"]
 
 
 def sources() -> str:
-    """What native/CMakeLists.txt writes into a kernel, as `_kernel.SOURCES`."""
+    """Return the hash that native/CMakeLists.txt writes into a kernel as `_kernel.SOURCES`."""
     native = ROOT / "native"
     files = sorted([*native.glob("*.cpp"), *native.glob("*.h"), native / "CMakeLists.txt"])
     digests = "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
@@ -30,7 +30,7 @@ def sources() -> str:
 
 
 def built(python: str) -> bytes | None:
-    """The kernel of the first wheel in dist/ that fits."""
+    """Find the kernel of the first fitting wheel in dist/."""
     digest = sources().encode()
     for wheel in sorted(ROOT.glob("dist/qkv-*-abi3-*.whl")):
         with zipfile.ZipFile(wheel) as files:
@@ -44,7 +44,7 @@ def built(python: str) -> bytes | None:
 
 
 def loads(python: str, kernel: bytes) -> bool:
-    """Whether it is for this system, and has code for this processor."""
+    """Tell whether a kernel loads on this system and has code for this processor."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, KERNEL.name).write_bytes(kernel)
         code = "import _kernel, sys; sys.exit(not _kernel.bodies())"
@@ -55,7 +55,7 @@ def loads(python: str, kernel: bytes) -> bool:
 
 
 def main(python: str) -> int:
-    """Install it; the exit status."""
+    """Install qkv, and return the exit status."""
     kernel = built(python)
     if kernel is not None:
         options = WITHOUT_COMPILER

@@ -3,7 +3,7 @@
     python .ci/release.py make VERSION     changelog, version, wheels, sdist, checksums, tag
     python .ci/release.py notes VERSION    print what CHANGELOG.md says of a version
 
-Nothing leaves the machine. Where a step fails, the commit is taken back and no tag is there.
+Nothing leaves the machine. If a step fails, the commit is undone and no tag is made.
 """
 
 import datetime
@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 CHANGELOG = ROOT / "CHANGELOG.md"
-# each place that has the version: a file, and the line without the version
+# each file that has the version, and its line without the version
 PLACES = {"src/qkv/__init__.py": '__version__ = "{}"', "CITATION.cff": "version: {}"}
 
 
 def git(*arguments: str) -> str:
-    """What git prints; it stops the release where git fails."""
+    """Return git's output; stop the release if git fails."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"release: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -29,7 +29,7 @@ def git(*arguments: str) -> str:
 
 
 def section(name: str) -> str:
-    """What the changelog says under a heading of a version."""
+    """Return the changelog's section of a version."""
     parts = re.split(r"^## \[(.+?)\].*$", CHANGELOG.read_text(encoding="utf-8"), flags=re.M)
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
     if name not in found:
@@ -38,13 +38,13 @@ def section(name: str) -> str:
 
 
 def current(place: str) -> str:
-    """The version that stands in a file."""
+    """Return the version in a file."""
     pattern = re.escape(PLACES[place]).replace(r"\{\}", "(.+)")
     return str(re.search(f"^{pattern}$", (ROOT / place).read_text(encoding="utf-8"), re.M)[1])
 
 
 def refuse(version: str) -> None:
-    """Stop before anything is written, where this cannot become a release."""
+    """Stop, before anything is written, if this clone cannot become a release."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         sys.exit(f"release: VERSION is {version!r}: give three numbers, such as 1.2.3")
     last = current("src/qkv/__init__.py")
@@ -58,7 +58,7 @@ def refuse(version: str) -> None:
 
 
 def write(version: str) -> None:
-    """The changelog's section and the version, in the files."""
+    """Write the changelog's section and the version into the files."""
     today = datetime.datetime.now(datetime.UTC).date()
     text = CHANGELOG.read_text(encoding="utf-8")
     CHANGELOG.write_text(
@@ -74,7 +74,7 @@ def write(version: str) -> None:
 
 
 def sums() -> str:
-    """The checksums of what is in dist/, as `sha256sum` writes them."""
+    """Return the checksums of the files in dist/ in the format of `sha256sum`."""
     files = sorted(file for file in DIST.glob("qkv-*"))
     return "".join(
         f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files
@@ -104,7 +104,7 @@ def make(version: str) -> None:
 
 
 def main(what: str, version: str = "") -> None:
-    """Do what the command line says."""
+    """Run the command of the command line."""
     if what == "make":
         make(version)
     elif what == "notes":

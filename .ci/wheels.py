@@ -2,11 +2,11 @@
 
     python .ci/wheels.py [NAME...]
 
-A name is one of TARGETS, or "any" for the wheel without a kernel; without names all are built. What
-dist/ has of other versions is removed. One compiler makes those of every processor and C library:
-clang with C and C++ libraries of its own, as `ziglang` packs them. The bytes depend on the sources,
-on the versions of pyproject.toml's `wheels` and on the time of the last commit alone. `make wheels`
-has an environment to run it in.
+A name is one of TARGETS, or "any" for the wheel without a kernel; without names all are built.
+Files of other versions in dist/ are removed. One compiler builds the wheels of every processor and
+C library: the clang of `ziglang`, with its own C and C++ libraries. The bytes depend only on the
+sources, on the versions of pyproject.toml's `wheels`, and on the time of the last commit.
+`make wheels` runs this script in its own environment.
 """
 
 import os
@@ -32,7 +32,7 @@ TARGETS = {
 }
 
 
-# what C++ and glibc may ask of an unwinder
+# the unwinder functions that C++ and glibc may call
 UNWINDER = [
     *("Backtrace", "DeleteException", "FindEnclosingFunction", "Find_FDE", "ForcedUnwind"),
     *("GetCFA", "GetDataRelBase", "GetGR", "GetIP", "GetIPInfo", "GetLanguageSpecificData"),
@@ -42,7 +42,7 @@ UNWINDER = [
 
 
 def run(*command: str | Path, **env: str) -> None:
-    """Run a tool of this environment; what it prints is shown where it fails."""
+    """Run a tool of this environment; show its output only if it fails."""
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         list(map(str, command)),
@@ -56,7 +56,7 @@ def run(*command: str | Path, **env: str) -> None:
 
 
 def copied(folder: Path) -> Path:
-    """A copy of what git knows of this clone, as it is now; ROOT itself where it is no clone."""
+    """Copy the current files that git tracks; return ROOT itself if it is no clone."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -69,7 +69,7 @@ def copied(folder: Path) -> Path:
 
 
 def build(source: Path, kind: str, work: Path, **env: str) -> Path:
-    """What `python -m build` makes of a folder."""
+    """Build a folder with `python -m build`, and return the result."""
     out = work / "out"
     run(
         sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, source, **env
@@ -79,7 +79,7 @@ def build(source: Path, kind: str, work: Path, **env: str) -> Path:
 
 
 def compiled(source: Path, name: str, work: Path, **env: str) -> Path:
-    """The wheel of a target."""
+    """Build the wheel of a target."""
     target, arch, tag = TARGETS[name]
     compiler = work / "c++"
     script = f'#!/bin/sh\n"{sys.executable}" -m ziglang c++ -target {target} "$@" || exit\n'
@@ -108,10 +108,10 @@ patchelf --replace-needed libc.so libc.musl-{arch}.so.1 "$2" ;; esac; shift; don
 
 
 def unwinder(target: str, work: Path) -> Path:
-    """A stand-in for libgcc_s to link with, so that the kernel takes the system's.
+    """Build a stand-in for libgcc_s to link with, so that the kernel uses the system's libgcc_s.
 
-    glibc ends a thread by unwinding it with libgcc_s. With an unwinder of its own, as zig links it
-    in, the kernel would crash there: when Python ends while a thread of it computes.
+    glibc ends a thread by unwinding it with libgcc_s. zig would link another unwinder into the
+    kernel, and the kernel would crash when Python ends while one of its threads computes.
     """
     source, library = work / "unwinder.c", work / "libgcc_s.so.1"
     source.write_text("".join(f"void _Unwind_{name}(void) {{}}\n" for name in UNWINDER))
@@ -130,20 +130,20 @@ def unwinder(target: str, work: Path) -> Path:
 
 
 def inspect(wheel: Path, tag: str) -> None:
-    """Stop unless auditwheel finds that the kernel needs nothing that such a platform lacks."""
-    # what this machine has in its folders says nothing of others
+    """Stop unless auditwheel finds that a platform of this tag has all that the kernel needs."""
+    # ignore this machine's library folders: other machines lack them
     auditwheel = [sys.executable, "-m", "auditwheel", "show", "--ldpaths", "", str(wheel)]
     told = subprocess.run(auditwheel, capture_output=True, text=True)
     named = r"([a-z]+)_(\d+)_(\d+)_(\w+)"
     wanted = re.fullmatch(named, tag)
     found = re.search(f'platform tag:\\s+"{named}"', told.stdout)
-    # an older C library will do as well
+    # an older C library is fine as well
     if not found or found.group(1, 4) != wanted.group(1, 4) or older(wanted, found):
         sys.exit(f"auditwheel does not find {wheel.name} to be {tag}:\n{told.stdout}{told.stderr}")
 
 
 def older(one: re.Match[str], other: re.Match[str]) -> bool:
-    """Whether a tag asks for an older C library than another."""
+    """Tell whether a tag needs an older C library than another."""
     return [*map(int, one.group(2, 3))] < [*map(int, other.group(2, 3))]
 
 

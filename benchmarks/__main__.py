@@ -51,11 +51,11 @@ PEERS = (
     *("transformers", "sentence-transformers", "fastapi", "uvicorn", "dask", "pyarrow"),
     "transformer-lens",
 )
-QUICK = 8  # what lengths are divided by, to see that everything works
+QUICK = 8  # divisor of lengths for a quick check that everything works
 
 
 def main() -> None:
-    """Run the claims asked for, print what they come to, and keep it as JSON."""
+    """Run the chosen claims, print their results, and write them as JSON."""
     arguments = parsed()
     if arguments.child:
         child(arguments)
@@ -106,9 +106,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="put what is measured in its place in the last full run",
+        help="replace these claims in the last full run",
     )
-    parser.add_argument("--json", help="where to write what was found")
+    parser.add_argument("--json", help="the file for the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for claim in set(arguments.claims) - set(CLAIMS):
@@ -117,9 +117,9 @@ def parsed() -> argparse.Namespace:
 
 
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
-    """The last full run with these claims in the place of its own, each with its date.
+    """Replace claims in the last full run, each with its date.
 
-    One that was measured on another machine than the rest says on which.
+    A claim measured on another machine than the rest names that machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}
@@ -145,19 +145,19 @@ def title(claim: str) -> str:
 
 
 def once(claim: str) -> bool:
-    """Whether it is measured on all threads alone."""
+    """Tell whether a claim is measured only on all threads."""
     return getattr(module(claim), "ONCE", False)
 
 
 def environment_of(claim: str) -> dict[str, str]:
-    """Variables that have to be set before its process begins."""
+    """Return the environment variables that a claim's process needs."""
     return getattr(module(claim), "ENVIRONMENT", {})
 
 
 def run(
     claims: list[str], threads: int, environment: dict[str, str], quick: bool
 ) -> tuple[dict[str, Any], int]:
-    """Measure claims in a new process, where every library has this number of threads."""
+    """Measure claims in a new process in which every library has this number of threads."""
     counts = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL", "QKV")}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
@@ -171,7 +171,7 @@ def run(
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """Measure claims in this process; what is found is kept claim by claim."""
+    """Measure claims in this process; write the results after each claim."""
     shrink = QUICK if arguments.quick else 1
     options = {"rounds": 3, "seconds": 0.0} if arguments.quick else {}
     found: dict[str, Any] = {}
@@ -191,14 +191,14 @@ def child(arguments: argparse.Namespace) -> None:
                     wrong = True
                     print(f"  WRONG, so not timed: {error}", flush=True)
                 del row
-                gc.collect()  # sessions of other libraries keep threads and memory
+                gc.collect()  # free the threads and memory of other libraries' sessions
         print(f"  ({time.monotonic() - begin:.0f} s)", flush=True)
         Path(arguments.child).write_text(json.dumps(found), encoding="utf-8")
     sys.exit(wrong)
 
 
 def conclusion(found: dict[str, Any]) -> list[str]:
-    """How many goals were met, and which were not."""
+    """Report the number of goals met, and the missed goals."""
     goals = [
         (f"{claim} {row['name']}, {row['threads']} threads: {goal['text']}", goal)
         for claim, one in found.items()
@@ -215,7 +215,7 @@ def conclusion(found: dict[str, Any]) -> list[str]:
 
 
 def version(package: str) -> str | None:
-    """That of an installed package."""
+    """Return the version of an installed package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -20,24 +20,24 @@ from qkv.measure import (
 )
 
 PAUSE = 0.05  # seconds: after a call onnxruntime's threads spin for 35 ms, torch's for 7
-LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # what a peer may be off by before it counts as wrong
+LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # largest error of a peer that counts as right
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do the work: what is timed, and how far its result is from the truth."""
+    """One implementation of the work: the timed call, and the error of its result."""
 
     call: Callable[[], Any]
     error: Callable[[Any], float]
     allowed: float = LOOSE["float32"]
     operations: float = 0  # floating-point, in multiplications and additions
-    reads: float = 0  # bytes that have to be read at least
-    dtype: str = "float32"  # whose multiply-add rate is the limit
+    reads: float = 0  # the least bytes to read
+    dtype: str = "float32"  # its multiply-add rate is the limit
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that follows from the measurements, and what it should be."""
+    """A number computed from the measurements, and its target."""
 
     text: str
     value: Callable[[dict[str, Any]], float]
@@ -47,7 +47,7 @@ class Goal:
     aim: float | None = None
 
     def judged(self, row: dict[str, Any]) -> dict[str, Any]:
-        """What came out; `value` is None where a peer that it needs was not there."""
+        """Return the result; `value` is None if a peer that it needs is not installed."""
         try:
             value = self.value(row)
         except (KeyError, ValueError):
@@ -80,50 +80,50 @@ class Row:
     ways: dict[str, Way | None]  # None: its library is not installed
     goals: tuple[Goal, ...] = ()
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)  # bytes above the inputs
-    parts: Callable[[], dict[str, float]] | None = None  # where our own time goes, as shares
-    rounds: int | None = None  # of work so long that the usual number would take an hour
+    parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's own time
+    rounds: int | None = None  # fewer rounds for very long work
 
 
 # Goals
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """The median time of a way; of several joined by "|", the shortest that is there."""
+    """Return the median time of a way; of several joined by "|", the shortest available time."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 
 
 def faster(than: str, least: float | None, aim: float | None = None, way: str = "qkv") -> Goal:
-    """At least so many times as fast as a peer, or as the fastest of peers joined by "|"."""
+    """Make a goal: at least so many times as fast as a peer, or as the fastest joined by "|"."""
     name = than.partition("|")[0]
     text = f"beside {name}" if way == "qkv" else f"{way}, beside {name}"
     return Goal(text, lambda row: seconds(row, than) / seconds(row, way), least=least, aim=aim)
 
 
 def share_of_peak(least: float, aim: float | None = None, way: str = "qkv") -> Goal:
-    """At least this share of the multiply-adds that the machine gives."""
+    """Make a goal: at least this share of the machine's peak of multiply-adds."""
     return Goal("share of peak", lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
 
 
 def share_of_reading(least: float, way: str = "qkv") -> Goal:
-    """At least this share of the bytes a second that the machine reads."""
+    """Make a goal: at least this share of the machine's read rate."""
     return Goal("share of the read rate", lambda row: row["ways"][way]["share"], "%", least=least)
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """At most so many times the time of another way."""
+    """Make a goal: at most so many times the time of another way."""
     return Goal(
         f"time of {way}, beside {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
 
 
 def at_most(most: float, way: str = "qkv") -> Goal:
-    """At most so many seconds."""
+    """Make a goal: at most so many seconds."""
     return Goal("one call", lambda row: seconds(row, way), "s", most=most)
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
-    """An error that is no larger than a peer's."""
+    """Make a goal: an error no larger than a peer's."""
 
     def ratio(row: dict[str, Any]) -> float:
         return row["ways"][way]["error"] / row["ways"][than]["error"]
@@ -132,12 +132,12 @@ def no_less_exact(than: str, way: str = "qkv") -> Goal:
 
 
 def memory_at_most(most: float, way: str) -> Goal:
-    """At most so many bytes above the inputs."""
+    """Make a goal: at most so many bytes above the inputs."""
     return Goal("memory above the inputs", lambda row: row["memory"][way], "B", most=most)
 
 
 def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
-    """So many times less memory above the inputs than a peer."""
+    """Make a goal: so many times less memory above the inputs than a peer."""
     return Goal(
         f"less memory than {than}",
         lambda row: row["memory"][than] / row["memory"][way],
@@ -149,7 +149,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """The truth of one attention call, as a maker of the `error` of each of its ways."""
+    """Compute one attention call in float64; return a function that makes each way's `error`."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 
@@ -160,15 +160,15 @@ def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable]
 
 
 def ours(query, key, value) -> float:
-    """What our own call may be off by: its promise."""
+    """Return the largest error that qkv promises."""
     return allowed_error(query, key, value)
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify each way of a row, then time them in turn, with the limits that bound them.
+    """Verify each way of a row, then time all ways in turn, with the machine's limits.
 
     Raises:
-        ArithmeticError: a way gives what it should not; nothing of its row is timed.
+        ArithmeticError: a way gives a wrong result; the row is not timed.
     """
     ways = {name: way for name, way in row.ways.items() if way is not None}
     errors = {}
@@ -231,7 +231,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
 
 
 def in_unit(value: float, unit: str) -> str:
-    """A goal's number as it is read."""
+    """Format a goal's number."""
     if unit == "%":
         return f"{value:.1%}"
     if unit == "s":
@@ -246,7 +246,7 @@ def in_unit(value: float, unit: str) -> str:
 
 
 def verdict(goal: dict[str, Any]) -> str:
-    """Whether a goal was met, in words."""
+    """Say whether a goal was met."""
     if goal["value"] is None:
         return "not measured"
     words = [] if goal["met"] is None else ["met" if goal["met"] else "MISSED"]
@@ -256,7 +256,7 @@ def verdict(goal: dict[str, Any]) -> str:
 
 
 def wanted(goal: dict[str, Any]) -> str:
-    """What a goal asks for, in words."""
+    """Say what a goal requires."""
     bounds = [
         f"{word} {in_unit(goal[key], goal['unit'])}"
         for key, word in (("least", "at least"), ("most", "at most"), ("aim", "aim"))
@@ -266,17 +266,17 @@ def wanted(goal: dict[str, Any]) -> str:
 
 
 def of_memory(name: str) -> str:
-    """What a number of bytes is: that of a way, or what its name says of itself."""
+    """Label a number of bytes: a way's memory, or its own name."""
     return name if name.startswith("memory") else f"{name}: memory above the inputs"
 
 
 def rate_in_words(name: str, rate: float) -> str:
-    """A limit or a rate that was reached."""
+    """Format a limit or a measured rate."""
     return f"{rate / 1e9:,.1f} {'GB/s' if name == 'reading' else 'GFLOP/s'}"
 
 
 def report(row: dict[str, Any]) -> Iterable[str]:
-    """A measured row as lines for the terminal."""
+    """Format a measured row as lines for the terminal."""
     limits = ", ".join(
         f"{name} {rate_in_words(name, rate)}" for name, rate in row["limits"].items()
     )

@@ -1,7 +1,7 @@
-"""docs/conformance.md: report cards of other libraries' attention and of ours.
+"""Write docs/conformance.md: report cards of other libraries' attention and of ours.
 
-`make conformance` judges them all, `python -m benchmarks.conformance NAME...` some of them anew
-(`jax`), and with the name `page` none: the page is written again from the last cards.
+`make conformance` judges all libraries, `python -m benchmarks.conformance NAME...` only the named
+ones (`jax`). The name `page` judges none: it writes the page again from the last cards.
 """
 
 import json
@@ -17,10 +17,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
 LAST = ROOT / "benchmarks" / "results" / "conformance.json"
-WORDS = ROOT / "benchmarks" / "conformance.head.md"  # what is written by hand, before the cards
+WORDS = ROOT / "benchmarks" / "conformance.head.md"  # the handwritten text before the cards
 REPRODUCED = ROOT / "benchmarks" / "reproductions"
 
-# of each card its column, what `qkv conform` judges, more of its arguments, and the environment
+# for each card: its column, the target of `qkv conform`, further arguments, and the environment
 OURS = ("qkv:attention", ["--gradient", "qkv:attention_grad"])
 CARDS: tuple[tuple[str, str, list[str], dict[str, str]], ...] = (
     ("torch math", "torch.sdpa.math", [], {}),
@@ -37,7 +37,7 @@ MARKS = {"right": "right", "wrong": "**wrong**", "refused": "refused", "absent":
 
 
 def main() -> None:
-    """Judge all, and write the page."""
+    """Judge the functions, and write the page."""
     kept: dict[str, Any] = {"cards": {}}
     if sys.argv[1:]:
         kept = json.loads(LAST.read_text("utf-8"))
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """What `qkv conform --json` says of a function."""
+    """Return the report of `qkv conform --json` on a function."""
     print(f"judging {target}", flush=True)
     program = "import sys; from qkv.cli import main; main(sys.argv[1:])"
     done = subprocess.run(
@@ -70,13 +70,13 @@ def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[st
 
 
 def trimmed(card: dict[str, Any]) -> dict[str, Any]:
-    """A card with what the page needs: how many cases of each feature came out in which way."""
+    """Reduce a card to the page's data: the number of cases by feature and result."""
     cases = [f"{one['feature']}: {one['status']}" for one in card.pop("cases")]
     return card | {"counts": Counter(cases), "total": len(cases)}
 
 
 def page(cards: dict[str, dict[str, Any]], when: str) -> str:
-    """The whole page: words, what was judged, the table, and what went wrong."""
+    """Write the page: text, judged functions, table, and failures."""
     lines = [WORDS.read_text("utf-8").strip(), "", "## What was judged", ""]
     lines += [f"Built on {when} by `make conformance`, float32 and half precision"
               " on the CPU.", ""]  # fmt: skip
@@ -97,7 +97,7 @@ def page(cards: dict[str, dict[str, Any]], when: str) -> str:
 
 
 def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
-    """Of each feature with this status how it shows; of what is wrong a reproduction too."""
+    """Describe each feature with this status; add a reproduction for wrong results."""
     lines = []
     for column, card in cards.items():
         for feature, finding in card["findings"].items():
@@ -121,7 +121,7 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
 
 
 def reproduction(target: str, feature: str) -> list[str]:
-    """A program of at most ten lines without qkv, and what it prints here."""
+    """Return a program of at most ten lines without qkv, and its output here."""
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
         raise SystemExit(f"{target} is wrong at {feature}: write {file.relative_to(ROOT)}")

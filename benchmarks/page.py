@@ -16,11 +16,11 @@ from qkv.measure import time_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL = ROOT / "benchmarks" / "results" / "full.json"
-NOTES = ROOT / "benchmarks" / "notes.md"  # what bound a goal that was not reached, and how it shows
+NOTES = ROOT / "benchmarks" / "notes.md"  # why some goals were missed
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 
-# Colours that differ for every kind of eye, on white and on black.
+# Colours that colour-blind readers can tell apart, on white and on black.
 LINES = {
     "qkv": ("#0b62c4", "#62b0ff", "o", "-"),
     "qkv, window (512, 0)": ("#00806a", "#2fd0b0", "s", "-"),
@@ -45,17 +45,17 @@ def main() -> None:
 
 
 def last() -> dict[str, Any] | None:
-    """The last full run, if one was kept."""
+    """Read the last full run, if there is a file."""
     return json.loads(FULL.read_text(encoding="utf-8")) if FULL.is_file() else None
 
 
 def notes() -> str:
-    """What is said by hand about the numbers, if anything."""
+    """Read the handwritten notes on the numbers, if any."""
     return NOTES.read_text(encoding="utf-8").strip() if NOTES.is_file() else ""
 
 
 def picture(dark: bool) -> str:
-    """The name of a file."""
+    """Return the name of a picture's file."""
     return f"growth-{'dark' if dark else 'light'}.svg"
 
 
@@ -141,7 +141,7 @@ def minutes(seconds: float) -> str:
 
 
 def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """In Markdown; the first columns hold words, the others numbers, which go to the right."""
+    """Write a Markdown table; the first columns hold words, the others right-aligned numbers."""
     lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -170,7 +170,7 @@ def machine(result: dict[str, Any]) -> str:
 
 
 def elsewhere(found: dict[str, Any]) -> str:
-    """Where a claim was measured, if not where the others were."""
+    """Name the machine of a claim, if it differs from that of the others."""
     if "machine" not in found:
         return ""
     about = found["machine"]
@@ -209,7 +209,7 @@ def goals(result: dict[str, Any]) -> str:
 
 
 def outcome(goal: dict[str, Any]) -> str:
-    """What came out, bold where it is not what was wanted."""
+    """Format a result, in bold if the goal was missed."""
     if goal["value"] is None:
         return verdict(goal)
     value = in_unit(goal["value"], goal["unit"])
@@ -249,7 +249,7 @@ def details(rows: list[dict[str, Any]]) -> str:
 
 
 def shares(row: dict[str, Any]) -> str:
-    """Where our own time goes, in a sentence."""
+    """Say in a sentence how qkv's own time is spent."""
     listed = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
     return f"Of the time of `qkv` at {row['name']}, {count(row['threads'])}: {listed}.\n"
 

@@ -1,4 +1,4 @@
-"""The same work as other libraries do it, each in the configuration that is its fastest."""
+"""The same work in other libraries, each in its fastest configuration."""
 
 import functools
 import math
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-# What is timed, and how its result becomes (B, H, L, dv) in NumPy; None: not installed.
+# The timed call, and a function that makes its result (B, H, L, dv) in NumPy; None: not installed.
 Peer = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
 def needs(library: str):
-    """Leave a peer out where its library is missing."""
+    """Leave out a peer whose library is missing."""
 
     def wrap(make: Callable[..., Peer]) -> Callable[..., Peer | None]:
         @functools.wraps(make)
@@ -36,7 +36,7 @@ def threads() -> int:
 
 @functools.cache
 def torch():
-    """The library, told its threads, without gradients."""
+    """Import torch with this number of threads and without gradients."""
     import torch
 
     torch.set_num_threads(threads())
@@ -67,7 +67,7 @@ def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
 
 @needs("torch")
 def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
-    """Attention and what autograd makes of it: the gradients of query, key and value."""
+    """Attention and its gradients of query, key and value, by autograd."""
     inputs = [x.requires_grad_() for x in tensors(q, k, v)]
     [grad_out] = tensors(above)
     attend = torch().nn.functional.scaled_dot_product_attention
@@ -91,7 +91,7 @@ def torch_folded(q, k, v) -> Peer:
 
 @needs("torch")
 def torch_softcap(q, k, v, softcap) -> Peer:
-    """Written out, as torch has no argument for it."""
+    """Softcap written out, as torch has no argument for it."""
     tq, tk, tv = tensors(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
 
@@ -151,7 +151,7 @@ def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ..
         )
         binding.bind_ortvalue_output(name, outputs[name])
 
-    def call(keep=values):  # bound memory has to outlive the session
+    def call(keep=values):  # bound memory must outlive the session
         run.run_with_iobinding(binding)
         return outputs
 

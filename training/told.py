@@ -89,7 +89,7 @@ def keep(folder: Path, kept: Mapping[str, Any]) -> None:
 
 
 def in_card(card: str, kept: Mapping[str, Any]) -> str:
-    r"""Put stories into a card, before its licence, in place of earlier ones; omit an empty section.
+    r"""Put stories into a card, before its licence, replacing earlier ones; drop an empty section.
 
     >>> in_card("# Model\n\n## Licence\n\nFree.\n", NONE)
     '# Model\n\n## Licence\n\nFree.\n'
