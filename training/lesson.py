@@ -128,7 +128,7 @@ class Sentence:
 
     @property
     def looks(self) -> Array:
-        """What the missing word looks at: (layers, H, T)."""
+        """Return the weights from the missing word: (layers, H, T)."""
         return self.run([])[0][:, :, self.place]
 
     def guesses(self, edits: Sequence[Edit], count: int = 1) -> list[tuple[str, float]]:
@@ -139,7 +139,7 @@ class Sentence:
         return [(self.model.tokenizer.token(int(k)) or "", float(chances[k])) for k in best]
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
-        """The word that comes first with edits; None for the same one, or if it does not count."""
+        """Return the first guess with edits; None if it is unchanged or does not count."""
         (word, chance), (_, next_one) = self.guesses(edits, 2)
         counts = (
             chance >= max(LEAST, next_one + AHEAD) and is_content(word) and word not in self.words
@@ -147,15 +147,15 @@ class Sentence:
         return word if counts and word != self.guesses([])[0][0] else None
 
     def moved(self, edits: Sequence[Edit]) -> float:
-        """The chance that is with other words then."""
+        """Return the probability that edits move to other words."""
         return float(abs(self.run(edits)[1] - self.run([])[1]).sum() / 2)
 
     def hidden(self, word: str) -> list[Edit]:
-        """The edits that hide a word."""
+        """Return the edits that mask a word."""
         return [{"op": "hide", "token": place} for place in self.words[word]]
 
     def top(self, head: Head) -> tuple[str, float]:
-        """The token that a head looks at most from the missing word, and the weight."""
+        """Return the token that a head looks at most from the missing word, and the weight."""
         row = self.looks[head]
         return self.text.tokens[int(row.argmax())], float(row.max())
 
@@ -168,7 +168,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Examples:
-    """What the cards are about; None where nothing was found.
+    """The examples of the cards; None for an example that was not found.
 
     Attributes:
         sentence: the lesson's.
@@ -200,7 +200,7 @@ def is_content(word: str) -> bool:
 
 
 def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
-    """The sentences in which a model finds the missing word."""
+    """Return the sentences in which a model finds the missing word."""
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.mask != MASK or model([[0, 1]]).logits is None:
         return []
@@ -215,7 +215,7 @@ def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
 
 
 def found(sentences: Sequence[Sentence]) -> Examples | None:
-    """What the cards can be about; None without a sentence for the lesson."""
+    """Find the examples of the cards; None without a sentence for the lesson."""
     sure = [one for one in sentences if one.guesses([])[0][1] >= SURE]
     large, lessons = _lessons(sure)
     if not lessons:
@@ -244,7 +244,7 @@ def found(sentences: Sequence[Sentence]) -> Examples | None:
 
 
 def _serves(sentence: Sentence, head: Head, word: str) -> bool:
-    """Whether another word comes first without the word, and without the head."""
+    """Tell whether masking the word, and removing the head, each change the first guess."""
     removed = [{"op": "ablate", "layer": head[0], "head": head[1]}]
     return bool(sentence.becomes(sentence.hidden(word)) and sentence.becomes(removed))
 

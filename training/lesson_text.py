@@ -1,6 +1,6 @@
-"""The words of the live page's cards, put around what `training.lesson` found.
+"""The texts of the live page's cards, for the examples that `training.lesson` finds.
 
-A card is read in fifteen seconds: what there is to see, what happens now, and a question.
+A reader needs fifteen seconds for a card: the picture, the coming change, and a question.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES += ["mask", "temperature", "hide", "remove", "equal", "worth"]
 
 
 def write(examples: Examples | None) -> list[Card]:
-    """The cards, in their order; of what was not found there are none."""
+    """Return the cards in order; an example that was not found has no card."""
     if examples is None:
         return []
     cards = [_weight(examples), _sum(examples), _back(examples), *_neighbour(examples)]

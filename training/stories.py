@@ -1,26 +1,25 @@
-"""Sentences in which one hidden word, or one head less, changes the first guess for a plain reason.
+"""Find sentences in which masking one word, or removing one head, changes the first guess.
 
-`python -m training.stories MODEL` searches and prints what it finds, the best first; MODEL is a
-folder, a name, or nothing for the encoder that ships. `--keep 3 8 21` writes those of these numbers
-to stories.json beside the model, and into its card: README, pages and tests read them there.
+`python -m training.stories MODEL` prints the stories that it finds, the best first; MODEL is a
+folder, a name, or nothing for the shipped encoder. `--keep 3 8 21` writes the stories with these
+numbers to stories.json beside the model, and into its card: README, pages and tests read them.
 
-What is searched. `stories.txt` has frames with one word missing, and fillers for them, over 2,500
-sentences; there is nothing random in it, and no example of WordNet. In each sentence every word is
-hidden in turn (`hide`), and every head left out (`ablate`).
+Search. `stories.txt` has frames with one missing word, and fillers for them, over 2,500 sentences;
+none is random, and none is an example of WordNet. In each sentence the search masks every word in
+turn (`hide`), and removes every head in turn (`ablate`).
 
-What is found. The first guess with all in sight, and the first guess then, where
+A story is a first guess before an edit and another one after it, where
 
-- both are whole words that WordNet knows, no function words, two, with a chance of 4% or more;
-- neither repeats a content word of the sentence: is it, or a form of it, or begins as it does (see
-  `Repeats`);
-- the first one's chance has at least halved.
+- both are different whole words in WordNet, no function words, with a probability of 4% or more;
+- neither repeats a content word of the sentence: the word, a form of it, or a word with a like
+  beginning or end (see `Repeats`);
+- the edit at least halves the probability of the first guess.
 
-The order. First those where the first guess is a word that was written beside the filler; of these
-those where a word of the filler is hidden, or is what the head looks at most from the missing word;
-of these those where the second guess is a word that was written for the family. Then those that
-move further: the *swing* is by how much the odds of the one guess against the other fall, as a
-logarithm. Of a sentence there is at most one hidden word and one head. Whether a reader understands
-it at once, a reader has to say.
+Order. First come stories whose first guess is a right word of the filler; then those whose masked
+word, or the word that the head looks at most from the gap, is a word of the filler; then those
+whose second guess is a word written for the family; then those with the larger *swing*, the fall of
+the log odds of the first guess against the second. Each sentence gives at most one word and one
+head. Only a reader can judge whether a story is understood at once.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ class Found:
 
     Attributes:
         candidate: the sentence.
-        before: the likeliest words with all in sight.
-        after: the same with the edit.
-        swing: by how much the log odds of the first guess against the second one fall.
-        drop: by how much the log chance of the first guess falls.
-        hide: the word that is hidden, if it is a word.
-        ablate: (layer, head), if it is a head.
-        median: the same without the median head, for a head.
-        looks: the word that the head looks at most from the missing one, and the weight.
-        alike: whether the first guess is what it also becomes with that word hidden.
+        before: the likeliest words without the edit.
+        after: the likeliest words with the edit.
+        swing: the fall of the log odds of the first guess against the second.
+        drop: the fall of the log probability of the first guess.
+        hide: the masked word, if the edit masks a word.
+        ablate: (layer, head), if the edit removes a head.
+        median: for a head, the same fall without the median head.
+        looks: the word that the head looks at most from the gap, and the weight.
+        alike: whether masking that word leads to the same guess.
     """
 
     candidate: Candidate
@@ -85,19 +84,19 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Whether the first guess is right, the filler did it, and the second guess fits."""
+        """Tell whether the first guess is right, the filler caused it, the second fits."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """What they are ordered by, the largest first."""
+        """Return the key of the order, the largest first."""
         return *self.marks, self.swing
 
     @property
     def reason(self) -> str:
-        """One sentence of why it is so."""
+        """Return the reason in one sentence."""
         hidden = self.hide or self.looks[0]
         told = self.candidate.why.replace("{hidden}", hidden)
         if hidden not in self.candidate.cue:
@@ -111,7 +110,7 @@ class Found:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What `training.told.story` needs."""
+        """Return the data for `training.told.story`."""
         return {
             "sentence": self.candidate.sentence,
             "hide": [self.hide] if self.hide else [],
@@ -132,7 +131,7 @@ class _Run:
 
 
 class _Guesser:
-    """Chances of all words of the vocabulary, of many sentences at once."""
+    """Probabilities of all words of the vocabulary, for many sentences at once."""
 
     def __init__(self, model: qkv.Model) -> None:
         tokenizer = model.tokenizer
@@ -147,7 +146,7 @@ class _Guesser:
         self.last = last if last in names else f"blocks.{model.num_layers - 1}.hook_resid_post"
 
     def run(self, number: int, candidate: Candidate) -> tuple[_Run, dict[str, tuple[int, ...]]]:
-        """A sentence with all in sight, and the tokens of each of its words."""
+        """Return an unedited sentence, and the tokens of each of its words."""
         sentence = candidate.sentence
         text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
         grown = len(self.mask) - len(MASK)  # characters behind the mask stand so much later
@@ -163,7 +162,7 @@ class _Guesser:
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
     def chances(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
-        """Log chances (V,) at the missing word of each; those with one edit are run together."""
+        """Return each run's log probabilities (V,) at the gap; runs with one edit share a batch."""
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
             k
@@ -188,14 +187,14 @@ class _Guesser:
         yield from zip(runs, logits.astype(np.float32), strict=True)
 
     def ranked(self, chances: Array) -> Ranked:
-        """The likeliest words, with their chances."""
+        """Return the likeliest words, with their probabilities."""
         best = np.argsort(-chances, kind="stable")[:RANKED]
         return tuple((self.words[k].lower(), float(np.exp(chances[k]))) for k in best)
 
     def looks(
         self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
     ) -> tuple[str, float]:
-        """The word that a head looks at most from the missing one, and the weight."""
+        """Return the word that a head looks at most from the gap, and the weight."""
         [weights] = self.model.trace([run.ids], names=["pattern"])["pattern", head[0]][:, head[1]]
         found = {word: float(weights[run.place, list(at)].sum()) for word, at in words.items()}
         best = max(found, key=lambda word: found[word])
@@ -205,13 +204,13 @@ class _Guesser:
 def search(
     model: qkv.Model, given: Sequence[Candidate], repeats: Repeats, least: float = LEAST
 ) -> list[Found]:
-    """What is found, the best first.
+    """Search sentences for stories, and return them, the best first.
 
     Args:
-        model: one that names missing words.
+        model: an encoder that names missing words.
         given: the sentences.
-        repeats: knows words and their forms.
-        least: the chance that both guesses need.
+        repeats: the test of repeated words.
+        least: the least probability of both guesses.
 
     Raises:
         ValueError: the model names no missing words.
@@ -282,7 +281,7 @@ def _explained(
 
 
 def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    """Each word hidden, then each head left out."""
+    """Yield an edit for each word to mask, then for each head to remove."""
     if len(words) > 1:
         yield from ({"hide": places} for places in words.values())
     for layer in range(model.num_layers):
@@ -290,7 +289,7 @@ def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[d
 
 
 def _best(found: Sequence[Found]) -> list[Found]:
-    """In their order, of a sentence at most one word and one head."""
+    """Sort stories; keep at most one word and one head of each sentence."""
     order = sorted(found, key=lambda one: (*(-x for x in one.rank), one.candidate.sentence))
     kept: dict[tuple[str, bool], Found] = {}
     for one in order:
@@ -299,7 +298,7 @@ def _best(found: Sequence[Found]) -> list[Found]:
 
 
 def shown(found: Sequence[Found], top: int, sentences: int) -> str:
-    """The first of them as plain text, numbered."""
+    """Format the first stories as numbered plain text."""
     lines = [f"{len(found)} found in {sentences} sentences", ""]
     for number, one in enumerate(found[:top], 1):
         edit = f'hide "{one.hide}"'
