@@ -84,7 +84,7 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Tell whether the first guess is right, the filler caused it, the second fits."""
+        """Tell if the first guess is right, the filler is its cause, and the second guess fits."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
