@@ -15,7 +15,7 @@ books for choices, each masked in its short sentence:
 | 2 | mostly short sentences; content words are masked more often | 12.1% |
 | 3, 4 | both after 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; their mean 14.0% |
 | 5, 6 | both after that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
-| 7 | after the mean of 3 to 6: more such gaps, longer training, a smaller `in_sight` | 18.2% |
+| 7 | after the mean of 3 to 6: more such gaps, longer training, a larger `in_sight` | 18.2% |
 
 The mean of runs 3 to 6 names 15.8%. In 31 of the 60 sentences for choices
 (`training.fits --choose`) one of its five guesses fits, the most of all means tried (28 after run
