@@ -19,8 +19,8 @@ INFINITY := infinity-emb[server,torch]==0.0.78
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 INSTALL := $(PYTHON) .ci/install.py
-# How many processes where tests wait as well as compute: one more than there are processors, up to 4.
-MORE := $(PYTHON) -c 'import os; print(min(4, 1 + os.cpu_count()))'
+# How many processes where tests wait as well as compute: one more than there are processors, up to a number.
+MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_count()))'
 
 # Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,7 +52,7 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 	  "file://$(CURDIR)/build/play.html"
 
 test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m pytest -n $$($(MORE) 8) --dist worksteal
 
 attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
@@ -73,7 +73,7 @@ bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change 
 	$(PYTHON) .ci/bundles.py
 
 browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
-	$(BIN)/python -m pytest -n $$($(MORE)) --dist worksteal tests/browser
+	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
@@ -96,9 +96,9 @@ bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),ser
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and qkv, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
-docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course
+docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
-	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course
+	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course tests/training
 	@echo "docs/_build/html/index.html"
 
 student: $(VENV)/.docs ## build the notebooks for students, without solutions: build/student

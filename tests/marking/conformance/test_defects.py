@@ -56,6 +56,7 @@ def test_a_mistake_of_a_kernel_in_another_style_is_named(function, feature, said
     assert {name for name, it in report.features.items() if it == "wrong"} == {feature}
 
 
+@pytest.mark.attack
 def test_a_kernel_with_three_defects_is_repaired_by_its_card():
     left = ["partial-tile", "cap-last", "causal-start"]
     repairs = {PLANTED[name][1]: name for name in left}
@@ -78,6 +79,7 @@ def test_a_kernel_with_three_defects_is_repaired_by_its_card():
     ]
 
 
+@pytest.mark.attack
 def test_all_three_defects_are_named_at_once():
     report = qkv.conform(kernel("partial-tile", "cap-last", "causal-start", tile=4))
     named = {name: it.explanation.defects for name, it in report.findings.items() if it.explanation}
