@@ -96,7 +96,7 @@ def test_hints_come_in_three_grades(file):
     assert [text in two for text in (nudge, where, line)] == [True, True, False]
     assert line in three
     assert "--hint 2 says where to look." in one
-    assert "--hint 3 has the line that mends it." in two
+    assert "--hint 3 shows the correct line." in two
     assert "--hint" not in three
     order = ("softmax: ", "It shows: ", "The smallest input that shows it:", nudge, where, line)
     places = [three.index(text) for text in order]

@@ -68,7 +68,7 @@ GEMMA_SIZES: dict[str, Any] = {
     "head_dim": 10,
 }
 WINDOWED_SIZES = GEMMA_SIZES | {"query_pre_attn_scalar": 10, "sliding_window": 6}
-# Phi-3 and ModernBERT: texts are 23 tokens long, more than the 16 that one of these counts as long
+# texts are 23 tokens long, more than the 16 that one of these counts as long
 LONG_ROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.2, 1.5, 2.0],
@@ -112,7 +112,6 @@ FAMILIES = {
         DECODER,
         {"vocab_size": 97, "n_layer": 3, "pad_token_id": 0, "num_labels": 3},
         {
-            "four heads": {"hidden_size": 32, "n_head": 4},
             "eleven heads, untied": {
                 "hidden_size": 44,
                 "n_head": 11,
@@ -120,6 +119,7 @@ FAMILIES = {
                 "tie_word_embeddings": False,
                 "pretraining_tp": 2,
             },
+            "four heads": {"hidden_size": 32, "n_head": 4},
             "one head": {"hidden_size": 7, "n_head": 1, "slow_but_exact": True},
         },
     ),
@@ -414,7 +414,8 @@ FAMILIES = {
         DECODER,
         WINDOWED_SIZES,
         {
-            "in turn": {"final_logit_softcapping": 0.5},
+            "in turn, a tight cap on logits": {"final_logit_softcapping": 0.5},
+            "in turn": {},
             "untied, tight caps": {
                 "tie_word_embeddings": False,
                 "attn_logit_softcapping": 0.7,
@@ -440,7 +441,7 @@ FAMILIES = {
         ("ForCausalLM", "TextModel", "TextForSequenceClassification"),
         WINDOWED_SIZES,
         {
-            "one of six": {"num_hidden_layers": 7},
+            "one of six": {"num_hidden_layers": 7, "final_logit_softcapping": 0.5},
             "one of two, two bases, untied": {
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "tie_word_embeddings": False,

@@ -369,7 +369,9 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
     return full[0]
 
 
-def rows_of(model: Model, texts: Any, name: str, call: str) -> Iterator[tuple[list[Read], Array]]:
+def rows_of(
+    model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False
+) -> Iterator[tuple[list[Read], Array]]:
     """Yield texts of similar length together, with the rows of an activation.
 
     Args:
@@ -377,14 +379,15 @@ def rows_of(model: Model, texts: Any, name: str, call: str) -> Iterator[tuple[li
         texts: any iterable of texts, or of the ids of their tokens.
         name: the full name of the activation.
         call: named in errors.
+        may_be_empty: yield nothing, instead of an error, if the texts hold no token.
 
     Yields:
         Some texts, and the rows of their tokens end to end, (tokens, n); heads are joined.
 
     Raises:
-        ValueError: the texts hold no token.
+        ValueError: the texts hold no token, and must hold some.
     """
-    empty = True
+    empty = not may_be_empty
     for window in windows(model, texts, call):
         for batch in batches(window, room(model)):
             rows = recorded(model, [text.ids for text in batch], [name])[name]

@@ -55,8 +55,12 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     trace = check_trace(trace, "logit_lens", model, several=True)
     layers = range(model.num_layers)
     names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
-    hidden = (kept(trace, "logit_lens", *either) for either in names)  # (B, T, D) each
-    lens = np.stack([model.unembed(vectors) for vectors in hidden], 1)  # (B, layers + 1, T, V)
+    hidden = [kept(trace, "logit_lens", *either) for either in names]  # (B, T, D) each
+    first = model.unembed(hidden[0])  # (B, T, V)
+    lens = np.empty((len(first), len(hidden), *first.shape[1:]), first.dtype)
+    lens[:, 0] = first
+    for row, vectors in enumerate(hidden[1:], 1):
+        lens[:, row] = model.unembed(vectors)
     words = {"layer": ["embeddings", *(f"after layer {layer}" for layer in layers)]}
     if model.tokenizer is not None:
         spelled = map(model.tokenizer.token, range(lens.shape[-1]))

@@ -438,5 +438,9 @@ def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return
-        for _, rows in rows_of(model, texts, name, call):
+        empty = True
+        for _, rows in rows_of(model, texts, name, call, may_be_empty=turn > 0):
+            empty = False
             yield rows
+        if empty:
+            return

@@ -272,7 +272,7 @@ def _text(file: str, result: CheckResult, grade: int) -> str:
         textwrap.indent(visible(result.text(grade), "\n"), "  "),
     ]
     if (result.mistakes or result.fragile) and grade < len(result.hint):
-        more = "says where to look" if grade == 1 else "has the line that mends it"
+        more = "says where to look" if grade == 1 else "shows the correct line"
         lines.append(f"  --hint {grade + 1} {more}.")
     return "\n".join(lines)
 

@@ -41,7 +41,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     multiple=True,
     metavar="THEIRS=OURS",
     callback=_pairs,
-    help="An argument with another name, as mask=attn_mask; may be repeated.",
+    help="An argument with another name, as mask=attn_mask; may be given repeatedly.",
 )
 @click.option(
     "--dtypes",

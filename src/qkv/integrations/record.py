@@ -195,9 +195,11 @@ class Recording(Trace):
                 _to_the_front(parts, _spans(padding, *layer.size))
             self._arrays |= {f"blocks.{number}.attn.{name}": parts[name] for name in _EMPTY}
             other = _other(layer, first, parts)
-            own = layer.first.is_causal or owners.setdefault(path, owner) is owner
-            if other or not own:
-                self._others[number] = other or "a second attention of its layer"
+            if not other and not layer.first.is_causal:
+                is_first = owners.setdefault(path, owner) is owner
+                other = "" if is_first else "a second attention of its layer"
+            if other:
+                self._others[number] = other
         self._layers.clear()
         self._latest.clear()
         self._name([[str(i) for i in range(span.stop - span.start)] for span in self._spans])

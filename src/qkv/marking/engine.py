@@ -242,7 +242,7 @@ class Marking:
         if not self.wrong:
             self.find(findings.prints(self.runs))
         found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
-        wrong, fragile, habits = (
+        wrong, fragile, conventions = (
             tuple(dict.fromkeys(finding.key for finding in found if finding.kind == kind))
             for kind in _LEAD
         )
@@ -250,7 +250,7 @@ class Marking:
             message="\n".join([*self._findings(found), *([] if wrong else self._tests())]),
             mistakes=wrong,
             fragile=fragile,
-            conventions=habits,
+            conventions=conventions,
             points=self._points(len(wrong), len(fragile)),
             example=found[0].example() if found else {},
             task=self.task,

@@ -17,7 +17,7 @@ Kind = Literal["wrong", "fragile", "convention"]
 Steps = Mapping[str, Callable[..., Any]]
 
 _NO_NUDGE = "Compute the smallest input by hand: which of your steps gives the first wrong number?"
-_NO_LINE = "The example has the right output: work back from there, step by step."
+_NO_LINE = "Work back from the right output, step by step."
 
 
 @dataclass(frozen=True)
@@ -97,21 +97,6 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
     row = TEXTS[key]
     texts = {field: text.format_map(names) for field, text in row.items() if field != "raised"}
     return Mistake(**({"key": key, "shows": shows} | texts))
-
-
-def mistake(
-    key: str,
-    says: str,
-    shows: str,
-    *variants: Steps,
-    remedy: str = "",
-    nudge: str = "",
-    where: str = "",
-    kind: Kind = "wrong",
-    alone: bool = False,
-) -> Mistake:
-    """Make a mistake that can be written in these ways."""
-    return Mistake(key, says, shows, remedy, kind, variants, nudge, where, alone)
 
 
 def mended(

@@ -47,7 +47,7 @@ class Batches:
         """
         most, checked, tokens = self._settings.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
-            raise _refused(f"input has {len(texts)} texts: send at most {most} in one request")
+            raise too_many(len(texts), most)
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 try:
@@ -158,6 +158,11 @@ def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
         except ValueError as lone_surrogate:
             message = str(lone_surrogate)
     return _refused(message.removeprefix("encode: "))
+
+
+def too_many(texts: int, most: int) -> Refused:
+    """Return the error about more texts than one request may have."""
+    return _refused(f"input has {texts} texts: send at most {most} in one request")
 
 
 def _refused(message: str) -> Refused:

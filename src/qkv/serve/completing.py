@@ -56,7 +56,7 @@ class CompletionsBody(Body):
     )
     n: int = Field(1, ge=1, le=128, description="How many completions of each prompt.")
     best_of: int | None = Field(None, description="As many as n.")
-    stop: str | Annotated[list[str], Field(max_length=4)] = Field(
+    stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
         [], description="A text ends before any of these."
     )
     seed: int | None = Field(None, ge=0, description="Makes what is drawn the same again.")

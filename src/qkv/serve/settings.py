@@ -23,7 +23,7 @@ class Settings:
         edits: the most edits of a trace.
         sources: the most other texts that these edits take activations from; each is run.
         new_tokens: the most tokens that one completion may ask for.
-        answer: the most bytes of an answer.
+        answer: the most bytes of a trace, or of completions with logprobs or echo.
         waiting: the most requests that wait to be computed.
         batch_tokens: about how many tokens are computed at once.
         streams: how many streams compute a piece between two batches.

@@ -95,7 +95,7 @@ def _calm(*matrices: Any) -> Iterator[str]:
         return
     w_q, w_k = arrays
     if not w_q.any():
-        yield "not-filled-in"
+        yield "calm-not-filled-in"
         return
     if _taken("the bank of the river", "river", w_q, w_k, _WEAK_BANK)["river"] <= 0.95:
         yield "calm-river"
@@ -127,7 +127,7 @@ def _adjectives(more: Any) -> Iterator[str]:
     items = more.items() if isinstance(more, Mapping) else ()
     texts = {text: right for text, right in items if isinstance(text, str)}  # leaves out `...`
     if not {*texts} - {*_KNOWN}:
-        yield "not-filled-in"
+        yield "more-not-filled-in"
         return
     if {*_TEST} & {*texts}:
         yield "more-asked"

@@ -148,10 +148,10 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
             cell = (j - 0.5, i - 0.5, 1, 1)
             _frame(axes, cell, tone.line, 0, fill=True, facecolor=face, hatch=hatch, clip_on=True)
         elif n <= 14 and not panel.compact:
-            word = f"{panel.words[i][j]}\n" if panel.words else ""
             color, size = ink(shade(float(shares[i, j]), tone.theme)), max(5.5, min(9.0, 88 / n))
             number = form(float(values[i, j]))
-            write(axes, j, i, word + number, size, ha="center", va="center", color=color)
+            words, below = (panel.words[i][j], f"\n{number}") if panel.words else (number, "")
+            write(axes, j, i, words, size, below, ha="center", va="center", color=color)
     for i in panel.outlined:
         _frame(axes, (-0.5, i - 0.5, values.shape[1], 1), tone.ink, 1.6)
 

@@ -34,9 +34,11 @@ def plain(text: Text, size: float) -> None:
     text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
 
 
-def write(axes: Axes, x: float, y: float, words: str, size: float, **style: Any) -> Text:
-    """Write words at a point of a chart; the first line may hold characters of any script."""
-    text = axes.text(x, y, "\n".join(drawable(words.split("\n"))), **style)
+def write(
+    axes: Axes, x: float, y: float, words: str, size: float, below: str = "", **style: Any
+) -> Text:
+    """Write words of any script in one line at a point of a chart, and more lines below them."""
+    text = axes.text(x, y, drawable([words])[0] + below, **style)
     plain(text, size)
     return text
 

@@ -296,9 +296,10 @@ def head_view(
         parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
         parts[0] = _split(parts[0], sentence_b_start)
-    for head in heads or ():
-        selection.checked_place(parts[0], None, int(head), "head_view")
-    asked = heads and [parts[0].from_start(int(head), of="head") for head in heads]
+    asked = None if heads is None else [int(head) for head in heads]
+    for head in asked or ():
+        selection.checked_place(parts[0], None, head, "head_view")
+    asked = asked and [parts[0].from_start(head, of="head") for head in asked]
     shown = parts[0] if pieces else by_word(parts[0])
     first = asked[0] if asked else None
     chosen, links = selection.choose_head(shown, layer, first, call="head_view")

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from qkv.arrays import Array
 from qkv.models import Model
+from qkv.serve.batches import too_many
 from qkv.serve.bodies import Body, PromptUsage, described, read_json, shown
 from qkv.serve.errors import not_finite
 
@@ -129,7 +130,11 @@ class Embeddings(BaseModel):
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each text, or for ids of its tokens; cut long texts as `encode` does."""
     state = request.app.state
-    body = EmbeddingsBody.read(await read_json(request))
+    json = await read_json(request)
+    texts, most = json.get("input"), state.settings.inputs
+    if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
+        raise too_many(len(texts), most)  # before a copy of all of them is checked
+    body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
     embedded = await state.worker.embed(
         body.texts,

@@ -72,12 +72,12 @@ class TraceBody(Body):
         "them.",
         examples=[[{"op": "hide", "token": 2}]],
     )
-    include: list[Literal["text", "resid"]] = Field(
+    include: Annotated[list[Literal["text", "resid"]], Field(fail_fast=True)] = Field(
         [],
         description='More parts of the answer: "text" adds ids, offsets and special, "resid" the '
         "vectors between the layers.",
     )
-    at: list[int] | None = Field(
+    at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None, description="Positions of tokens whose logits the answer has, if the model has any."
     )
     inside: _NumberOrNumbers | None = Field(

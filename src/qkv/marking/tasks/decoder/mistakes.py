@@ -77,7 +77,7 @@ LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
 
 
 def _counts(heads: int, groups: int) -> Steps:
-    """Return the step of numbers of heads that are written down."""
+    """Return the step of numbers of heads that are fixed in the code."""
     return {"counts": lambda *config: (heads, groups)}
 
 

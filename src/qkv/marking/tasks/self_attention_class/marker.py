@@ -233,7 +233,9 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
     if layers.batched or (run.out is not None and run.out.shape == _inputs().batch.shape):
         m.test(Group("a batch", [batch], BATCHES))
     else:
-        m.limits.append("It takes one text at a time: a batch fails, or comes out misshapen.")
+        m.limits.append(
+            "It takes one text at a time: a batch fails, or its output has a wrong shape."
+        )
     _try_masks(m, layers, cases[1:3], flipped)
 
 
