@@ -19,7 +19,9 @@ class Pages:
     What a page would keep is set anew: its size, what it prefers, where the pointer is.
     """
 
-    def __init__(self, context: BrowserContext) -> None:
+    def __init__(self, context: BrowserContext, script: str | None = None) -> None:
+        if script is not None:
+            context.add_init_script(script)
         self.context = context
         self._idle: list[Page] = []
 
