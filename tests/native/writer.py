@@ -16,6 +16,7 @@ from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
 from qkv.attend.call import Call, check_call
 from qkv.attend.grouped import Grouped, grouped
+from qkv.attend.native import Outputs
 
 TYPES = {
     np.dtype(bool): 0,
@@ -208,9 +209,8 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     lse = np.ascontiguousarray(judged.loops.lse, np.float64).reshape(*plan.rows, 1)
     rng = np.random.default_rng(seed)
     upstream = rng.standard_normal(out.shape).astype(plan.dtype)
-    truth = gradient._gradients(
-        exactly, upstream.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT
-    )
+    results = Outputs(upstream.astype(np.float64), out.astype(np.float64), lse, gradient.EXACT)
+    truth = gradient._gradients(exactly, results)
 
     def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
         return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()

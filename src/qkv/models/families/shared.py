@@ -41,10 +41,12 @@ def read_families(
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
     for name, own in tomllib.loads(text).items():
-        tables[name] = _extended(tables.get(own.pop("like", ""), {}), own)
+        tables[name] = _extended(tables[own.pop("like")] if "like" in own else {}, own)
+    renames = renames or {}
+    families = {name for name in tables if not name.startswith("_")}
+    assert families == designs.keys() >= renames.keys(), (file, families ^ designs.keys())
     return tuple(
-        _family(name, design, tables[name], (renames or {}).get(name))
-        for name, design in designs.items()
+        _family(name, design, tables[name], renames.get(name)) for name, design in designs.items()
     )
 
 
