@@ -24,8 +24,8 @@ class Panel:
     Attributes:
         title: the title.
         explained: a brief explanation, shorter than a sentence.
-        name: a name that tells it from the panel beside it.
-        shown_in: the media that draw it.
+        name: a name that distinguishes the panel from the panel beside it.
+        shown_in: the media that draw the panel.
     """
 
     title: str = ""
@@ -43,18 +43,19 @@ class HeatMap(Panel):
         rows: a label for each row.
         columns: a label for each column.
         top: the upper end of the scale, which begins at 0. None for numbers of any size and sign:
-            their scale has the ground at its lower end or in its middle.
+            then `ground` is at the lower end or in the middle of the scale.
         ground: the number with the colour of the background, if `top` is None.
-        scale: both ends, if several maps share a scale and `top` is None.
-        hidden: the masked cells.
-        score: numbers that decide which rows and columns to show if not all fit; else the values.
+        scale: both ends of the scale, if several maps share a scale and `top` is None.
+        hidden: `(n, m)` bool, the masked cells.
+        score: numbers that decide which rows and columns to show if not all fit; None to decide
+            by `values`.
         of: the meaning of the numbers.
-        outlined: rows with a frame.
+        outlined: the indices of the rows with a frame.
         missing: the meaning of a hatched cell.
-        whole: the numbers of all rows and columns, if these are only some.
+        whole: how many rows and columns there are in all, if the map holds only a part of them.
         most_rows: the largest number of rows in a terminal.
-        compact: whether it is one of several small maps without labels.
-        words: a word above the number of each cell.
+        compact: whether the map is one of several small maps without labels.
+        words: for each cell, a word above its number.
     """
 
     values: Array
@@ -75,7 +76,7 @@ class HeatMap(Panel):
 
     @property
     def hatched(self) -> Array:
-        """Mark the cells without a number, bool."""
+        """Return a bool array that marks the cells without a number."""
         unknown = ~np.isfinite(self.values)
         return np.asarray(unknown if self.hidden is None else self.hidden | unknown)
 
@@ -90,7 +91,7 @@ class HeatMap(Panel):
 
     @property
     def signed(self) -> bool:
-        """Whether the scale has both signs."""
+        """Whether the scale has numbers on both sides of `ground`."""
         return self.top is None and self.ends[0] < self.ground
 
     @property
@@ -109,12 +110,12 @@ class HeatMap(Panel):
 
     @property
     def form(self) -> Callable[[float], str]:
-        """Choose one way to write all numbers."""
+        """Choose one number format for all cells."""
         return "{:.2f}".format if self.of == "weight" else number_format(self.values[~self.hatched])
 
     @cached_property
     def part(self) -> HeatMap:
-        """Choose the rows and columns of the largest score that fit into a picture."""
+        """Return the map reduced to the rows and columns with the largest scores, for a picture."""
         score = np.abs(self.shares) if self.score is None else self.score
         rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
         if (len(rows), len(columns)) == self.values.shape:
@@ -134,7 +135,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Say which rows and columns are shown, if not all are."""
+        """Say which rows and columns are shown; return no words if all are shown."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None
@@ -153,8 +154,9 @@ class Links(Panel):
     """Lines from tokens to the tokens that they attend to, stronger for larger weights.
 
     Attributes:
-        map: the weights; the lines of the outlined row stand out.
-        strongest: from, to and weight of the largest links, for media where lines cannot cross.
+        map: the weights; the lines of the outlined row are highlighted.
+        strongest: the largest links as `(from, to, weight)`, for media that cannot draw crossing
+            lines.
     """
 
     map: HeatMap
@@ -163,14 +165,14 @@ class Links(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Panel):
-    """Names with a number and a bar each.
+    """Names, each with a number and a bar.
 
     Attributes:
         names: the names.
-        values: their numbers.
+        values: the number of each name.
         form: the format of a number.
-        top: the number of the longest bar; the largest if left out.
-        ground: the number without a bar.
+        top: the number with a bar of full length; by default the number furthest from `ground`.
+        ground: the number whose bar has no length.
     """
 
     names: Sequence[str]
@@ -181,14 +183,14 @@ class Bars(Panel):
 
     @property
     def shares(self) -> list[float]:
-        """Return the length of each bar, from 0 to 1; 0 for numbers that are not finite."""
+        """Return the length of each bar, from 0 to 1; a number that is not finite has length 0."""
         sizes = np.nan_to_num(np.abs(np.asarray(self.values) - self.ground), posinf=0.0)
         most = (sizes.max(initial=0.0) if self.top is None else self.top) or 1.0
         return [min(1.0, float(size / most)) for size in sizes]
 
     @property
     def signed(self) -> bool:
-        """Whether bars begin in the middle, since some numbers are below the ground."""
+        """Whether bars begin in the middle because some numbers are below `ground`."""
         return any(value < self.ground for value in self.values)
 
 
@@ -197,10 +199,10 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        points: `(place, number)` of each point; places count along the chart's names.
-        name: its name in the legend; empty for none.
-        color: its colour; the first of a theme if left out.
-        dash: its strokes and gaps in pixels; empty for a solid line.
+        points: `(position, number)` of each point; positions are indices into the chart's names.
+        name: the line's name in the legend; empty to leave the line out of the legend.
+        color: the line's colour; by default the first line colour of the theme.
+        dash: the lengths of strokes and gaps in pixels; empty for a solid line.
     """
 
     points: Sequence[tuple[float, float]]
@@ -211,12 +213,12 @@ class Line:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Panel):
-    """Lines over names at even distances, such as layers or training steps.
+    """A chart of lines over evenly spaced names, such as layers or training steps.
 
     Attributes:
         lines: the lines.
-        names: the names at the places 0, 1 and so on.
-        ends: of the vertical axis, from the lower to the upper.
+        names: the names at positions 0, 1 and so on.
+        ends: the lower and the upper end of the vertical axis.
         along: the meaning of the names.
         numbered: whether each number is written beside its point.
     """
@@ -229,20 +231,20 @@ class Lines(Panel):
 
     @property
     def ticks(self) -> list[int]:
-        """Choose the places whose names fit, with the last among them."""
+        """Choose the positions whose names fit; always include the last position."""
         places = range(len(self.names))
         return list(places[:: -max(1, -(-len(places) // 12))])[::-1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrows(Panel):
-    """Points in a plane before and after, of vectors of length 1, with an arrow for each pair.
+    """Vectors of length 1 before and after attention as points in a plane, joined by arrows.
 
     Attributes:
-        before: `(n, 2)`.
-        after: `(n, 2)`.
-        names: names of the points after.
-        alone: names of the points before; those of the points after if left out.
+        before: `(n, 2)`, the points before attention.
+        after: `(n, 2)`, the points after attention.
+        names: the names of the points in `after`.
+        alone: the names of the points in `before`; by default `names`.
         named: the indices of the points with labels.
         explained_variance: the share of the variance along each axis.
     """
@@ -265,10 +267,10 @@ class Arrows(Panel):
 
     @property
     def labels(self) -> list[tuple[Array, str, bool]]:
-        """List each label to place: its point, its words, and whether its point is after.
+        """List the labels to place, each as `(point, words, whether the point is in `after`)`.
 
-        The end of the arrows with the larger spread comes first. Points that coincide and share a
-        name have one label.
+        The labels of the set (`before` or `after`) with the larger spread come first. Points that
+        coincide and share a name have one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -282,14 +284,14 @@ class Arrows(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Image(Panel):
-    """Pixels, and frames round patches of them.
+    """An image with frames round some of its patches.
 
     Attributes:
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
-        frames: row, column and colour of the framed patches.
-        chosen: whether it is the one of several images that is shown large elsewhere; None if it is
-            large itself.
+        frames: the framed patches, each as `(row, column, colour)`.
+        chosen: for a small image, whether another panel shows the same image large; None for the
+            large image.
     """
 
     pixels: Array
@@ -300,7 +302,7 @@ class Image(Panel):
 
     @property
     def edge(self) -> str:
-        """Return the colour of the line round it; empty if frames or other images stand out."""
+        """Return the colour of the image's outline; empty for an image without an outline."""
         return AFTER if self.chosen else LINE if self.chosen is None and not self.frames else ""
 
 
@@ -309,12 +311,13 @@ class Column:
     """A column of a table.
 
     Attributes:
-        header: the words above it.
-        cells: the texts, as many in each column.
+        header: the words above the column.
+        cells: the text of each row.
         bars: shares from 0 to 1, drawn as bars instead of texts.
-        style: of each cell, in the words of the terminal's library.
+        style: a style of rich (the terminal library) for all cells, or a list with one for each.
         left: whether texts are aligned to the left, like words.
-        spare: whether it may be left out in a narrow terminal; the first go first.
+        spare: whether a narrow terminal may omit the column. Spare columns are omitted from left
+            to right until the table fits or two spare columns are left.
     """
 
     header: str
@@ -327,13 +330,13 @@ class Column:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table(Panel):
-    """Rows of a name, numbers and bars, for a terminal.
+    """A table for a terminal: each row has a name, then numbers and bars.
 
     Attributes:
-        names: of the rows.
+        names: the names of the rows.
         columns: the columns beside the names.
-        corner: the words above the names.
-        note: the words below.
+        corner: the header of the column of names.
+        note: the words below the table.
     """
 
     names: Sequence[str]
@@ -345,13 +348,13 @@ class Table(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Numbers(Panel):
-    """Numbers `(n, m)` in figures, for a terminal: the first rows and columns.
+    """The first rows and columns of an array, written as numbers, for a terminal.
 
     Attributes:
         values: the numbers.
         rows: a label for each row.
-        columns: a label for each column; their numbers if left out.
-        cell: a cell that is always shown, with its number marked.
+        columns: a label for each column; by default the column's index.
+        cell: the row and column of a cell that is always shown and marked.
         hidden: `(n, m)` bool, the masked cells.
         most_rows: the largest number of rows.
     """
@@ -367,11 +370,11 @@ class Numbers(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cells(Panel):
-    """Shares from 0 to 1 as cells without names, for a terminal.
+    """Shares from 0 to 1 as shaded cells without labels, for a terminal.
 
     Attributes:
-        shares: `(n, m)`.
-        marked: row and column of a marked cell.
+        shares: `(n, m)`, the shade of each cell.
+        marked: the row and column of the marked cell.
     """
 
     shares: Array
@@ -385,9 +388,9 @@ class Prose(Panel):
 
     Attributes:
         text: the words.
-        style: their style in a terminal.
-        indent: the columns in front of them.
-        code: whether lines are left unwrapped.
+        style: the style of the words in a terminal.
+        indent: the number of blank columns before each line.
+        code: whether the lines are code, which is never wrapped.
     """
 
     text: str
@@ -400,7 +403,7 @@ class Passage(NamedTuple):
     """Shaded words of a text.
 
     Attributes:
-        label: the words in front of the passage.
+        label: the words to the left of the passage.
         words: the words.
         shares: the shade of each word, from 0 to 1.
         marked: the index of the marked word.
@@ -445,10 +448,10 @@ class Passages(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Later(Panel):
-    """A panel that takes long to make, and is made only when it is drawn.
+    """A panel that takes long to compute, and is computed only when it is drawn.
 
     Attributes:
-        make: makes the panel.
+        make: the function that computes the panel.
     """
 
     make: Callable[[], Panel]
@@ -465,7 +468,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Split panels into the prose of a picture and the panels that it draws."""
+    """Split the panels of a picture: return `(prose, others)`, the texts and the other panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
@@ -473,7 +476,7 @@ def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
 
 
 def number_format(values: Array) -> Callable[[float], str]:
-    """Choose one way to write all of these numbers, so that they line up.
+    """Return one formatting function for all of these numbers, so that their digits align.
 
     >>> form = number_format(np.array([0.5, -12.0]))
     >>> form(0.5), form(-12.0), number_format(np.array([2e-6]))(2e-6)
@@ -483,7 +486,7 @@ def number_format(values: Array) -> Callable[[float], str]:
 
 
 def number_spec(values: Array) -> str:
-    """Like `number_format`, as a format string."""
+    """Return the format string that `number_format` uses."""
     size = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
     if size and not 1e-2 <= size < 1e6:
         return "{:.2e}"

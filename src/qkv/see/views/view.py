@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def one_model(models: Sequence[str]) -> str:
-    """Join the models of several texts to one name.
+    """Join the names of several texts' models, each name once.
 
     >>> one_model(["books", "books"]), one_model(["books", "minilm"])
     ('books', 'books and minilm')
@@ -35,15 +35,15 @@ def one_model(models: Sequence[str]) -> str:
 
 
 def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Return the models of several traces for the numbers of a view."""
+    """Return the names of the traces' models as entries of `to_dict`."""
     models = [trace.model for trace in traces]
     return {"model": one_model(models), "models": models}
 
 
 class Heading(NamedTuple):
-    """A text of a view: its tokens, which of them are special, its model and its name.
+    """A text of a view: its tokens, flags for the special tokens, its model and its name.
 
-    `unknown` holds the words of the text that became tokens of an unknown word.
+    `unknown` lists the text's words that the tokenizer replaced with its unknown token ([UNK]).
     """
 
     tokens: list[str]
@@ -55,13 +55,14 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
-    """A picture of attention that prints itself, and becomes a page, an image or numbers.
+    """A picture of attention with methods to print it and to export a page, an image or numbers.
 
-    A notebook shows it at once; elsewhere call `print()`, `str(view)`, `to_html(path)`,
-    `to_png(path)`, `to_svg(path)`, `figure()`, `svg()` or, for the numbers, `to_dict()`.
+    A notebook displays a view automatically. Elsewhere, call `print()`, `str(view)`,
+    `to_html(path)`, `to_png(path)`, `to_svg(path)`, `figure()` or `svg()`. `to_dict()` returns the
+    numbers.
 
     Attributes:
-        theme: of its page: "auto", "light" or "dark".
+        theme: the theme of the page: "auto", "light" or "dark".
         stretch: whether scales end at the largest weight instead of 1.
     """
 
@@ -72,7 +73,7 @@ class View(ABC):
         """Draw the view as plain text, 80 columns wide."""
         from rich.console import Console
 
-        # without force_jupyter=False rich would display it in a notebook
+        # without force_jupyter=False, rich would also display the text in a notebook
         page = io.StringIO()
         console = Console(
             file=page, width=80, color_system=None, force_jupyter=False, legacy_windows=False
@@ -80,10 +81,10 @@ class View(ABC):
         self._write(console, Screen(80))
         return page.getvalue().rstrip("\n")
 
-    __repr__ = __str__  # an interpreter prints it too
+    __repr__ = __str__  # so an interactive interpreter prints the view
 
     def _repr_html_(self) -> str:
-        """Return one piece of HTML for a notebook, which needs no network."""
+        """Return HTML for a notebook; the HTML needs no network."""
         return self._html()[1]
 
     @property
@@ -93,12 +94,12 @@ class View(ABC):
 
     @property
     def title(self) -> str:
-        """Return the words on top."""
+        """Return the title: the words above the view."""
         return self.sentence
 
     @property
     def reasons(self) -> list[str]:
-        """Explain in sentences why this is shown."""
+        """Explain in sentences why the view shows this head or word."""
         return []
 
     @property
@@ -116,7 +117,7 @@ class View(ABC):
         return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: Console | None = None) -> None:
-        """Write the view to a terminal, in its width and its colours."""
+        """Write the view to a terminal, in the terminal's width and colours."""
         from rich.console import Console
 
         console = with_a_width(console or Console(highlight=False))
@@ -139,7 +140,7 @@ class View(ABC):
         figure.write_png(self.figure(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers of the view for JSON; None for numbers not finite or not kept."""
+        """Return the view's numbers for JSON, with None for numbers that are not finite or kept."""
         return dict(finite(self._numbers() | {"notes": self.notes}))
 
     def figure(self) -> Figure:
@@ -160,7 +161,7 @@ class View(ABC):
 
     @abstractmethod
     def _numbers(self) -> dict[str, Any]:
-        """Return the numbers for `to_dict`, with arrays unchanged."""
+        """Return the numbers for `to_dict`, still as arrays."""
 
     def _payload(self) -> dict[str, Any] | None:
         """Return the data of a page's script (page/payload.py); None if the page is a picture."""
@@ -180,7 +181,7 @@ class View(ABC):
         return [*self.reasons, *self.notes]
 
     def _about(self) -> str:
-        """Describe a model whose parameters a page holds (page/html.py)."""
+        """Describe the model whose parameters are in the page (page/html.py)."""
         return ""
 
     def _document(self) -> str:
@@ -190,7 +191,7 @@ class View(ABC):
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
     ) -> dict[str, Any]:
-        """Assemble the data of a page from its parts, `start` among them."""
+        """Assemble the data of a page from its parts, for example `start`."""
         model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts
