@@ -432,11 +432,16 @@ def test_every_slip_is_planted():
     ("written", "old", "new", "told"),
     [
         ("attention/matmul", "/ np.sqrt(d)", "// np.sqrt(d)", "the scores are divided with //"),
-        ("softmax/arrays", "e / e", "e // e", "cut off to whole numbers, by // in place of /"),
+        ("softmax/arrays", "e / e", "e // e", "rounded down to whole numbers, by // instead of /"),
         ("attention/tables", "(len(q), dv))", "(len(q), dv), dtype=int)", "output is stored in"),
         ("attention/lists", "range(len(k))", "range(len(k) - 1)", "the last key is forgotten"),
         ("attention/lists", "range(len(q))", "range(1, len(q))", "the first query is forgotten"),
-        ("attention/matmul", "query @ key.swapaxes(-1, -2)", "query * key", "number by number"),
+        (
+            "attention/matmul",
+            "query @ key.swapaxes(-1, -2)",
+            "query * key",
+            "multiplied elementwise",
+        ),
         ("attention/matmul", "np.sqrt(d)", "(d ** 1/2)", r"d \*\* 1/2 is \(d \*\* 1\) / 2"),
         (
             "attention/matmul",
@@ -444,7 +449,7 @@ def test_every_slip_is_planted():
             "value @ weights",
             "the factors stand in the wrong",
         ),
-        ("positions/loops", "angle = ", "angle = math.pi / 180 * ", "taken for degrees"),
+        ("positions/loops", "angle = ", "angle = math.pi / 180 * ", "treated as degrees"),
         ("positions/loops", "(2 * pair / d)", "(2 * pair) / d", "lacks its brackets"),
         ("heads/loop", "range(num_heads)", "range(num_heads - 1)", "the last head is forgotten"),
     ],
