@@ -66,7 +66,7 @@ html_copy_source = False  # no page links to its source
 
 
 def tidy_notebooks(app, error):
-    """Leave out of the downloads what only the site can follow, fold the cells it hides."""
+    """Remove links that work only on the site from the downloads, and fold hidden cells."""
     for path in Path(app.outdir, "_downloads").rglob("*.ipynb"):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
@@ -100,7 +100,7 @@ def offer_notebooks(app, doctree):
 
 
 def fold_boxes(app, doctree):
-    """Fold hints, and what is for teachers."""
+    """Fold the hints and the notes for teachers."""
     for box in doctree.findall(nodes.admonition):
         if {"dropdown", "teacher"} & set(box["classes"]):
             box["collapsible"] = "closed"
@@ -121,7 +121,7 @@ def write_slides(app, error):
 
 
 def write_play(app, error):
-    """Write the page that index.md frames, beside it."""
+    """Write the page that index.md frames into its folder."""
     if error is None and app.builder.format == "html":
         qkv.play().to_html(Path(app.outdir, "play.html"))
 

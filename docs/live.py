@@ -76,10 +76,10 @@ def regions_of(only: str) -> list[str]:
 
 
 def place_of(word: str, text: str) -> int:
-    """Where a word stands among the tokens of a text, or the place itself.
+    """Return the position of a word among the tokens of a text, or the given position.
 
     Raises:
-        ValueError: it stands there more than once, or not at all.
+        ValueError: the text has the word more than once, or not at all.
     """
     tokens = list(model().tokenizer(text).tokens)
     if word.isdecimal() and word not in tokens:
@@ -95,7 +95,7 @@ def place_of(word: str, text: str) -> int:
 
 
 def edit_of(said: str, text: str) -> dict[str, object]:
-    """An edit of a text as an address holds it.
+    """Return an edit of a text in the form that an address holds.
 
     Raises:
         ValueError: it is of no kind that is known here, or its word is not in the text.
@@ -112,7 +112,7 @@ def edit_of(said: str, text: str) -> dict[str, object]:
 
 
 def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
-    """The state of the page that a directive asks for, but for the text.
+    """Return the state of the page that a directive describes, without the text.
 
     Raises:
         ValueError: it cannot be: a region, a head, a word or an edit that is not there.
@@ -150,13 +150,13 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
 
 
 def address(page: str, text: str, options: dict[str, str]) -> str:
-    """The address of a state of the live page, whose path is `page`."""
+    """Return the address of a state of the live page at the path `page`."""
     state = {name: json.dumps(value) for name, value in state_of(text, options).items()}
     return f"{page}#{urlencode({'text': text, **state})}"
 
 
 def in_notebook(text: str, options: dict[str, str]) -> str:
-    """The call that opens the same view in a notebook."""
+    """Return the call that opens the same view in a notebook."""
     state = address("", text, options).replace('"', "'")
     return f'qkv.play(state="{state}")'
 

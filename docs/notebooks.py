@@ -122,7 +122,7 @@ def for_notebook(text: str, *, notes: bool = False) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without links to pages and to downloads."""
+    """Return the text without links to pages and to downloads."""
     text = re.sub(r"^.*\{nb-download\}.*\n?", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]+)\]\([\w./-]+\.(?:md|html)[^)]*\)", r"\1", text)
     role = re.search(r"\{[\w:-]+\}`", text)
@@ -134,7 +134,7 @@ def _plain(text: str) -> str:
 
 
 def _directive(name: str, title: str, content: str, notes: bool) -> str:
-    """What a notebook shows in place of a directive."""
+    """Return the text that a notebook shows in place of a directive."""
     options = dict(re.findall(r"^:([\w-]+): *(.*)$", content.partition("\n\n")[0], re.MULTILINE))
     body = re.sub(r"\A(:[\w-]+:.*\n+)+", "", content)
     classes = options.get("class", "").split()
@@ -203,7 +203,7 @@ def _live(call: str, number: int) -> nbformat.NotebookNode:
 
 
 def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
-    """The tasks of what stubs ask for and `qkv.check` marks, in order: `qkv check` takes these."""
+    """Return the tasks of the stubs that `qkv.check` marks, in order: `qkv check` takes these."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     trees = [(cell_tags(cell), ast.parse(cell.source)) for cell in code]
     asked = {
@@ -225,7 +225,7 @@ def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    """What a statement gives a name to."""
+    """Return the names that a statement assigns."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     return _names(*node.targets) if isinstance(node, ast.Assign) else set()

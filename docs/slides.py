@@ -60,7 +60,7 @@ def slides(page: str) -> str:
 
 
 def _of_section(section: Tag) -> Iterator[list[Tag]]:
-    """The slides of a section and of those in it, each as what stands on it."""
+    """Return the slides of a section and its subsections, each as a list of its elements."""
     heading = section.find(re.compile("^h[1-6]$"), recursive=False)
     is_task = "task" in section["id"]  # what it asks for is told in full
     slide: list[Tag] = []
@@ -85,7 +85,7 @@ def _of_section(section: Tag) -> Iterator[list[Tag]]:
 
 
 def _says_nothing(tag: Tag) -> bool:
-    """Does a cell mark the solution of the page, or have folded code and no output?"""
+    """Return whether a cell marks the page's solution, or has folded code and no output."""
     if "cell" not in tag.get("class", []):
         return False
     code = tag.select_one(".cell_input pre")
@@ -94,7 +94,7 @@ def _says_nothing(tag: Tag) -> bool:
 
 
 def _begins_anew(tag: Tag, shown: bool) -> bool:
-    """Does a paragraph begin another slide, where something may be shown on this one?"""
+    """Return whether a paragraph begins a new slide; `shown`: this slide has a picture or cell."""
     if tag.name != "p":
         return False
     starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
@@ -104,7 +104,7 @@ def _begins_anew(tag: Tag, shown: bool) -> bool:
 
 
 def _is_question(tag: Tag) -> bool:
-    """Is it the question of the lesson, which is all bold?"""
+    """Return whether a paragraph is the question of the lesson, which is all bold."""
     return tag.name == "p" and [getattr(one, "name", "") for one in tag.contents] == ["strong"]
 
 
@@ -118,7 +118,7 @@ def _seen(tag: Tag) -> Tag:
 
 
 def _shortened(tag: Tag) -> Tag:
-    """Of a paragraph its first sentence, and every other one with a word in bold."""
+    """Return a paragraph with its first sentence and all later ones that have bold words."""
     if tag.name != "p" or _is_question(tag):
         return copy(tag)
     first, *others = END.split(tag.decode_contents())

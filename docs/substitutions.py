@@ -12,7 +12,7 @@ NUMBERS = json.loads(Path(__file__).with_name("data").joinpath("numbers.json").r
 
 
 def filled(text: str) -> str:
-    """A text with its numbers.
+    """Return a text with its numbers filled in.
 
     Raises:
         ValueError: the file has no such number.
