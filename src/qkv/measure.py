@@ -36,7 +36,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Time several calls in turn: the first round of each, then the second of each, and so on.
 
-    Whatever slows the machine for a while then slows all of them alike.
+    A temporary slowdown of the machine then affects all calls equally.
 
     Args:
         calls: functions by name.

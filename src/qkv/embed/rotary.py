@@ -62,7 +62,7 @@ def apply_rotary(
     cos, sin = rotation_at(
         array, positions, base=base, interleaved=interleaved, dims=dims, speeds=each
     )
-    with np.errstate(over="ignore", invalid="ignore"):  # what is infinite follows IEEE
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers follow IEEE 754
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 

@@ -1,4 +1,4 @@
-"""What a transformer is made of: attention, norms, the MLP and the block around them."""
+"""The parts of a transformer: attention, norms, the MLP and the block around them."""
 
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention, self_attention
 from qkv.layers.block import Block

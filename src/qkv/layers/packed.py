@@ -18,7 +18,7 @@ PACKED = (*PADDED, *formula.PACKED)
 def check_options(
     options: Mapping[str, Any], *, packed: bool, call: str, returns: bool = True
 ) -> None:
-    """Raise for an option that does not exist, or not for packed rows, or that asks for weights."""
+    """Raise for an unknown option, an option that packed rows lack, or one that returns weights."""
     without = () if returns else formula.RETURNS
     formula.check_options(options, call=call, without=without, why=": use trace()")
     for name, value in options.items():

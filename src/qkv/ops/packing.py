@@ -110,7 +110,7 @@ def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # bytes of an array that several weights share
 _shelf = np.empty(0, np.float32)  # what is left of the last one
-_taken: dict[int, int] = {}  # how many bytes of a shelf are those of weights that live, by its id
+_taken: dict[int, int] = {}  # by the id of a shelf: the bytes of weights still in use
 
 
 def _lasting_memory(count: int) -> Array:

@@ -1,1 +1,1 @@
-"""One model for many users: an HTTP server that computes together what arrives together."""
+"""One model for many users: an HTTP server that computes simultaneous requests together."""

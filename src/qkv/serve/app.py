@@ -53,7 +53,7 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
 
 
 def routes() -> list[APIRoute]:
-    """Return all routes, as they are declared."""
+    """Return all routes in the order of their declaration."""
     return [route for router in _ROUTES for route in router.routes if isinstance(route, APIRoute)]
 
 
@@ -79,8 +79,8 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     async def not_found(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:80]
         message = {
-            404: f"there is nothing at {path!r}: GET / has the routes",
-            405: f"{request.method[:20]!r} is not answered at {path!r}",
+            404: f"{path!r} does not exist: GET / lists the routes",
+            405: f"{path!r} does not accept the method {request.method[:20]!r}",
         }.get(error.status_code, str(error.detail))
         return Refused(error.status_code, message, headers=dict(error.headers or {})).answer()
 
@@ -94,7 +94,7 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
         key = ".".join(map(str, first["loc"]))[:80]
         return Refused(400, f"{key}: {first['msg']}", param=key).answer()
 
-    if needs_key:  # /docs asks for the key, and sends it with each request
+    if needs_key:  # /docs prompts for the key, and sends the key with each request
         schema = app.openapi()
         schemes = {"key": {"type": "http", "scheme": "bearer"}}
         schema.setdefault("components", {})["securitySchemes"] = schemes

@@ -14,17 +14,17 @@ from qkv.serve.waiting import QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
-# Receives a request that is done, and its error if there was one.
+# Receives a finished request, and its error or None.
 Tell = Callable[[Texts, BaseException | None], None]
 
 
 class Batches:
-    """Takes texts of requests in turn, cuts them into tokens and computes them in packed rows.
+    """Takes the texts of requests in turn, tokenizes them and computes them in packed rows.
 
     Args:
         limit: the most tokens of a text; None for no limit.
         settings: how much is computed at once, and how much a request may have.
-        tell: receives each request that is done, and its error if there was one.
+        tell: receives each finished request, and its error or None.
 
     Attributes:
         waiting: the requests, in turn.
@@ -39,11 +39,11 @@ class Batches:
     def checked(
         self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
     ) -> deque[tuple[int, str | Array]]:
-        """Return each of a request's texts with its number, and ids ready to be computed.
+        """Return the texts of a request with their numbers; ids are cut and ready to compute.
 
         Raises:
-            Refused: there are too many texts, ids are not this model's, a prompt would go before
-                ids, or `whole` ids are too many.
+            Refused: the request has too many texts, this model lacks an id, a prompt cannot go
+                before ids, or a text of ids is too long although `whole` is set.
         """
         most, checked, tokens = self._settings.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
@@ -61,7 +61,7 @@ class Batches:
         return checked
 
     def take(self) -> list[QueuedText]:
-        """Return the texts of the next batch, cut into tokens."""
+        """Return the tokenized texts of the next batch."""
         taken = self.waiting.take()
         uncut = [piece for piece in taken if isinstance(piece.text, str)]
         for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
@@ -75,12 +75,12 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts, those of one kind of encoder together."""
+        """Compute texts; texts with the same kind of encoder are computed together."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 
     def _compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts together; after an error each alone, so that the others succeed."""
+        """Compute texts together; if this fails, compute each text alone so that others succeed."""
         encoder = pieces[0].request.encoder
         try:
             vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
@@ -102,7 +102,7 @@ class Batches:
                 self._tell(request, None)
 
     def _cut(self, pieces: Sequence[QueuedText]) -> None:
-        """Replace texts by their ids; a text that cannot be computed ends its request."""
+        """Replace texts by their ids; end the request of a text that cannot be tokenized."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
             rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
@@ -130,7 +130,7 @@ class Batches:
         self._tell(request, error)
 
     def _check_tokens(self, tokens: int) -> None:
-        """Refuse a request that has more tokens than are allowed."""
+        """Refuse a request with too many tokens."""
         most = self._settings.tokens
         if tokens > most:
             raise _refused(f"input has more than {most:,} tokens: send it in several requests")
@@ -145,7 +145,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 
 
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
-    """Return the error for the client when a text, or ids, cannot be made a vector of."""
+    """Return the client's error about a text, or ids, for which no vector can be computed."""
     if isinstance(error, EmptyText):
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):
@@ -161,7 +161,7 @@ def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
 
 
 def too_many(texts: int, most: int) -> Refused:
-    """Return the error about more texts than one request may have."""
+    """Return the error about a request with too many texts."""
     return _refused(f"input has {texts} texts: send at most {most} in one request")
 
 

@@ -23,15 +23,15 @@ class Refusal:
     """A key that a route refuses.
 
     Attributes:
-        neutral: the values that the route accepts, since they change nothing.
-        way: what to do instead.
+        neutral: the values that the route accepts because they change nothing.
+        way: the remedy that the error names.
     """
 
     neutral: list[Any]
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value changes nothing; true is not 1, and null counts as left out.
+        """Return whether a value changes nothing; true differs from 1, and null means omitted.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses, by its name in errors.
+    """Return the keys that a route refuses; `call` is the route's name in errors.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
@@ -55,7 +55,7 @@ def refusals_of(call: str) -> dict[str, Refusal]:
 
 
 def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body that is read by hand, with an example, for the OpenAPI schema."""
+    """Describe a body in the OpenAPI schema, with an example: the routes read bodies themselves."""
     content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -76,12 +76,12 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """The keys of a request; null counts as left out, and unknown keys are ignored.
+    """The keys of a request; null means that a key is omitted, and unknown keys are ignored.
 
     Attributes:
         call: the name of the route in errors and in keys.toml.
-        ways: valid values, for keys that take values of several kinds.
-        refusals: the keys that would change the answer and are not supported.
+        ways: the valid values of keys that accept several types, in words.
+        refusals: the unsupported keys, which would change the answer.
     """
 
     model_config = ConfigDict(strict=True)
@@ -100,7 +100,7 @@ class Body(BaseModel):
         """Check the JSON object of a request.
 
         Raises:
-            Refused: 400, with the key that does not fit or is not supported.
+            Refused: 400, with the key that is wrong or not supported.
         """
         for key in cls.refusals.keys() & json.keys():
             if not cls.refusals[key].accepts(json[key]):
@@ -127,19 +127,19 @@ class Body(BaseModel):
 
     @classmethod
     def refused(cls, path: str, problem: str) -> Refused:
-        """Return the error about a key, or about an item of its list, as in `input[1]`."""
+        """Return the error about a key, or about an item of its list, for example `input[1]`."""
         return Refused(400, f"{cls.call}: {path} {problem}", param=path.partition("[")[0])
 
 
 class PromptUsage(BaseModel):
-    """The number of tokens that were read."""
+    """The number of tokens in the request's texts."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 def shown(value: Any) -> str:
-    """Show a value of a body in an error.
+    """Return a value of a body in the form that errors quote.
 
     >>> shown(True), shown("a" * 50), shown({"a": []}), shown([])
     ('true', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."', 'an object', 'an empty list')

@@ -17,10 +17,10 @@ from qkv.serve.bodies import Body, shown
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 
-TOGETHER = 64  # completions computed side by side, each with logits of all tokens
-STOP = 1000  # characters of a stop string
-LEAST = -9999.0  # the log probability of an impossible token, as with OpenAI
-MEASURED = 32  # about how many bytes a log probability and its token's spelling take
+TOGETHER = 64  # completions computed side by side; each needs the logits of the whole vocabulary
+STOP = 1000  # the most characters of a stop string
+LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
+MEASURED = 32  # estimated bytes of one log probability with the spelling of its token
 
 _Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -31,7 +31,7 @@ class CompletionsBody(Body):
 
     call: ClassVar[str] = "completions"
     ways: ClassVar[dict[str, str]] = {
-        "prompt": "a text, a list of texts, ids of tokens, or a list of such",
+        "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
         "stop": "a text, or a list of up to 4",
     }
 
@@ -41,7 +41,7 @@ class CompletionsBody(Body):
         | _Ids
         | Annotated[list[_Ids], Field(min_length=1, fail_fast=True)]
     ) = Field(
-        description="One text or several; or the ids of one text's tokens, or of several's.",
+        description="One text or several texts; or the token ids of one text or of several texts.",
         examples=["The river bank"],
     )
     max_tokens: int = Field(16, ge=0, description="The most tokens that are added to each prompt.")
@@ -52,22 +52,22 @@ class CompletionsBody(Body):
         1.0, gt=0, le=1, description="The likeliest tokens that sum to this may be drawn."
     )
     top_k: int = Field(
-        0, ge=-1, description="So many of the likeliest tokens may be drawn; 0 or -1 for all."
+        0, ge=-1, description="How many of the likeliest tokens may be drawn; 0 or -1 for all."
     )
-    n: int = Field(1, ge=1, le=128, description="How many completions of each prompt.")
-    best_of: int | None = Field(None, description="As many as n.")
+    n: int = Field(1, ge=1, le=128, description="The number of completions of each prompt.")
+    best_of: int | None = Field(None, description="Must equal n.")
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
         [], description="A text ends before any of these."
     )
-    seed: int | None = Field(None, ge=0, description="Makes what is drawn the same again.")
+    seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="Log probabilities, with so many of the likeliest tokens'."
+        None, ge=0, le=5, description="Log probabilities, also of this many likeliest tokens."
     )
-    echo: bool = Field(False, description="Whether the prompt stands before its completion.")
+    echo: bool = Field(False, description="Whether the text begins with the prompt.")
     stream: bool = Field(False, description="Send pieces as they come, as server-sent events.")
     stream_options: dict[str, Any] = Field(
         {},
-        description="With `stream` alone: whether a last piece counts the tokens.",
+        description="Only with `stream`: `include_usage` adds a last piece with the token counts.",
         json_schema_extra={"properties": {"include_usage": {"type": "boolean"}}},
     )
 
@@ -84,7 +84,7 @@ class CompletionsBody(Body):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
+        """Whether a stream ends with its token counts."""
         include: bool | None = self.stream_options.get("include_usage")
         return False if include is None else include
 
@@ -92,7 +92,7 @@ class CompletionsBody(Body):
         """Refuse requests that this model or this server cannot answer, before reading texts.
 
         Raises:
-            Refused: 400, with the key that does not fit.
+            Refused: 400, with the wrong key.
         """
         if not model.generates:
             message = (
@@ -124,9 +124,9 @@ class CompletionsBody(Body):
 
 
 class Logprobs(BaseModel):
-    """The model's log probability of each token, before any temperature; lists by token."""
+    """The log probabilities at temperature 1; each list has one entry per token."""
 
-    tokens: list[str] = Field(description="What each adds to the text, or its own spelling.")
+    tokens: list[str] = Field(description="The text that each token adds, or the token's spelling.")
     token_logprobs: list[float | None] = Field(
         description="In nats; null for the first token of a text."
     )
@@ -146,7 +146,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """The numbers of tokens that were read and written."""
+    """The numbers of tokens in the prompts and in the completions."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -154,7 +154,7 @@ class Usage(BaseModel):
 
 
 class Completion:
-    """One request while it is computed; its prompts are cut into tokens on the calling thread.
+    """One request during its computation; the calling thread tokenizes the prompts.
 
     Raises:
         Refused: 400, if a prompt does not fit.
@@ -210,20 +210,20 @@ class Completion:
 
     @property
     def size(self) -> int:
-        """About how many tokens are in memory during the computation."""
+        """The estimated number of tokens in memory during the computation."""
         return max(_tokens(rows) for rows in self._groups())
 
     @property
     def usage(self) -> Usage:
-        """The numbers of tokens that were read and written so far."""
+        """The numbers of prompt tokens and of completion tokens so far."""
         read = sum(len(row.given) for row in self.rows[:: self._body.n])
         written = sum(len(row.ids) for row in self.rows)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def pieces(self) -> Iterator[list[Choice]]:
-        """Generate, and yield the new pieces of the completions after each token.
+        """Generate the completions, and yield their new pieces after each token.
 
-        Called again, it continues where the last iterator was closed.
+        A second call continues where the first iterator was closed.
         """
         begin = 0
         for rows in self._groups():
@@ -237,7 +237,7 @@ class Completion:
             begin += len(rows)
 
     def _steps(self, rows: Sequence[Row], writers: Sequence[_Writer]) -> Iterator[dict[int, str]]:
-        """Yield the new text of each row after each token; rows are computed side by side."""
+        """Compute rows side by side, and yield each row's new text after each token."""
         if all(writer.done for writer in writers):
             return
         body = self._body
@@ -263,7 +263,7 @@ class Completion:
         yield {}
 
     def _groups(self) -> Iterator[list[Row]]:
-        """Yield groups of rows that are computed side by side."""
+        """Yield groups of rows to compute side by side."""
         group: list[Row] = []
         for row in self.rows:
             full = len(group) == TOGETHER or _tokens([*group, row]) > self._settings.batch_tokens
@@ -275,13 +275,13 @@ class Completion:
 
 
 def _tokens(rows: Sequence[Row]) -> int:
-    """Return the number of tokens of rows side by side, padding and new tokens included."""
+    """Return the number of tokens of rows computed together, with padding and new tokens."""
     return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
 
 
 @dataclass
 class _Writer:
-    """Writes one row in pieces, and keeps what its client has received."""
+    """Writes one row in pieces, and keeps track of the text that the client has received."""
 
     model: Model
     row: Row
@@ -299,7 +299,7 @@ class _Writer:
         self.echoing = self.body.echo
 
     def piece(self, index: int, text: str) -> Choice | None:
-        """Return the next piece, if there is any."""
+        """Return the next piece, or None if nothing is new."""
         row, with_logs = self.row, self.body.logprobs is not None
         text, logs = self.held + text, _empty()
         if self.echoing:
@@ -323,7 +323,7 @@ class _Writer:
         )
 
     def _write_prompt(self, logs: Logprobs) -> None:
-        """Add the prompt's tokens; nothing predicts the first."""
+        """Add the prompt's tokens; the first token has no prediction."""
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
@@ -337,7 +337,7 @@ class _Writer:
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the new tokens that begin in the text sent so far; at its end all of them."""
+        """Add the new tokens that begin in the text sent so far; with `whole`, add all of them."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -366,7 +366,7 @@ class _Writer:
         logs.top_logprobs.append(top)
 
     def _name(self, names: Spelling, token: int) -> str:
-        """Return the text that a token adds, or its spelling in the vocabulary."""
+        """Return the text that a token adds, or the token's spelling in the vocabulary."""
         tokenizer = self.model.tokenizer
         known = None if tokenizer is None else tokenizer.token(token)
         return names.named(token) or known or f"token_id:{token}"

@@ -17,11 +17,11 @@ COPIES = 6  # copies of a layer's weights in memory while an edit changes them
 
 @dataclass(frozen=True)
 class Changes:
-    """A text, and the edits of its run.
+    """A text, and the edits of the forward pass over it.
 
     Attributes:
         text: the tokens, after swaps.
-        records: the edits, as `trace` takes them.
+        records: the edits in the form that `trace` takes.
         run: the edits fitted to the model.
     """
 
@@ -31,11 +31,11 @@ class Changes:
 
     @property
     def weights(self) -> list[str]:
-        """The scores and weights that edits change for a whole layer."""
+        """The names of the scores and weights that edits change in all heads of a layer."""
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
-        """Estimate the bytes of the masks, and of the arrays that edits change at once."""
+        """Estimate the bytes of the masks and of the arrays that edits change together."""
         tokens, masked = len(self.text), self.run.masked
         heads = [layer.attn.num_heads for layer in model.layers]
         per_head = {mask.layer for mask in masked if mask.head is not None}
@@ -48,12 +48,12 @@ class Changes:
 
 
 def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes:
-    """Fit records of edits to a model and a text, without changing them.
+    """Check records of edits against a model and a text; the records stay unchanged.
 
     Raises:
-        TypeError: a record is no object.
-        ValueError: its op, position, layer, head, number or word does not exist; the message says
-            which record it is and what would fit.
+        TypeError: a record is not an object.
+        ValueError: an op, position, layer, head, number or word does not exist; the message names
+            the record and valid values.
 
     >>> import qkv
     >>> model = qkv.load("random")

@@ -1,4 +1,4 @@
-"""Requests that the server refuses, and the answers to them, as OpenAI's clients read them."""
+"""Requests that the server refuses, and the answers to them in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 _INVALID = "invalid_request_error"
-# The "type" in the answer's body, and the description in the OpenAPI schema, of each status.
+# For each status: the "type" in the answer's body, and the description in the OpenAPI schema.
 _STATUSES = {
-    400: (_INVALID, "The body, or the request, does not fit"),
+    400: (_INVALID, "The body or the request is not valid"),
     401: ("authentication_error", "The key is missing or wrong"),
-    403: ("permission_error", "A Host or an Origin that the server does not know"),
+    403: ("permission_error", "The server does not allow the request's Host or Origin"),
     404: ("not_found_error", "No such route or model"),
-    405: (_INVALID, "Not with this method"),
+    405: (_INVALID, "The route does not accept this method"),
     408: (_INVALID, "The request took too long to arrive"),
     413: (_INVALID, "The body, or the answer to it, is too large"),
     429: ("rate_limit_error", "Too many requests wait: try again after `Retry-After` seconds"),
     431: (_INVALID, "The request's line and headers are too large"),
     500: ("server_error", "The server failed"),
-    503: ("server_error", "The server ends, or has too many connections"),
+    503: ("server_error", "The server is shutting down, or has too many connections"),
 }
 
 
 class ErrorText(BaseModel):
-    """The problem of a request."""
+    """A problem of a request, as clients receive it."""
 
     message: str
     type: str
@@ -50,8 +50,8 @@ class Refused(Exception):
 
     Attributes:
         status: the HTTP status.
-        message: the problem, and what to do instead.
-        param: the key of the body that has the problem.
+        message: the problem and its remedy.
+        param: the wrong key of the body.
         code: a short name for programs.
         headers: headers of the answer.
     """
@@ -80,7 +80,7 @@ class Refused(Exception):
         return {"error": error}
 
     def answer(self) -> JSONResponse:
-        """Return the answer."""
+        """Return this error as an HTTP response."""
         return JSONResponse(self.body(), self.status, self.headers)
 
 
@@ -90,7 +90,7 @@ def failed() -> Refused:
 
 
 def not_finite(call: str, value: str) -> Refused:
-    """Return the error of a model that computed NaN or infinity from a valid request.
+    """Return the error about NaN or infinity that a model computed from a valid request.
 
     >>> not_finite("rerank", "the score of document 0 is").message
     'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'

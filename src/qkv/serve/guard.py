@@ -21,7 +21,7 @@ from qkv.serve.errors import Refused, failed
 from qkv.serve.settings import Settings
 from qkv.visible import visible
 
-HEALTH = frozenset({"/healthz", "/readyz"})  # for programs that know neither name nor key
+HEALTH = frozenset({"/healthz", "/readyz"})  # need neither an allowed host nor a key
 # pages that a browser opens without a key; they contain no secret
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
@@ -30,7 +30,7 @@ ASSETS = frozenset(
 )
 _KEYLESS = OPEN | ASSETS
 
-# a name or an address, with a port; an IPv6 address stands in brackets
+# a name or an address, with an optional port; an IPv6 address has brackets
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]*[a-z0-9_-])\.?)(?::[0-9]*)?", re.IGNORECASE)
 
 _log = logging.getLogger("qkv.serve")
@@ -38,7 +38,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class Numbers:
-    """Counts of one server's requests, in a registry of their own.
+    """Counts of one server's requests, in a separate registry.
 
     >>> numbers = Numbers()
     >>> numbers.count("/v1/embeddings", 200, 0.004)
@@ -64,7 +64,7 @@ class Numbers:
         gauge.set_function(lambda: float(getattr(value, attribute)))
 
     def count(self, route: str, status: int, seconds: float) -> None:
-        """Count an answered request by its status; 499 stands for a client that hung up."""
+        """Count a request by its status; 499 means that the client disconnected."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -74,15 +74,15 @@ class Numbers:
 
 
 class Guard:
-    """Refuses requests that may not pass, counts all, and answers when a route fails.
+    """Refuses invalid requests, counts all requests, and answers when a route fails.
 
     Args:
-        app: the application behind it.
+        app: the guarded application.
         settings: hosts, key and limits.
         numbers: counts the requests.
 
     Attributes:
-        ending: whether the server has been told to end.
+        ending: whether the server is shutting down.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Numbers) -> None:
@@ -109,7 +109,7 @@ class Guard:
                 raise self._too_large()
             if self._held > self._settings.bodies:
                 most = self._settings.bodies
-                problem = f"all requests together hold more than {most} bytes: ask again"
+                problem = f"all requests together hold more than {most} bytes: try again later"
                 raise Refused(503, problem, headers={"Retry-After": "1"})
             return message
 
@@ -126,7 +126,7 @@ class Guard:
             await refused.answer()(scope, receive, counted)
         except ClientDisconnect:  # in the middle of its body
             status = 499
-        except CancelledError:  # the client hung up, or the server ends at once
+        except CancelledError:  # the client disconnected, or the server stops immediately
             status = status or 499
         except Exception as error:
             _log.error("%s: %s", scope["path"], in_one_line(error))
@@ -138,29 +138,29 @@ class Guard:
             self._numbers.count(route, status, time.perf_counter() - begin)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse a request by its path and headers."""
+        """Refuse a request whose path or headers are not allowed."""
         values: dict[bytes, bytes] = {}
         for name, value in headers:
             if name == b"host" and name in values:
                 raise Refused(400, "the request has two Host headers: send one")
             values[name] = value
         if path == "/readyz" and self.ending:
-            raise Refused(503, "the server ends", headers={"Retry-After": "5"})
+            raise Refused(503, "the server is shutting down", headers={"Retry-After": "5"})
         if path in HEALTH:
             return
         host = values.get(b"host", b"").decode("latin-1")
         if not self.knows(host):
-            problem = f"this server does not go by the name {host[:80]!r}"
-            message = f"{problem}: start it with --allow-host to let it"
+            problem = f"{host[:80]!r} is not an allowed host of this server"
+            message = f"{problem}: start the server with --allow-host and this name"
             raise Refused(403, message, code="host_not_allowed")
         origin = values.get(b"origin")
         if origin is not None and not same_origin(origin.decode("latin-1"), host):
-            message = "the page that asks comes from somewhere else than this server"
+            message = "the request comes from a page of another server: open this server's own page"
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
         if path.startswith(_FILES) and path not in ASSETS:  # no other file is read
-            raise Refused(404, "there is nothing at this path: GET / has the routes")
+            raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._settings.body:
             raise self._too_large()
@@ -177,26 +177,26 @@ class Guard:
         kind, _, key = header.partition(b" ")
         digest = self._key or b""
         if not hmac.compare_digest(_digest(key.strip()), digest) or kind.lower() != b"bearer":
-            problem = "is not the one" if header else "is missing"
+            problem = "is wrong" if header else "is missing"
             raise Refused(
                 401,
-                f"the key {problem} that this server asks for: send 'Authorization: Bearer KEY'",
+                f"the key of this request {problem}: send 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
     def _too_large(self) -> Refused:
-        most = f"the {self._settings.body} bytes that one request may have"
-        message = f"the body is larger than {most}: send several"
+        most = f"the allowed {self._settings.body} bytes"
+        message = f"the body is larger than {most}: send several requests"
         return Refused(413, message, code="body_too_large")
 
 
 @lru_cache(16)  # a client sends the same host each time
 def host_name(host: str) -> str:
-    """Return the name in a Host header, without its port, in lower case.
+    """Return the name in a Host header, without the port, in lower case.
 
     Raises:
-        ValueError: the header has no host.
+        ValueError: the header names no host.
 
     >>> host_name("Example.org.:8080"), host_name("[::1]:80")
     ('example.org', '::1')
@@ -223,7 +223,7 @@ def is_loopback(name: str) -> bool:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Return whether a page's origin is the server that a request names as its host.
+    """Return whether a page's origin and a request's host are the same server.
 
     >>> same_origin("https://a.org", "a.org"), same_origin("http://evil.org", "a.org")
     (True, False)
@@ -233,7 +233,7 @@ def same_origin(origin: str, host: str) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""Describe an error and its line in one line, without control characters.
+    r"""Describe an error and its place in the code in one line, without control characters.
 
     >>> in_one_line(ValueError("a\nb\x1b[31m"))
     'ValueError: a\\nb\\x1b[31m'
@@ -244,5 +244,5 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _digest(key: bytes) -> bytes:
-    """Hash a key, so that the time of a comparison tells nothing about the key's length."""
+    """Hash a key, so that the time of a comparison does not depend on the key's length."""
     return hashlib.sha256(key).digest()

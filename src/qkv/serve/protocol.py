@@ -13,19 +13,20 @@ from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 
 LINGER = 0.2  # seconds that a connection without a request stays open when the server ends
-# Seconds between two checks whether a client that sends no more still reads: the wait doubles, from
-# the first number to the second.
+# Seconds between two checks whether a client that has finished sending still reads: the wait
+# doubles from the first number to the second.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
 class Connection:
-    """A connection as the event loop calls it.
+    """A connection with the methods that the event loop calls.
 
-    It is no `asyncio.Protocol`, whose methods `_Requests` could not override with its own types.
+    The class does not inherit from `asyncio.Protocol`, because `_Requests` could not override the
+    methods of `asyncio.Protocol` with its own types.
     """
 
-    settings: Settings  # of the server, put on a subclass of its own
+    settings: Settings  # the server's settings, set on a subclass for each server
 
     def __init__(self, **of_server: Any) -> None:
         requests = _Requests(self.settings, **of_server)
@@ -35,7 +36,7 @@ class Connection:
 
 
 class _Requests(HttpToolsProtocol):
-    """The requests of a connection, as uvicorn answers them, with limits.
+    """The requests of a connection: uvicorn's protocol with additional limits.
 
     A request has `half_sent` seconds to arrive in full, headers and body. If the client reads
     nothing of a waiting answer for `unread` seconds, the connection ends. A client that closes its
@@ -43,9 +44,9 @@ class _Requests(HttpToolsProtocol):
     client closed the whole connection instead: if the answer takes longer, the client gets an
     interim `100 Continue`, which clients ignore.
 
-    A client may send several requests at once: the server answers them in order, and answers no
-    broken or incomplete request within the answer to another. The server ignores the offer of
-    another protocol.
+    A client may send several requests at once: the server answers them in order. It answers a
+    broken or incomplete request only after the answers to earlier requests are complete. The server
+    ignores offers to switch to another protocol.
     """
 
     def __init__(self, settings: Settings, **of_server: Any) -> None:
@@ -58,7 +59,7 @@ class _Requests(HttpToolsProtocol):
         self._head, self._ending, self._broken = 0, False, False
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Begin to read, or refuse one connection too many."""
+        """Begin to read, or refuse the connection if too many are open."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
             self._refuse(Refused(503, "there are too many connections: try again later"))
@@ -66,7 +67,7 @@ class _Requests(HttpToolsProtocol):
             self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the computation for a client that is gone."""
+        """Cancel the computation for a client that has disconnected."""
         self._stop()
         self._stop_waiting()
         super().connection_lost(exc)
@@ -88,7 +89,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Read bytes, and return the bytes that have to be read again."""
+        """Parse bytes, and return the bytes that must be parsed again."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
@@ -103,7 +104,7 @@ class _Requests(HttpToolsProtocol):
         return b""
 
     def _head_without_offer(self, method: bytes) -> bytes:
-        """Return the head of a request without its offer of another protocol."""
+        """Return the head of a request without the offer to switch to another protocol."""
         close = any(name == b"connection" and b"close" in value for name, value in self.headers)
         kept = [header for header in self.headers if header[0] not in (b"connection", b"upgrade")]
         kept += [(b"connection", b"close")] * close
@@ -112,14 +113,14 @@ class _Requests(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        """Start the time limit at a request's first byte."""
+        """Start the time limit when a request's first byte arrives."""
         self._begin()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Accept a complete head."""
         self._head = 0
-        if self.parser.should_upgrade():  # it is read again without the offer
+        if self.parser.should_upgrade():  # the head is parsed again without the offer
             return
         super().on_headers_complete()
         if self._ending:
@@ -131,27 +132,27 @@ class _Requests(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the time limit: a request has arrived in full."""
+        """Stop the time limit, because a request has arrived in full."""
         if self.parser.should_upgrade():
             return
         self._stop()
         self._head = 0
         super().on_message_complete()
-        if self.cycle.response_complete:  # it was refused before it arrived
+        if self.cycle.response_complete:  # the request was refused before it arrived in full
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def half_close(self) -> bool:
-        """Return whether to keep the connection of a client that sends no more."""
+        """Return whether to keep the connection of a client that has finished sending."""
         if self._answering:
             self.cycle.keep_alive = False
             self.loop.call_later(PROBES[0], self._probe, PROBES[0])
         return self._answering
 
     def shutdown(self) -> None:
-        """Answer the requests that have begun to arrive, since the server ends."""
+        """Answer the requests that have begun to arrive, then close: the server is stopping."""
         if self._ending:
             return
         self._ending = True
@@ -167,7 +168,7 @@ class _Requests(HttpToolsProtocol):
             self._wait_for_reader()
 
     def resume_writing(self) -> None:
-        """Write on: the client has read."""
+        """Continue writing: the client has read."""
         self._stop_waiting()
         super().resume_writing()
 
@@ -189,7 +190,7 @@ class _Requests(HttpToolsProtocol):
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP, after the requests before them are answered."""
+        """Refuse bytes that are not HTTP, after all earlier requests are answered."""
         if self._answering:
             self._broken, self.cycle.keep_alive = True, False
             return
@@ -203,7 +204,7 @@ class _Requests(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether a complete request has no complete answer."""
+        """Whether a complete request still lacks its complete answer."""
         return any(
             cycle is not None and not cycle.more_body and not cycle.response_complete
             for cycle in (self._current, self.cycle)
@@ -223,14 +224,14 @@ class _Requests(HttpToolsProtocol):
         if self._answering:  # later requests wait too
             self._begin()
         elif self._begun:
-            message = f"the request was not here after {self.settings.half_sent:g} s"
-            self._refuse(Refused(408, f"{message}: send it in one go", code="request_timeout"))
+            message = f"the request had not arrived after {self.settings.half_sent:g} s"
+            self._refuse(Refused(408, f"{message}: send it without pauses", code="request_timeout"))
         elif not self.transport.is_closing():
             self.transport.close()
 
     @property
     def _begun(self) -> bool:
-        """Whether a request has arrived in part."""
+        """Whether a part of a request has arrived."""
         return self._head > 0 or (self.cycle is not None and self.cycle.more_body)
 
     def _close_if_idle(self) -> None:
@@ -245,7 +246,7 @@ class _Requests(HttpToolsProtocol):
             self.loop.call_later(longer, self._probe, longer)
 
     def _refuse(self, refused: Refused) -> None:
-        """Send an error, unless an answer has begun, and close the connection."""
+        """Send an error unless an answer has begun; then close the connection."""
         self._stop()
         cycle = self._current
         if cycle is None or cycle.response_complete or not cycle.response_started:

@@ -1,4 +1,4 @@
-"""The server's process: it listens, reports its address, and ends on a signal."""
+"""The server's process: listen at an address, report the address, and end on a signal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from qkv.signals import answering
 from qkv.visible import visible
 
 KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
-GRACE = 60  # seconds in which accepted requests have to be finished
+GRACE = 60  # seconds that accepted requests may take after a signal
 
 
 def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve a model until a signal ends it; a second signal ends it at once.
+    """Serve a model until a signal arrives; a second signal stops the server immediately.
 
     Args:
         model: the model to serve.
         settings: the address and the limits.
-        ready: receives the address when the server takes requests.
+        ready: receives the address when the server accepts requests.
 
     Raises:
         OSError: the server cannot listen at the address.
@@ -72,12 +72,12 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.listen(2048)
         except OSError as error:
             where = f"{host}:{port}"
-            raise OSError(error.errno, f"cannot listen there: {error.strerror}", where) from error
+            raise OSError(error.errno, f"cannot listen here: {error.strerror}", where) from error
         yield listener
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which reports when it takes requests, and exits with 0 on a signal."""
+    """A uvicorn server that reports when it accepts requests, and exits with 0 on a signal."""
 
     def __init__(self, config: uvicorn.Config, guard: Guard, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -89,11 +89,11 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that the system has accepted, then end as uvicorn does.
+        """Take the connections that the system has accepted, then shut down as uvicorn does.
 
-        Closing the listener would reset them with their requests.
+        Closing the listener first would reset these connections.
         """
-        copies = [listener.dup() for listener in sockets or []]  # which keep it open
+        copies = [listener.dup() for listener in sockets or []]  # the copies keep the socket open
         for server in self.servers:
             server.close()
         for listener in sockets or []:
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
 
 
 def _last_of(listener: socket.socket) -> list[socket.socket]:
-    """Accept the connections that still wait, then close the listener."""
+    """Accept the waiting connections, then close the listener."""
     connections = []
     listener.setblocking(False)
     with listener, suppress(OSError):  # no more connections
@@ -138,7 +138,7 @@ def _log_to(stream: Any) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Messages without traceback and control characters."""
+    """A formatter that leaves out tracebacks and escapes control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"qkv serve: {record.getMessage().strip()}"

@@ -10,26 +10,27 @@ class Settings:
     """The limits of one server.
 
     Attributes:
-        host: the address that the server listens at.
+        host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: names, beside those of this machine, that a request's Host may have.
-        key: the key that requests send as `Authorization: Bearer ...`; None if they need none.
+        allowed_hosts: names that a request's Host may have, besides the names of this machine.
+        key: the key that requests send as `Authorization: Bearer ...`; None for no key.
         connections: the most connections that are open at once.
         head: the most bytes of a request's line and headers.
         body: the most bytes of a request's body.
-        bodies: the most bytes of all bodies that are held at once.
+        bodies: the most bytes of all bodies in memory at once.
         inputs: the most texts of one request.
-        tokens: the most tokens of one request, after each text was cut as in `encode`.
+        tokens: the most tokens of one request, after each text was truncated as in `encode`.
         edits: the most edits of a trace.
-        sources: the most other texts that these edits take activations from; each is run.
-        new_tokens: the most tokens that one completion may ask for.
+        sources: the most other texts that the edits of a trace take activations from; each text
+            needs its own forward pass.
+        new_tokens: the most new tokens of one completion.
         answer: the most bytes of a trace, or of completions with logprobs or echo.
         waiting: the most requests that wait to be computed.
-        batch_tokens: about how many tokens are computed at once.
+        batch_tokens: the approximate number of tokens in a batch.
         streams: how many streams compute a piece between two batches.
-        stream_tokens: about how many tokens of streams are kept in memory at once; other streams
-            are computed again from their tokens when their turn comes.
-        gather: the seconds that a request may wait for others, if others wait too.
+        stream_tokens: the approximate number of tokens of streams kept in memory; when the turn of
+            another stream comes, its earlier tokens are computed again.
+        gather: the seconds that a batch may wait for more requests when the server is busy.
         half_sent: the seconds that a request may take to arrive.
         unread: the seconds that a client may leave an answer unread.
     """

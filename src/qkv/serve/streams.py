@@ -1,4 +1,4 @@
-"""Streams: iterators computed piece by piece, in turn with all other requests."""
+"""Streams: iterators computed piece by piece, which take turns with all other requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
-AHEAD = 16  # pieces that are computed before the client reads them
+AHEAD = 16  # the most pieces that wait for the client to read them
 QUANTUM = 64  # pieces of an open stream after which another may take its memory
 
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Request):
-    """An iterator, and its pieces that were computed and not read yet.
+    """An iterator, and its computed pieces that the client has not read yet.
 
     Attributes:
-        begin: makes the iterator; called again, it makes one that continues where the last one was
-            closed.
-        size: about how many tokens the iterator keeps in memory.
+        begin: makes the iterator; a later call makes an iterator that continues where the last
+            iterator was closed.
+        size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
-        given: how many pieces were computed.
-        taken: how many of them were read.
-        turns: how many pieces were computed since the stream was opened.
+        given: the number of computed pieces.
+        taken: the number of pieces that the client has read.
+        turns: the number of pieces computed since the stream was opened.
     """
 
     begin: Callable[[], Iterator[Any]]
@@ -38,7 +38,7 @@ class Stream(Request):
     _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Receive one more piece, END or an error."""
+        """Receive the next piece, END or an error."""
         self._told.put_nowait((value, error))
 
     async def read(self) -> Any:
@@ -51,12 +51,12 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to read before more pieces are computed."""
+        """Whether the client must read before more pieces are computed."""
         return self.given - self.taken >= AHEAD
 
     @property
     def is_read(self) -> bool:
-        """Whether the client has read enough for a full stream to continue."""
+        """Whether a full stream may continue, because the client has read enough."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -76,29 +76,30 @@ class Stream(Request):
         close = getattr(self.pieces, "close", None)
         self.pieces, self.turns = None, 0
         if close is not None:
-            with suppress(BaseException):  # nobody waits for the error
+            with suppress(BaseException):  # no caller needs the error
                 close()
 
 
 class Streams:
-    """Streams that take turns: a few pieces a turn, from one stream of each connection in turn.
+    """Streams that take turns: a turn computes a few pieces, one stream per connection at a time.
 
-    A stream that waits for its client has no turn until the client reads on. A stream is open while
-    its iterator is in memory. If open streams would take more than `tokens`, a stream that waits
-    for its client is closed, or one that gave `QUANTUM` pieces: it is opened again at its next
-    turn. So slow clients and long streams never make others wait until they end.
+    A stream that waits for its client gets no turn until the client continues to read. A stream is
+    open while its iterator is in memory. If open streams would take more than `tokens`, a stream
+    closes that waits for its client or has given `QUANTUM` pieces; it opens again at its next turn.
+    Therefore other clients never wait until a slow client or a long stream ends.
 
     Args:
-        most: how many pieces are computed in a turn.
-        tokens: about how many tokens open streams keep in memory together; one may have more.
+        most: the number of pieces computed in a turn.
+        tokens: the approximate number of tokens that all open streams together keep in memory; a
+            single stream may keep more.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
         self._most, self._tokens = most, tokens
         self._all: dict[Stream, None] = {}
-        self._parked: dict[Stream, None] = {}  # they wait for their clients
+        self._parked: dict[Stream, None] = {}  # streams that wait for their clients
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        self._lines = [self._closed, self._due]  # they take turns too
+        self._lines = [self._closed, self._due]  # the two groups take turns too
 
     def __len__(self) -> int:
         """Return the number of streams that have not ended."""
@@ -111,7 +112,7 @@ class Streams:
         return bool(self._due or self._closed) or any(parked)
 
     def add(self, stream: Stream) -> None:
-        """Add a stream, which begins at its turn."""
+        """Add a stream; it begins when its turn comes."""
         self._all[stream] = None
         self._closed.add(stream)
 
@@ -140,7 +141,7 @@ class Streams:
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """Return the streams whose turn it is, each open or with room to be opened."""
+        """Return the streams whose turn it is: each is open, or memory has room to open it."""
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()
         while lines and len(chosen) < self._most:
@@ -161,7 +162,7 @@ class Streams:
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
-        """Return the closed stream whose turn it is, if there is room; others wait behind it."""
+        """Return the closed stream whose turn it is; None if memory has no room for it yet."""
         while (stream := self._closed.first) is not None:
             if stream in self._all and not self._has_room(stream, chosen):
                 return None
@@ -171,7 +172,7 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Make room for a stream by closing others, and return whether there is room."""
+        """Close other streams to make room for this stream; return whether the room suffices."""
         kept = [other for other in self._all if other.pieces is not None or other in chosen]
         closable = [other for other in kept if other in self._parked]
         closable += sorted(

@@ -1,4 +1,4 @@
-"""The queue: requests of connections in turn, and texts of many requests for a batch."""
+"""The queue: connections take turns, and a batch takes texts of many requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qkv.arrays import Array
 from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encoder import Encoder
 
-LETTERS = 4  # the assumed length of a token, before a text is cut
-CUTTING = 16  # about how many tokens are cut in the time that computes one
+LETTERS = 4  # the assumed number of characters in a token, until the text is tokenized
+CUTTING = 16  # about how many tokens can be tokenized in the time that computes one token
 
 
 @dataclass(eq=False, kw_only=True)
@@ -25,9 +25,9 @@ class Request:
     """A request that waits for its answer.
 
     Attributes:
-        connection: the connection it came from; connections take turns.
+        connection: the connection of the request; connections take turns.
         loop: the event loop that waits for the answer.
-        dropped: whether nobody waits for the answer any longer.
+        dropped: whether the request was canceled, because the client has left.
     """
 
     connection: Hashable
@@ -35,7 +35,7 @@ class Request:
     dropped: bool = False
 
     def drop(self) -> None:
-        """Cancel the rest of the computation: nobody waits any longer."""
+        """Cancel the rest of the computation, because the client has left."""
         self.dropped = True
 
     def tell(self, value: Any, error: BaseException | None) -> None:
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(eq=False, kw_only=True)
 class Single(Request):
-    """A request that has one answer.
+    """A request with a single answer.
 
     Attributes:
         answer: the future answer.
@@ -68,7 +68,7 @@ class Single(Request):
 
 @dataclass(eq=False, kw_only=True)
 class Task(Single):
-    """A function that needs the model to itself."""
+    """A function that needs exclusive use of the model."""
 
     function: Callable[[], Any]
 
@@ -78,14 +78,14 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: the texts, or their ids (T,), that are not computed yet, each with its number.
+        texts: the texts that still wait, or their ids (T,), each with its number.
         encoder: the encoder that computes the vectors.
-        dimensions: how many numbers of each vector are wanted, None for all.
-        whole: whether a text that would be cut is refused.
-        tokens: the number of tokens of each text, 0 before it is cut.
-        total: the sum of these numbers.
+        dimensions: how many numbers of each vector to return, None for all.
+        whole: whether to refuse a text that would be truncated.
+        tokens: the number of tokens of each text, 0 until the text is tokenized.
+        total: the sum of `tokens`.
         vectors: the computed vectors, (n, width).
-        left: how many texts are not computed yet.
+        left: the number of texts that are not computed yet.
         arrived: the time of arrival, in seconds of `time.monotonic`.
     """
 
@@ -106,7 +106,7 @@ class Texts(Single):
         self.total = sum(self.tokens)
 
     def drop(self) -> None:
-        """Cancel the rest of the computation: nobody waits any longer."""
+        """Cancel the rest of the computation, because the client has left."""
         super().drop()
         self.texts = deque()
 
@@ -126,7 +126,7 @@ class Texts(Single):
 
 
 def plain_error(error: BaseException) -> Exception:
-    """Return an error that a future accepts and that does not end the event loop."""
+    """Return an error that a future accepts and that does not stop the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -136,9 +136,9 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """Requests of several clients, which take turns, as the connections of each client do.
+    """Requests in turn: clients take turns, and so do the connections of each client.
 
-    A connection is (client, port), or any other value for a client with a single connection.
+    A connection is `(client, port)`, or any other value for a client with a single connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -172,7 +172,7 @@ class Turns(Generic[Some]):
         return next((line[0] for line in lines), None)
 
     def add(self, request: Some) -> None:
-        """Add a request behind the others of its connection."""
+        """Add a request after the other requests of its connection."""
         self._line(request).append(request)
 
     def next(self) -> Some | None:
@@ -187,7 +187,7 @@ class Turns(Generic[Some]):
         self._clients.clear()
 
     def served(self, connection: Hashable) -> None:
-        """Move a connection, and its client, to the end after its turn."""
+        """Move a connection to the end of the queue after its turn, together with its client."""
         client = _client(connection)
         if connection in self._clients.get(client, ()):
             self._clients[client].move_to_end(connection)
@@ -224,7 +224,7 @@ def _client(connection: Hashable) -> Hashable:
 
 @dataclass(eq=False)
 class QueuedText:
-    """One text of a request, on its way into a batch."""
+    """One text of a request, chosen for the next batch."""
 
     request: Texts
     number: int
@@ -233,18 +233,19 @@ class QueuedText:
 
     @property
     def ids(self) -> Array:
-        """The ids (T,) of a text that was cut into tokens."""
+        """The ids (T,) of a tokenized text."""
         assert isinstance(self.text, np.ndarray)
         return self.text
 
 
 class TextTurns(Turns[Texts]):
-    """Requests for vectors, whose texts are taken one of each connection in turn.
+    """The queue of requests for vectors; a batch takes one text from each connection in turn.
 
-    A text with more tokens than a batch is computed alone; then shorter texts come first.
+    A text with more tokens than a batch is computed alone. The next batch takes shorter texts, if
+    any wait.
 
     Args:
-        most: about how many tokens are computed at once.
+        most: the approximate number of tokens in a batch.
         limit: the most tokens of a text; None for no limit.
     """
 
@@ -259,7 +260,7 @@ class TextTurns(Turns[Texts]):
         return min(request.arrived for request in self)
 
     def take(self) -> list[QueuedText]:
-        """Take about as many texts as one batch has room for."""
+        """Remove and return texts for one batch; estimates decide how many texts fit."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
@@ -267,7 +268,7 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def put_back(self, pieces: Sequence[QueuedText]) -> None:
-        """Put back texts without room; they come first in the next batch."""
+        """Return texts that did not fit to the queue; they come first in the next batch."""
         for piece in reversed(pieces):
             if not piece.request.dropped:
                 piece.request.texts.appendleft((piece.number, piece.text))

@@ -1,4 +1,4 @@
-"""The one thread that computes: its batches, its turns, and its answers."""
+"""The only thread that computes: it forms batches, takes turns and gives answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # seconds between two checks whether the thread has ended
-SWITCH = 0.0005  # seconds after which the computing thread gets the interpreter back
+SWITCH = 0.0005  # seconds until the computing thread gets the interpreter back
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Embedded:
     """The answer to a request for vectors.
 
     Attributes:
-        vectors: (n, D), as `encode` gives them.
-        tokens: the number of tokens of each text, after it was cut at the model's limit.
+        vectors: (n, D), the same as from `encode`.
+        tokens: the number of tokens of each text, after truncation at the model's limit.
     """
 
     vectors: Array
@@ -42,18 +42,18 @@ class Embedded:
 
 
 class Worker:
-    """Computes for all requests, one after the other, on a thread of its own.
+    """Computes all requests on a separate thread.
 
-    A batch has the texts that arrived during the batch before, in packed rows: one text of each
-    connection in turn, up to `settings.batch_tokens`. Between two batches, one function and the
-    next pieces of `settings.streams` streams have their turn.
+    A batch packs the texts that arrived during the previous batch into rows: it takes one text from
+    each connection in turn, up to `settings.batch_tokens`. Between two batches, the thread calls
+    one function, and computes the next pieces of `settings.streams` streams.
 
     Args:
         model: the model that computes.
-        settings: how many requests may wait, and how much is computed at once.
+        settings: the limits of the queue and of a batch.
 
     Attributes:
-        ready: whether the thread runs, has computed once and takes requests.
+        ready: whether the thread runs, has computed once and accepts requests.
         batches: the number of computed batches.
     """
 
@@ -71,7 +71,7 @@ class Worker:
         self._streams = Streams(settings.streams, settings.stream_tokens)
         self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
         self._lines[Stream] = self._streams
-        self._usual = 1  # requests of the last batch
+        self._usual = 1  # the number of requests in the last batch
         self._failures = 0
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._asked: set[Request] = set()  # only the event loop uses it
@@ -107,7 +107,7 @@ class Worker:
     # methods that run on the event loop
 
     def start(self) -> None:
-        """Start the thread, which computes once so that the first request need not wait."""
+        """Start the thread; it computes one text first, so that the first request is fast."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="qkv-serve", daemon=True)
             self._thread.start()
@@ -122,16 +122,16 @@ class Worker:
         task: str | None = None,
         whole: bool = False,
     ) -> Embedded:
-        """Compute the vectors of a request's texts, or ids of tokens, in batches with other texts.
+        """Compute the vectors of a request's texts or token ids, in batches with other requests.
 
-        Ids include special tokens, and are cut at the limit as a text is. With `dimensions`,
-        vectors are cut to their first numbers, then scaled to length 1. The prompt and the task are
-        those of `encode`. With `whole`, a text that would be cut is refused.
+        Ids include special tokens, and are truncated at the same limit as texts. With `dimensions`,
+        vectors keep their first numbers, and are then scaled to length 1. The prompt and the task
+        are those of `encode`. With `whole`, a text that would be truncated is refused.
 
         Raises:
-            Refused: too many requests wait (429), the server ends (503), a text has no token or
-                cannot be cut into tokens, ids are not this model's, there are too many texts or
-                tokens, or vectors have fewer `dimensions` (400).
+            Refused: too many requests wait (429); the server is shutting down (503); a text is
+                empty or cannot be tokenized, the model lacks an id, the request has too many texts
+                or tokens, or `dimensions` is larger than the vectors (400).
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
@@ -152,10 +152,10 @@ class Worker:
         return Embedded(await self._answer_of(request), request.tokens)
 
     def _encoder_for(self, prompt_name: str | None, task: str | None) -> Encoder:
-        """Return the encoder of a prompt and a task, which is made once.
+        """Return the encoder for a prompt and a task; each encoder is made once.
 
         Raises:
-            Refused: 400, if the model has no such prompt or route.
+            Refused: 400, if the model does not have the prompt or the task.
         """
         if (prompt_name, task) not in self._encoders:
             try:
@@ -167,10 +167,10 @@ class Worker:
         return self._encoders[prompt_name, task]
 
     async def call(self, function: Callable[[], Result], *, connection: Hashable) -> Result:
-        """Return the result of a function that has the model to itself.
+        """Call a function with exclusive use of the model, and return its result.
 
         Raises:
-            Refused: too many requests wait (429), or the server ends (503).
+            Refused: too many requests wait (429), or the server is shutting down (503).
         """
         result: Result = await self._answer_of(Task(connection=connection, function=function))
         return result
@@ -178,18 +178,18 @@ class Worker:
     async def stream(
         self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
     ) -> AsyncIterator[Any]:
-        """Yield the items of an iterator, one `next` a turn; close it when the reader leaves.
+        """Yield the items of an iterator, one per turn; close the iterator when the reader leaves.
 
-        The iterator may be closed while others have their turns; then `begin` makes another one,
-        which continues.
+        The iterator may be closed during the turns of other streams; then `begin` makes another
+        iterator, which continues.
 
         Args:
             begin: makes the iterator.
             connection: the connection of the reader.
-            size: about how many tokens the iterator keeps in memory.
+            size: the approximate number of tokens that the iterator keeps in memory.
 
         Raises:
-            Refused: too many requests wait (429), or the server ends (503).
+            Refused: too many requests wait (429), or the server is shutting down (503).
         """
         request = Stream(connection=connection, begin=begin, size=size)
         self._submit(request)
@@ -203,7 +203,7 @@ class Worker:
             self._inbox.put(None)
 
     async def stop(self) -> None:
-        """Take no more requests, and end when all others are answered."""
+        """Accept no more requests, and end the thread when all accepted requests are answered."""
         self._stopping = True
         self.ready = False
         if self._thread is not None:
@@ -212,7 +212,7 @@ class Worker:
                 await asyncio.sleep(POLL)
 
     async def _answer_of(self, request: Single) -> Any:
-        """Return the answer to a request; drop the request if nobody waits any longer."""
+        """Return the answer to a request; drop the request if the client leaves."""
         self._submit(request)
         try:
             return await request.answer
@@ -224,12 +224,12 @@ class Worker:
         """Pass a request to the thread.
 
         Raises:
-            Refused: too many requests wait, or the server ends.
+            Refused: too many requests wait, or the server is shutting down.
         """
         if self._stopping:
-            raise Refused(503, "the server ends: ask again", headers={"Retry-After": "1"})
+            raise Refused(503, "the server is stopping: try again", headers={"Retry-After": "1"})
         if self.waiting >= self.settings.waiting:
-            message = f"{self.waiting} requests wait and no more may: ask again in a second"
+            message = f"{self.waiting} requests wait, which is the limit: try again in a second"
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
         self._asked.add(request)
@@ -246,14 +246,14 @@ class Worker:
             while self._read():
                 try:
                     self._turn()
-                except BaseException as error:  # a mistake of this class
+                except BaseException as error:  # a bug in this class
                     self._give_up(error)
         finally:
             self.ready = False
             sys.setswitchinterval(before)
 
     def _warm_up(self) -> None:
-        """Compute one text, so that weights are packed before somebody waits."""
+        """Compute one text, so that weights are packed before the first request."""
         if self._encoder is not None:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
@@ -261,7 +261,7 @@ class Worker:
                 self._failures += 1
 
     def _read(self) -> bool:
-        """Take new requests, and wait for one if there is no work. Return False at the end."""
+        """Take new requests, or wait if the queue is empty; return False at the end."""
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:
@@ -275,7 +275,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait a little for more texts if the last batch had many more requests."""
+        """Wait briefly for more texts if the last batch had many more requests than now wait."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.settings.gather - time.monotonic()
             if left <= 0:
@@ -316,7 +316,7 @@ class Worker:
         self._answers.append((request, request.vectors, error))
 
     def _give_up(self, error: BaseException) -> None:
-        """Answer all requests with an error, and start again."""
+        """Answer all requests with an error, and reset the queues."""
         self._failures += 1
         self._answers = [(request, None, error) for request in list(self._asked)]
         for line in self._lines.values():
@@ -324,11 +324,11 @@ class Worker:
         self._tell()
 
     def _tell(self) -> None:
-        """Give all answers to their event loops at once."""
+        """Send each event loop all of its answers in one call."""
         answers, self._answers = self._answers, []
         for loop in {request.loop for request, _, _ in answers}:
             part = [answer for answer in answers if answer[0].loop is loop]
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: no client waits
                 loop.call_soon_threadsafe(_tell, part)
 
 

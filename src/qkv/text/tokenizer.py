@@ -55,7 +55,7 @@ class Tokenizer:
         return self.tokenize(text)
 
     def __len__(self) -> int:
-        """The rows that an embedding table needs: the largest id + 1."""
+        """The number of rows that an embedding table needs: the largest id + 1."""
         return self._size
 
     def __repr__(self) -> str:
@@ -80,9 +80,9 @@ class Tokenizer:
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether no token of the vocabulary has a blank behind another character.
+        """Whether no token contains the blank between two words.
 
-        Then no token contains the blank between two words.
+        A token would contain such a blank if a blank follows another character.
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
@@ -124,11 +124,11 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def pair(self, first: str, second: str) -> tuple[Array, Array, list[int | None]]:
-        """Cut two texts into tokens, as a model reads them together, one behind the other.
+        """Cut two texts into one row of tokens, in the form in which models read a pair.
 
         Returns:
-            ids (T,); segments (T,), the row of a table of segments for each token; and the text of
-            each token, 0 or 1, or None for a special token.
+            ids (T,); segments (T,), each token's row in the segment table; and for each token the
+            number of its text, 0 or 1, or None for a special token.
 
         Raises:
             TypeError: a text is not a string.
@@ -235,7 +235,7 @@ def _said(call: str) -> Iterator[None]:
 def check_text(text: Any, *, call: str, name: str) -> str:
     """Raise unless `text` is a string that can be written as UTF-8."""
     if isinstance(text, bytes | bytearray):
-        raise TypeError(f"{call}: {name} is bytes, not a string: decode it first, as UTF-8 say")
+        raise TypeError(f"{call}: {name} is bytes, not a string: write {name}.decode()")
     if not isinstance(text, str):
         raise TypeError(f"{call}: {name} is {type(text).__name__}, not a string")
     try:
@@ -249,11 +249,11 @@ def check_text(text: Any, *, call: str, name: str) -> str:
 
 
 def check_no_mapping(texts: Any, *, call: str) -> None:
-    """Raise if `texts` are a dict, of which its keys alone would be read."""
+    """Raise if `texts` is a dict, because only the keys would be read."""
     if isinstance(texts, Mapping):
         raise TypeError(
             f"{call}: texts is {type(texts).__name__}, whose keys alone would be read: give a list "
-            "of strings, as list(texts.values())"
+            "of strings, for example list(texts.values())"
         )
 
 

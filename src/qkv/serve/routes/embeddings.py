@@ -37,7 +37,8 @@ class EmbeddingsBody(Body):
 
     call: ClassVar[str] = "embeddings"
     ways: ClassVar[dict[str, str]] = {
-        "input": "a text, a list of texts, ids of tokens, or a list of such, none of them empty",
+        "input": "a text, a list of texts, a list of token ids, or a list of such lists, "
+        "none of them empty",
         "truncate": 'true, false, "END" or "NONE"',
     }
 
