@@ -1,4 +1,4 @@
-"""The steps of one head: from tokens to its input, then to what the head gives."""
+"""The steps of one head: from the tokens to its input, and from its input to its context."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths
 
 @dataclass(eq=False)
 class AttentionInputs:
-    """Q, K and V of each head of a layer, computed from its input or as traced; its options.
+    """The queries, keys, values and options of a layer's attention.
+
+    Q, K and V are computed from the layer's input or taken from the trace.
 
     Attributes:
-        trace: of one text.
+        trace: the trace of one text.
         layer: the layer.
-        parameters: the model's; empty if Q, K and V are taken from the trace.
-        rotary: how queries and keys are rotated, if nothing else happens to them.
-        x: for "q", "k" and "v" the name of the word vectors that it is computed from.
+        parameters: the model's parameters; empty if Q, K and V are taken from the trace.
+        rotary: the rotation of queries and keys, if they are changed in no other way.
+        x: for each of "q", "k" and "v", the name of the word vectors from which it is computed.
         known: weights and biases of the projections by their short names: "W_Q", "b_Q".
     """
 
@@ -90,17 +92,17 @@ class AttentionInputs:
                     self.known[f"{short}_{letter}"] = array
 
     def of(self, name: str, head: int) -> int:
-        """Return the head to read: each query has its own, keys and values may be shared."""
+        """Return the index of a head's queries, keys or values; heads may share keys and values."""
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
-        """Return the columns of a head in its projection."""
+        """Return the columns of the projection that belong to a head."""
         size, own = self.sizes[name], self.of(name, head)
         return slice(own * size, (own + 1) * size)
 
 
 def head_steps(walk: Walk, at: AttentionInputs) -> Array:
-    """Write the steps of one head, from the layer's input to the head's context; return this."""
+    """Write the steps from the layer's input to the head's context; return the context."""
     for name in "qkv":
         _projection_step(walk, at, name)
     query, key = (_rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
@@ -108,7 +110,7 @@ def head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Write queries, keys or values, with the sum of one number spelled out."""
+    """Add the step that computes queries, keys or values, and spell out the sum of one number."""
     letter, own = name.upper(), at.of(name, walk.head)
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:
@@ -131,7 +133,7 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
 
 
 def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
-    """Write queries or keys rotated by their positions; return the name of the result."""
+    """Add the step that rotates queries or keys by position; return the name of the result."""
     letter, side = name.upper(), "queries" if name == "q" else "keys"
     what = PHRASES[letter].partition(":")[0]
     given: dict[str, Any] = {"what": what, "letter": letter, "side": side}
@@ -156,7 +158,7 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
 
 
 def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> Array:
-    """Write scores, scaling, mask, softmax and context; return the context."""
+    """Add the steps for scores, scaling, mask, softmax and context; return the context."""
     cell, scale = walk.cell, at.settings.get("scale")
     walk.write("scores", query=query, key=key, cell=cell)
     hidden = at.hidden[walk.head]
@@ -178,7 +180,7 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
-    """Write the mask: -inf for masked keys, and the numbers of a float mask added."""
+    """Add the step that sets masked scores to -inf and adds the numbers of a float mask."""
     given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
     given["why"] = _why_hidden(at)
     if at.added is not None:
@@ -237,7 +239,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
 
 
 def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
-    """Write the vectors of the positions, from a table or of sines."""
+    """Add the step of the position vectors, which come from a table or from sine waves."""
     length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:
         walk.given["position_table"] = parameters["pos_embed.weight"]

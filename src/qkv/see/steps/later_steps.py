@@ -1,4 +1,4 @@
-"""The steps behind the heads: the rest of the block, later blocks, and the words."""
+"""The steps after the heads: the rest of the block, later blocks, and the words."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ Norm = LayerNorm | RMSNorm
 
 
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
-    """Write the steps of an MLP that reads `X`, as the attention does, and the sum of both.
+    """Add the steps of an MLP that runs parallel to the attention, and the sum of both results.
 
-    `attended` is the name of the attention's result. Return the name of the sum.
+    Attention and MLP both read `X`. `attended` is the name of the attention's result. Return the
+    name of the sum.
     """
     read = "X" if block.norm1 is None else "N"
     if block.norm2 is not None:
@@ -33,7 +34,7 @@ def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
 
 
 def block_steps(walk: Walk, block: Block) -> str:
-    """Write the steps behind the attention's residual connection, `R`; return the result's name."""
+    """Add the steps after `R`, the attention's residual sum; return the name of the result."""
     after = block.post_norm
     first, second, last = (block.norm1, None, block.norm2) if after else (None, block.norm2, None)
     inner = _compared_norm(walk, "R", "N1", first, "ln1.hook_normalized")
@@ -48,7 +49,10 @@ def block_steps(walk: Walk, block: Block) -> str:
 
 
 def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
-    """Norm an array, and compare the result with the model's; without a norm, change nothing."""
+    """Normalize an array and compare the result with the model's; return the name of the result.
+
+    Without a norm, add no step and return the name of the array.
+    """
     if norm is None:
         return of
     normed(walk, of, name, norm)
@@ -57,7 +61,7 @@ def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str)
 
 
 def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") -> str:
-    """Write the step of one of the model's norms; return the name of its result."""
+    """Add the step of one of the model's norms; return the name of the result."""
     learned = {"weight": norm.scaled()} | {
         part: array for part, array in norm.parameters.items() if part == "bias"
     }
@@ -66,14 +70,14 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") ->
 
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
-    """Write the step of an activation function; `others` are those of `Walk.write`."""
+    """Add the step of an activation function; `others` are passed on to `Walk.write`."""
     if activation == "gelu":
         walk.given["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
     walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)
 
 
 def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
-    """Write the steps of a block's MLP and of the norm behind it; return the name of the result."""
+    """Add the steps of a block's MLP and of the norm after the MLP; return the result's name."""
     if isinstance(block.mlp, MLP):
         _unit_steps(walk, read, block.mlp)
     else:
@@ -84,7 +88,10 @@ def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
 
 
 def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
-    """Write up, activation, gate (if any) and down, and show the largest hidden units."""
+    """Add the steps of the up, gate (if any) and down projections and of the activation.
+
+    Show only the largest hidden units.
+    """
     where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.place, 0)
     gate, up, down = (under(mlp.parameters, f"{name}_proj.") for name in ("gate", "up", "down"))
     row, learned = ("gate", gate) if mlp.gated else ("up", up)
@@ -102,7 +109,9 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 
 
 def word_steps(walk: Walk, model: Model, last: str) -> None:
-    """Write the later blocks as one step, the final norm, the head, and the words' probabilities.
+    """Add the steps after the walked block, up to the probabilities of the words.
+
+    The later blocks are one step. The final norm and the head follow.
 
     Args:
         walk: the walk so far.
@@ -139,7 +148,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
 
 
 def word_head(model: Model) -> BuiltHead | None:
-    """Build the head that gives a model's logits over words; None if there is no such head."""
+    """Build the head that computes the logits of words; None if the model predicts no words."""
     design = model.design
     if not isinstance(design, Design) or design.head is None:
         return None
@@ -148,7 +157,7 @@ def word_head(model: Model) -> BuiltHead | None:
 
 
 def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
-    """Write the later blocks up to the last as one step; return its name."""
+    """Add all later blocks as one step; return the name of the step's result."""
     first = walk.layer + 1
     row = "later block" if first == end else "later blocks"
     walk.write(row, hook=hook, first=first, end=end, **others)
@@ -156,12 +165,12 @@ def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
 
 
 def chances_step(walk: Walk, shown: dict[int, str], where: str) -> None:
-    """Write the probability of each word; `where` names the position in words."""
+    """Add the step of the words' probabilities; `where` describes the position in words."""
     walk.write("chances", where=where, cell=(0, next(iter(shown))), shown=shown)
 
 
 def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
-    """Write the steps of the head at the position, from `y` on."""
+    """Add the steps of the head, which reads `y`, the vector at the walk's position."""
     how, last, cell = head.steps, "y", (0, 0)
     if how.dense:
         linear_step(walk, "head", under(head.parameters, "head.dense_proj."), cell=cell)
@@ -189,7 +198,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
-    """Name the likeliest words by their ids; keep them and their probabilities with the walk."""
+    """Return the likeliest words by token id; store the words and probabilities in the walk."""
     count, place = min(FEW, own.shape[1]), walk.place
     finite = bool(np.isfinite(own.max()))
     ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
@@ -201,8 +210,8 @@ def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
     return {token: word for (token, _), (word, _) in zip(ranked, walk.words, strict=True)}
 
 
-# The activations of a block behind its heads, in order, by their names in a trace; and the names of
-# its norms in a walk. A trace that lacks one shows where the norms stand.
+# The activations of a block after its heads, in order, by their names in a trace. `_NORMED` maps
+# the norms to their names in a walk. The missing activations show where the block has its norms.
 _BLOCK = (
     *("attn_out", "resid_mid", "ln1.normalized", "ln2.normalized", "mlp.pre", "mlp.pre_linear"),
     *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
@@ -212,7 +221,7 @@ _NEEDED = "how these numbers came about, walk(trace, model=...) shows"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Write all steps behind the heads that the trace holds, to the logits if they are there."""
+    """Add all steps after the heads whose numbers the trace holds, at most up to the logits."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
@@ -245,7 +254,7 @@ def traced_steps(walk: Walk) -> None:
 
 
 def _sum_row(walk: Walk) -> str:
-    """Return the row of a block's last sum."""
+    """Return the name of the row in steps.json for the last sum of a block."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace
@@ -253,14 +262,14 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Whether a norm stands elsewhere in the block: in front of the heads."""
+    """Whether this norm is before the heads, and so is not one of the steps after them."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace
 
 
 def _later(walk: Walk) -> None:
-    """Write the results of the later blocks and of the final norm."""
+    """Add the traced results of the later blocks and of the final norm as steps."""
     trace, end = walk.trace, walk.trace.num_layers - 1
     after = [kind for kind in ("normalized_resid_post", "resid_post") if (kind, end) in trace]
     if walk.layer < end and after:

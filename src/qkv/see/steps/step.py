@@ -15,9 +15,10 @@ from qkv.arrays import Array
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 
-# `rows`: the steps by their names in Python and in the page. `op` says how each number is made, as
-# sums.py reads it; `columns` is the letter for their number, empty for keys. `phrases`: parts of
-# notes and titles. {x} is a placeholder; a placeholder on its own keeps the type of its value.
+# The contents of steps.json. `rows`: the steps, by the names that Python and the page use. In a
+# row, `op` describes how each number is computed (sums.py reads it), and `columns` is the letter
+# for the number of columns, empty if the columns are keys. `phrases`: parts of notes and titles.
+# {x} is a placeholder. If a text is only a placeholder, the value keeps its type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
@@ -50,7 +51,7 @@ def phrase(name: str, **given: Any) -> str:
 
 
 def biased(bias: str | None) -> dict[str, Any]:
-    """Return the placeholders of a bias: its name, and the words that add it in a line of code.
+    """Return the placeholder values for a bias: its name, and the code that adds the bias.
 
     >>> biased("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
@@ -58,7 +59,7 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # hidden units, and words, that are shown
+FEW = 8  # the number of hidden units, and of words, that a walk shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,22 +68,21 @@ class Step:
 
     Attributes:
         title: the name of the step.
-        formula: the formula, as a paper writes it.
-        shape: of the result, by name: "(T=8, d=32)".
-        code: its NumPy lines.
-        name: the name of the result in these lines.
+        formula: the formula in mathematical notation.
+        shape: the shape of the result with named axes, for example "(T=8, d=32)".
+        code: the step's lines of NumPy.
+        name: the name of the result in `code`.
         values: the result, `(n, m)`.
-        op: how each number is made, as `qkv.see.steps.sums` reads it.
-        rows: names for the rows: the tokens that attend, or those attended to.
-        side: which of the two, "queries" or "keys"; "place" if the one row belongs to the walk's
-            query.
-        columns: names for the columns, if they are tokens too.
-        shown: the columns that are shown, with their names, if not all are.
+        op: how each number is computed, in the format of `qkv.see.steps.sums`.
+        rows: names for the rows: the tokens that attend, or the tokens that are attended to.
+        side: what the rows are: "queries", "keys", or "place" for a single row at the walk's query.
+        columns: names for the columns, if the columns are tokens.
+        shown: the shown columns and their names, if only some columns are shown.
         weights: whether the numbers are weights, which are shaded.
         hidden: `(n, m)` bool, the masked cells.
-        cell: the cell whose sum is spelled out.
-        sum: this sum; `Walk.spell` gives that of any other cell.
-        note: a note; or empty.
+        cell: the row and column of the number whose sum is spelled out.
+        sum: the sum of `cell`, spelled out; `Walk.spell` writes the sums of other cells.
+        note: a note, or an empty string.
     """
 
     title: str
@@ -109,30 +109,30 @@ class Step:
 
     @property
     def names(self) -> list[str] | None:
-        """Return the names of the shown columns; None if they have numbers only."""
+        """Return the names of the shown columns; None if the columns have no names."""
         return self.columns if self.shown is None else list(self.shown.values())
 
 
 @dataclass(eq=False)
 class Walk:
-    """All steps of one head, and the model's own numbers beside them.
+    """All steps of one head, and the model's own numbers to compare them with.
 
     Attributes:
-        trace: of the text, or of the layer.
+        trace: the trace of the text, or of a single layer.
         layer: the layer.
         head: the head.
         tokens: names for the queries.
-        keys: names for the keys: the tokens again, unless another text is attended to.
-        cell: the query and the key whose sums are spelled out.
-        steps: in order.
-        arrays: the results of the steps and their inputs, by name; of the projections, the columns
-            of this head.
-        given: the inputs of the lines, by name: running `step.code` of each step on them gives the
-            steps' values.
-        compared: for each step with an array of the model to compare: its number, the array's name,
-            and the array.
-        words: the likeliest words at the walk's end, and the model's own probabilities.
-        next_word: whether these words follow the position, instead of standing there.
+        keys: names for the keys: the same as `tokens`, unless the head attends to another text.
+        cell: the positions of the query and the key whose sums are spelled out.
+        steps: the steps, in order.
+        arrays: the results and inputs of the steps, by name; projections hold only the columns of
+            this head.
+        given: the inputs of the code, by name: running each `step.code` in order on these inputs
+            computes the values of the steps.
+        compared: for each step that is compared with the model: `(index of the step, name of the
+            model's array, the array)`.
+        words: the likeliest words at the walk's end, with the model's own probabilities.
+        next_word: whether `words` follow the walk's position, instead of filling it.
     """
 
     trace: Trace
@@ -155,12 +155,12 @@ class Walk:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Return all values that the next line may read, by name: inputs and results so far."""
+        """Return the values that the next step's code can use, by name: inputs and results."""
         return self.given | {step.name: step.values for step in self.steps}
 
     @property
     def place(self) -> int:
-        """Return the position whose word the walk ends with: the query of the spelled sums."""
+        """Return the walk's position: the query of the spelled sums. The walk ends at its words."""
         return self.cell[0]
 
     @property
@@ -170,7 +170,7 @@ class Walk:
 
     @property
     def own(self) -> Array:
-        """Return this array, `(n, m)`."""
+        """Return the last of the model's own arrays that a step is compared with, `(n, m)`."""
         return self.compared[-1][2]
 
     @property
@@ -180,7 +180,7 @@ class Walk:
 
     @property
     def recomputed(self) -> Array:
-        """Return the values of this step."""
+        """Return the values of the last compared step."""
         return self.last_compared.values
 
     @property
@@ -191,7 +191,7 @@ class Walk:
 
     @property
     def likeliest(self) -> str:
-        """Name the likeliest word in a sentence; return no words if the walk ends before."""
+        """Name the likeliest word in a sentence; return "" if the walk ends before the words."""
         if not self.words:
             return ""
         (word, chance), token = self.words[0], self.tokens[self.place]
@@ -199,7 +199,7 @@ class Walk:
         return f"The likeliest word {where} is {word}, {chance:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
-        """Compare the last step with an array of the model, from the trace unless it is given."""
+        """Compare the last step with `own`, by default the trace's array `name`."""
         if own is None and name in self.trace:
             own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
@@ -215,9 +215,10 @@ class Walk:
         self.steps[k] = replace(self.steps[k], note=note)
 
     def show_units(self, steps: Sequence[int], name: str) -> list[int] | None:
-        """Show only the hidden units (columns) of these steps that are largest at the position.
+        """Show only the largest hidden units (columns) of these steps.
 
-        The step called `name` decides; return the units, the largest first, or None for all.
+        Rank the units by the array `name` at the walk's position. Return the shown units, largest
+        first, or None if all units are shown.
         """
         row = self.arrays[name][self.place]
         if len(row) <= FEW:
@@ -232,12 +233,12 @@ class Walk:
         return few
 
     def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
-        """Spell out the sum of any cell of a step; write `most` terms."""
+        """Spell out the sum that gives a cell of a step; write `most` terms of a longer sum."""
         columns = step.columns if step.shown is None else step.shown
         return spell(step.name, step.op, place, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """Return the letter for the number of rows."""
+        """Return the letter that stands for the number of queries or keys."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(
@@ -249,13 +250,13 @@ class Walk:
         hidden: Array | None = None,
         **given: Any,
     ) -> Array:
-        """Add a step from its row, and run its lines.
+        """Add a step from its row in steps.json, and run the code of the step.
 
         Args:
             row: the name of the row in steps.json.
             cell: the cell whose sum is spelled out.
-            shown: as a `Step` has it.
-            hidden: as a `Step` has it.
+            shown: `Step.shown`.
+            hidden: `Step.hidden`.
             given: values for the row's placeholders.
         """
         made = fill(ROWS[row], given)
@@ -278,7 +279,7 @@ class Walk:
 
 
 def linear_step(walk: Walk, row: str, parameters: Mapping[str, Array], **others: Any) -> Array:
-    """Write a linear layer with its "weight" and "bias"; `others` are those of `Walk.write`."""
+    """Add the step of a linear layer; `others` are passed on to `Walk.write`."""
     weight = ROWS[row]["op"]["right"]
     bias = weight.replace("W", "b", 1) if "bias" in parameters else None
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
@@ -297,7 +298,7 @@ def norm_step(
     side: str = "queries",
     cell: tuple[int, int] | None = None,
 ) -> str:
-    """Write a LayerNorm or an RMSNorm of each vector of an array; return the result's name."""
+    """Add the step of a LayerNorm or RMSNorm of an array's vectors; return the result's name."""
     mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has numbers of its own
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in parameters else None

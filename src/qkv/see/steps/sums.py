@@ -32,16 +32,16 @@ def spell(
     columns: Sequence[str] | Mapping[int, str] | None = None,
     most: int = 3,
 ) -> str:
-    """Write how the number in one cell of the array `name` is made, in words and numbers.
+    """Spell out how the number in one cell of the array `name` is computed.
 
     Args:
         name: the name of the array.
-        op: how the array is made, as `_made` reads it.
-        place: row and column.
+        op: how the array is computed, in the format that `_made` reads.
+        place: the row and column of the cell.
         arrays: the array and its inputs, by name.
         rows: names for the rows.
-        columns: names for the columns; their numbers if left out.
-        most: the number of terms of a long sum to write, the largest first.
+        columns: names for the columns; by default the column's index.
+        most: the number of terms to write of a longer sum, its largest terms first.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
@@ -58,7 +58,7 @@ def spell(
 
 
 def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """Write how the number in row i and column j is made; return nothing for an input."""
+    """Spell out how the number in row i and column j is computed; return "" for an input."""
 
     def at(name: str) -> str:
         return _number(arrays[name][i, j])
@@ -102,7 +102,7 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _normed(op: Op, x: Array, j: int) -> str:
-    """Write a number of a vector behind LayerNorm, or RMSNorm, which subtracts no mean."""
+    """Spell out one number of a LayerNorm's result, or of an RMSNorm's, which subtracts no mean."""
     row = x.astype(np.float64)
     mean = 0.0 if op["rms"] else float(row.mean())
     size = math.sqrt(float(((row - mean) ** 2).mean()) + op["eps"])
@@ -111,7 +111,10 @@ def _normed(op: Op, x: Array, j: int) -> str:
 
 
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """Write a row of the left matrix times a column of the right (a row, if it is flipped)."""
+    """Spell out a row of the left matrix times a column of the right matrix.
+
+    If the right matrix is flipped (transposed), its row is read instead of its column.
+    """
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
     n = len(left)
@@ -130,7 +133,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _rotated(op: Op, row: Array, i: int, j: int) -> str:
-    """Write a pair of numbers rotated by an angle that grows with the position."""
+    """Spell out one number of a rotated pair; the angle grows with the position."""
     dims = op["dims"]
     if j >= dims:
         return f"{op['of']} {_number(row[j])}, not rotated"
@@ -148,7 +151,7 @@ def _activated(x: float, activation: str) -> str:
 
 
 def _softmax(scores: Array, j: int) -> str:
-    """Write the power of a score divided by the sum of the powers of its row."""
+    """Spell out a softmax: the exponential of a score, divided by the sum of its row."""
     row = scores.astype(np.float64)
     top = float(row.max())
     if not np.isfinite(row[j]):

@@ -1,4 +1,4 @@
-"""One head step by step, with its real numbers: from words to its output, and to the words."""
+"""The steps of one head with real numbers, from the input words to the predicted words."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 @np.errstate(invalid="ignore", over="ignore")
 def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
-    """Compute every step of one head, and on to the likeliest words, in plain NumPy.
+    """Compute every step of one head, and the steps up to the likeliest words, in plain NumPy.
 
-    Behind the head the walk goes on through the layer; later layers are one step. The model's head
-    is walked at the query whose sums are spelled out: the first mask token, or else the query of
-    the head's strongest link.
+    After the head, the walk continues through the layer; all later layers are one step. The walk
+    predicts words at one position: the first mask token, or else the query of the head's strongest
+    link. The spelled sums belong to the same position.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model; without it Q, K and V are taken from the trace, and the steps behind the
-            heads are shown as far as the trace holds them.
+        model: the model. Without a model, Q, K and V are taken from the trace, and the steps after
+            the heads are shown if the trace holds their numbers.
 
     Raises:
-        IndexError: there is no such layer or head.
-        ValueError: the trace lacks what the walk needs, or the layer does what it cannot show.
+        IndexError: `layer` or `head` is out of range.
+        ValueError: the trace lacks numbers that the walk needs, or the layer has a part that a
+            walk cannot show.
     """
     if isinstance(model, DualEncoder):
         model = model.text  # its parameters have the names of one model
@@ -92,22 +93,22 @@ def walk_layer(
     keys: Sequence[str] | None = None,
     **options: Any,
 ) -> Walk:
-    """Compute every step of one head of a layer on its own, with a model around it or not.
+    """Compute every step of one head of a single layer, without a model.
 
     Args:
-        layer: an attention layer of any kind, or a block, which is walked to its output.
+        layer: an attention layer of any kind, or a block. The walk ends at the layer's output.
         x: `(L, D)`, the word vectors that attend.
-        context: `(S, D)`, the word vectors that are attended to; `x` unless given, and always for a
-            block.
+        context: `(S, D)`, the word vectors that are attended to; by default `x`. A block takes no
+            context.
         head: the head.
-        tokens: L names for the rows of `x`; their numbers if left out.
+        tokens: L names for the rows of `x`; by default their indices.
         keys: S names for the rows of `context`.
-        options: those of the formula: `is_causal`, `window`, `attn_mask`, `scale`, `q_offset` and
-            the lengths.
+        options: options of attention: `is_causal`, `window`, `attn_mask`, `scale`, `q_offset`,
+            `query_lengths` and `key_lengths`.
 
     Raises:
-        IndexError: there is no such head.
-        ValueError: shapes that do not fit, or an option that a walk does not show.
+        IndexError: `head` is out of range.
+        ValueError: shapes do not fit each other, or a walk cannot show an option.
 
     >>> layer = MultiHeadAttention(8, num_heads=4, num_kv_heads=2, rotary={}, seed=0)
     >>> walk = walk_layer(layer, np.ones((5, 8)), head=3, is_causal=True)
@@ -147,7 +148,7 @@ def walk_layer(
 def _traced(
     layer: MultiHeadAttention | Block, inputs: Sequence[Array], options: dict[str, Any]
 ) -> Trace:
-    """Trace a layer, with the names of a model of one layer."""
+    """Trace a single layer; name its activations like those of a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
     if isinstance(layer, MultiHeadAttention):  # its names have no block, and its trace no input
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
@@ -157,7 +158,7 @@ def _traced(
 
 
 def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
-    """Write the norm in front of the attention, if there is one."""
+    """Add the step of the norm before the attention, if the block has this norm."""
     norm = block.norm1 if isinstance(block, Block) and not block.post_norm else None
     if norm is None or "X" not in walk.arrays:
         return
@@ -172,7 +173,7 @@ def _is_plain(model: Model) -> bool:
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """Return how queries and keys are rotated, if nothing else happens to them."""
+    """Return the rotation of queries and keys; None without one, or if a walk cannot show it."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -180,9 +181,9 @@ def _plain_rotary(layer: Any) -> Rotary | None:
 
 
 def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
-    """Write the steps from the layer's input to its output; return the name of the result.
+    """Add the steps from the layer's input to its output; return the name of the result.
 
-    Return no name if the walk ends before.
+    Return an empty name if the walk ends before the output.
     """
     trace, where = at.trace, f"blocks.{at.layer}."
     walk.given |= at.known
@@ -214,7 +215,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """Return each head's context as the run had it, which differs for ablated heads."""
+    """Return each head's context in the traced run; the contexts of ablated heads are edited."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
     contexts = {other: trace["z", layer][0][:, other] for other in without}
@@ -239,7 +240,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key of the spelled sums: of a mask token, or of the strongest link."""
+    """Choose the query and key of the spelled sums: a mask token's, or the strongest link's."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
@@ -267,7 +268,7 @@ def _one_text(x: Any, name: str) -> Array:
 
 
 def _names(given: Sequence[str] | None, x: Array, what: str) -> list[str]:
-    """Name the rows: by their numbers unless names are given."""
+    """Return the given names of the rows, or their indices as names."""
     if given is None:
         return [str(i) for i in range(len(x))]
     names = [str(name) for name in given]
