@@ -94,7 +94,7 @@ def _says_nothing(tag: Tag) -> bool:
 
 
 def _begins_anew(tag: Tag, shown: bool) -> bool:
-    """Return whether a paragraph begins a new slide; `shown`: this slide has a picture or cell."""
+    """Return whether a paragraph begins a new slide; `shown`: this slide shows something."""
     if tag.name != "p":
         return False
     starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
