@@ -28,16 +28,16 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two texts: the positions of the word, and its attention.
+    """One of the two texts: the positions of the word, and the word's attention.
 
     Attributes:
-        trace: of the text.
-        positions: of the word's tokens, the first time it occurs.
-        occurrences: how often it occurs.
-        weights: its weights in the shown head, `(T,)`, the mean over its tokens.
-        strongest: its largest links, each in the head with the largest weight.
-        heads: all heads, between tokens.
-        shown: all heads, between words, or between tokens if subwords are shown as they are.
+        trace: the trace of the text.
+        positions: the positions of the word's tokens in its first copy.
+        occurrences: how often the word occurs in the text.
+        weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
+        strongest: the word's largest links, each in the head where the link's weight is largest.
+        heads: all heads, with weights between tokens.
+        shown: all heads, with weights between words, or between tokens if subwords are not merged.
     """
 
     trace: Trace
@@ -50,20 +50,20 @@ class Side:
 
     @property
     def rows(self) -> list[int]:
-        """Return the rows of the word in what is shown."""
+        """Return the word's row or rows in `shown`."""
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the weights from the word, in what is shown."""
+        """Return the weights from the word in `shown`."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
-        """Convert its largest links for JSON."""
+        """Convert the word's largest links for JSON."""
         return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
-        """Name the token with the largest weight, of any kind, and return the weight."""
+        """Return `(name, weight)` of the token with the largest weight, special tokens included."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
         name = "itself" if self.rows == [best] else self.shown.keys.names[best]
@@ -71,7 +71,7 @@ class Side:
 
     @property
     def text(self) -> str:
-        """Return the text, as it was given if that is known."""
+        """Return the original text if it is known, or else the text that the tokens spell."""
         return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 
@@ -94,7 +94,7 @@ class CompareView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the word's attention in both texts, and its similarity at both ends."""
+        """Describe the word's attention in both texts, and its first and last similarity."""
         most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
             f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
@@ -114,7 +114,7 @@ class CompareView(HeadShown):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain the choice of the word, of its copy in each text, and of the head."""
+        """Explain why this word, this copy of the word in each text, and this head are shown."""
         taken = [
             f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
             for name, side in zip("AB", self.sides, strict=True)
@@ -157,7 +157,7 @@ class CompareView(HeadShown):
         return [*texts, maps, vectors, looks, most]
 
     def _alike(self) -> Lines:
-        """Show the cosine between both, at the embeddings and after each layer."""
+        """Show the cosine between the word's two vectors at the embeddings and after each layer."""
         values = self.similarity.tolist()
         least = float(np.nan_to_num(self.similarity).min())
         return Lines(
@@ -273,24 +273,26 @@ def compare(
 ) -> CompareView | RunsView:
     """Compare one word in two texts, or two runs of one text.
 
-    For a word: the similarity of its vectors by layer, and its attention. A word that the model
-    cuts into subwords is the mean of their vectors and weights; if a word occurs several times, the
-    first copy is taken. Unless it is named, the word is the content word that both texts share; of
-    several, the word whose vectors after the last layer are least alike. Unless `layer` and `head`
-    are given, the head is the one in which the word's links above the usual weight (see `show`)
-    differ most between the two texts; if the word is the gap in both, the head whose removal
-    changes both guesses most. If that difference is less than 0.1, or a model is untrained, the
-    sentence says that no head stands out.
+    For a word, the view shows the similarity of its vectors by layer, and its attention. If the
+    model cuts the word into subwords, their vectors and weights are averaged. If a text contains
+    the word several times, the first copy is used.
+
+    Without `word`, the view chooses the content word that both texts share. If they share several,
+    it chooses the word whose vectors after the last layer are least similar. Without `layer` and
+    `head`, it chooses the head in which the word's links above the usual weight (see `show`)
+    differ most between the texts. If the word is the gap in both texts, it chooses the head whose
+    removal changes both guesses most. If the difference is less than 0.1, or a model is untrained,
+    the sentence says that no head stands out.
 
     Two traces of the same tokens without a word, such as `model.trace(text)` and `model.trace(text,
     ablate=[(0, 4)])`, are two runs: the view shows the change of each token's output, largest
     first.
 
     Args:
-        text_a: a text, a trace of one, or weights as `show` takes them.
+        text_a: a text, the trace of a text, or weights in the formats that `show` accepts.
         text_b: another text, trace or array of weights.
-        word: a word of both; the word that they share if left out.
-        tokens: the tokens of both, if weights are given.
+        word: a word in both texts; by default a word that the texts share.
+        tokens: the tokens of both texts, if weights are given.
         model: the model, or its name; the default model if left out.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
@@ -299,8 +301,8 @@ def compare(
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
-        ValueError: a text is empty, or the word is not in both; the message names the words.
-        IndexError: there is no such layer or head; the message names the range.
+        ValueError: a text is empty, or the word is not in both texts; the message lists the words.
+        IndexError: `layer` or `head` is out of range; the message names the range.
 
     >>> view = compare("I love you", "You love me", word="love", model="random")
     >>> view.similarity.shape, [side.positions for side in view.sides]

@@ -24,16 +24,16 @@ from qkv.text.tokenizer import MASKS
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GuessView(View):
-    """The likeliest words at each mask token of a text, or behind the text.
+    """The likeliest words at each mask token of a text, or after the end of the text.
 
     Attributes:
         model: the name of the model.
-        tokens: of the text, as a reader knows them.
+        tokens: the tokens of the text, in readable form.
         places: the positions of the mask tokens; empty if the next word is guessed.
-        guesses: for each position the words and their probabilities, the likeliest first.
-        changed: the interventions, "ablate" and "hide", if there are any.
-        after: the guesses under the interventions.
-        reason: the reason for the change, if the text is a story.
+        guesses: for each position, the words and their probabilities, the likeliest word first.
+        changed: the interventions, by the names "ablate" and "hide"; empty without interventions.
+        after: the guesses with the interventions; None without interventions.
+        reason: why the guess changes, if the text is a story.
     """
 
     model: str
@@ -81,9 +81,9 @@ class GuessView(View):
         return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:
-        """Return the words of each position; `after` is None without an intervention.
+        """Return the words for each position; `after` is None without an intervention.
 
-        `token` is the position of a mask token, None for the next word.
+        `token` is the position of a mask token, or None if the words follow the text.
         """
         guesses = [
             {
@@ -117,24 +117,23 @@ def guess(
     hide: Hide = (),
     theme: str = "auto",
 ) -> GuessView:
-    """Guess the words at the mask tokens of a text or, with a decoder, behind it.
+    """Guess the words at the mask tokens of a text or, with a decoder, the next word.
 
-    With `ablate` or `hide`, show the guesses under these interventions too. The numbers are those
-    of `Model.predict`.
+    With `ablate` or `hide`, also show the guesses under these interventions. `Model.predict`
+    returns the same numbers.
 
     Args:
-        text: with `Model.mask` in place of a missing word; for a decoder any text; or one of
-            `stories()`, which has its own interventions.
-        model: the model, or its name; if left out the default model, and for a story the model that
-            it belongs to.
+        text: a text with `Model.mask` in place of each missing word; for a decoder any text; or a
+            story from `stories()`, which has its own interventions.
+        model: the model, or its name; by default the default model, or the model of the story.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
         theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
 
     Raises:
-        TypeError: as for `Model.predict`; or there is an edit beside a story.
-        ValueError: the same; or a mask token is given to a decoder that has none.
+        TypeError: see `Model.predict`; or `ablate` or `hide` is given together with a story.
+        ValueError: see `Model.predict`; or the text of a decoder contains a mask token.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after

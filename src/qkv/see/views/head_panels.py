@@ -49,7 +49,7 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """Return all heads of each text, as they are shown."""
+        """Return all heads of each text, in the form in which the view shows them."""
 
     @property
     def top(self) -> float:
@@ -98,9 +98,9 @@ class OneText(HeadShown):
     """A view of one head of one text.
 
     Attributes:
-        shown: all heads, between words, or between tokens if subwords are shown as they are.
-        elsewhere: the links of other heads, those that stand out most first.
-        one_link: whether one link that was asked for ranked the heads.
+        shown: all heads, with weights between words, or between tokens if subwords are not merged.
+        elsewhere: the strongest links of other heads, the most outstanding link first.
+        one_link: whether the reader named a query and a key, and their link ranked the heads.
     """
 
     shown: Heads
@@ -157,7 +157,7 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
 
 
 def heading_of(trace: Trace, name: str = "") -> Heading:
-    """Make a heading of a trace's text."""
+    """Return the heading of a trace's text."""
     unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
     return Heading(list(trace.tokens), list(trace.special), trace.model, name, unknown)
 
@@ -170,7 +170,7 @@ def weights_map(
     outlined: Sequence[int] = (),
     **options: Any,
 ) -> HeatMap:
-    """Show the weights of one head; of a long text only a picture shows those that were kept."""
+    """Show the weights of one head; for a long text, a picture shows only the kept weights."""
     if not heads.weights:
         places, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
@@ -201,7 +201,7 @@ def weights_map(
 def head_panels(
     heads: Heads, head: ChosenHead, links: Sequence[Link], top: float
 ) -> list[list[Panel]]:
-    """Show a head's weights and largest links, and in a long text the most attended tokens."""
+    """Show a head's weights and largest links and, for a long text, the most attended tokens."""
     query = [first_query(heads, head)]
     weights = weights_map(heads, head, top, f"Weights of {head.where}", query, explained=EACH_ROW)
     explained, most = "the largest weights between content words", 6
@@ -230,7 +230,7 @@ def head_panels(
 
 
 def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
-    """Show the links of other heads; `one_link` if all are the same link."""
+    """Show the links of other heads; `one_link` means that all heads show the same link."""
     if not links:
         return []
     title = ("Other heads worth a look", "the link of each that stands out")
@@ -290,7 +290,7 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
 def arrows(
     before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
 ) -> Arrows:
-    """Show directions before and after `(n, D)`, in the plane that shows most of both."""
+    """Show vectors `(n, D)` before and after as directions, in the plane of their PCA."""
     plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
         raise ValueError(
@@ -309,13 +309,13 @@ def arrows(
 
 
 def arrows_of(trace: Trace) -> list[Panel]:
-    """Show the words of a text before and after; nothing if their vectors were not traced."""
+    """Show a text's words before and after attention; return no panel if vectors are missing."""
     words = words_before_and_after(trace)
     return [Later(make=lambda: arrows(*words))] if words else []
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the token to begin with: of the strongest link, else of the largest weight."""
+    """Return the first query to show: the strongest link's, or else the largest weight's."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))

@@ -20,7 +20,7 @@ from qkv.trace import Trace
 
 # The colour over a patch with weight: light, since the picture is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # of the longer side of a picture; each head has a quarter of that
+MOST_PIXELS = 448  # the longer side of the large picture; small pictures have a quarter of it
 _LOOKING = "#ffffff"  # the frame of the patch that attends
 _ACROSS = 4  # heads side by side
 
@@ -30,7 +30,7 @@ class ImageView(View):
     """The attention of one patch of an image, in each head of one layer.
 
     Attributes:
-        trace: of the image.
+        trace: the trace of the image.
         image: (H, W, 3) of uint8.
         layer: the shown layer, from 0.
         head: the head that is shown large, from 0.
@@ -102,7 +102,7 @@ class ImageView(View):
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
-        """Divide the weights of a head by the end of its scale."""
+        """Divide the weights of a head by the upper end of the head's scale."""
         weights = self.weights[head]
         return np.asarray(weights / scale_end([weights], self.stretch))
 
@@ -147,7 +147,7 @@ class ImageView(View):
         return [[Prose(text=self.note, shown_in=PICTURE)], large, *rows, [cells]]
 
     def _small(self, head: int) -> Image:
-        """Draw one head among all of them."""
+        """Draw the small picture of one head."""
         pixels = self.shown(head, MOST_PIXELS // 4)
         return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
 
@@ -162,7 +162,7 @@ class ImageView(View):
 
     @property
     def note(self) -> str:
-        """Explain the colours, and give the weight that is on no patch."""
+        """Explain the colours, and give the weight on the first token, which is no patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
         end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
@@ -183,27 +183,27 @@ def image_view(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ImageView:
-    """Show the attention of an image's token, laid over the image, for each head of a layer.
+    """Show the attention of one token of an image, laid over the image, for each head of a layer.
 
-    Unless `layer` and `head` are given, the head is the one with the largest weight on a patch
-    other than the one that attends; ties go to the lowest layer, then head.
+    Without `layer` and `head`, the view chooses the head with the largest weight on a patch; the
+    weight of a patch on itself does not count. Ties go to the lowest layer, then the lowest head.
 
     Args:
-        trace: of one image, as `model.trace(image)` gives it.
-        image: the image, (H, W, 3) or (H, W) of uint8, or one of Pillow's; of any size.
+        trace: the trace of one image, from `model.trace(image)`.
+        image: the image, (H, W, 3) or (H, W) of uint8, or a Pillow image; of any size.
         layer: the layer to show, from 0, or from the end with -1.
-        head: the head to show large, the same.
+        head: the head to show large, from 0, or from the end with -1.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
         theme: "light", "dark", or "auto" to follow the site or system around it.
-        stretch: whether the scale of each head ends at its largest weight instead of 1; weights
-            that are spread over hundreds of patches need this.
+        stretch: whether the scale of each head ends at the head's largest weight instead of 1; use
+            this if weights are spread over hundreds of patches.
 
     Raises:
         TypeError: the image is not of uint8.
-        ValueError: the trace is not that of an image or holds no weights, or the image or the
-            query do not fit.
-        IndexError: there is no such layer, head or token.
+        ValueError: the trace is not of an image or holds no weights, or the image or the query
+            does not fit the trace.
+        IndexError: `layer`, `head` or `query` is out of range.
 
     >>> weights = np.full((1, 2, 5, 5), 0.2)  # two heads over [CLS] and 2 x 2 patches
     >>> weights[0, 1, 0] = [0, 0.1, 0.1, 0.7, 0.1]
