@@ -18,11 +18,11 @@ class Theme(NamedTuple):
     Attributes:
         more: the colours of 0 (the background itself) to 1 at equal steps. Lightness changes in
             one direction, and faster at first, so that 0.05 differs visibly from 0.
-        less: the same from 0 to -1.
-        lines: the colours of lines in a chart. None is orange, which marks the reader's changes;
-            the second is not red, which stands for numbers below 0.
+        less: the colours of 0 to -1 at equal steps.
+        lines: the colours of lines in a chart. No line is orange, which marks the reader's
+            changes. The second line is not red, which marks numbers below 0.
         cells: indices into the 256 colours of a terminal, from the smallest weight to the largest.
-        cells_less: the same for numbers below 0.
+        cells_less: the corresponding indices for numbers below 0.
     """
 
     more: tuple[str, ...]
@@ -33,18 +33,18 @@ class Theme(NamedTuple):
 
 
 class Tone(NamedTuple):
-    """The colours of a figure on one background, without those of numbers.
+    """The colours of a figure on one background, except the colours of numbers.
 
     Attributes:
         theme: the name of the background among `THEMES`.
         paper: the background.
-        ink: words.
-        dim: notes.
-        line: lines and frames.
-        faint: elements that stand back.
-        grid: lines behind a chart.
-        before: vectors before attention.
-        after: vectors after attention.
+        ink: the colour of words.
+        dim: the colour of notes.
+        line: the colour of lines and frames.
+        faint: the colour of less important elements.
+        grid: the colour of the grid of a chart.
+        before: the colour of vectors before attention.
+        after: the colour of vectors after attention.
     """
 
     theme: str

@@ -22,7 +22,7 @@ class Edge(NamedTuple):
         sender: the node at its beginning.
         receiver: the node at its end.
         input: the receiver's input, "q", "k" or "v"; empty if the receiver has only one.
-        value: its number.
+        value: the number of the edge.
     """
 
     sender: str

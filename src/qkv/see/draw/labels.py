@@ -21,13 +21,14 @@ def placed(
     area: Box,
     unit: float = 1.0,
 ) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
-    """Place each label: return its box, and the end of a line to its point if that is far.
+    """Place labels round their points; yield the box of each label, or None if it does not fit.
 
-    Greedy: a label goes to the nearest place round its point where it touches no earlier label and,
-    near the point, covers no point either. None if there is no such place.
+    The method is greedy: each label goes to the nearest position that touches no earlier label and,
+    near the point, covers no other point. With the box comes the end of a line to the point if the
+    box is far from the point, else None.
 
     Args:
-        labels: the point, and the width and height, of each.
+        labels: for each label its point, and its width and height.
         points: `(n, 2)`, points to leave uncovered.
         area: left, low, right and high end of the area for labels.
         unit: the size of a pixel.
