@@ -133,7 +133,7 @@ def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
 
 
 def allowed_error(query: Array, key: Array, value: Array) -> float:
-    """What `qkv.attention` promises at most; scores are bounded by the vectors' lengths."""
+    """Return the largest error that `qkv.attention` allows, from the vectors' lengths."""
     longest = [float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1).max())) for x in (query, key)]
     score = longest[0] * longest[1] / math.sqrt(query.shape[-1])
     rounding = {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(value.dtype.name, 0.0)

@@ -1,4 +1,4 @@
-"""Queries, keys and values become context: the formula, and what runs it."""
+"""Attention from queries, keys and values: the formula, and the code that runs it."""
 
 from qkv.attend.attention import attention, trace_attention
 from qkv.attend.cache import KVCache

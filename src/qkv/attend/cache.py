@@ -10,7 +10,7 @@ from qkv.arrays import Array, as_array
 from qkv.attend.plan import check_types
 from qkv.attend.visibility import check_lengths, check_window
 
-BLOCK = 256  # the memory grows by multiples of so many keys
+BLOCK = 256  # the memory grows by multiples of this number of keys
 
 
 class KVCache:
@@ -152,7 +152,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """Return one number if all rows have the same, else the array."""
+    """Return a single number if all rows have the same number, else the array."""
     if isinstance(counts, int):
         return counts
     if not counts.size:

@@ -133,8 +133,8 @@ def _arguments_packed(
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array as the kernel reads it, as a copy only if necessary.
 
-    Its elements are aligned and in this machine's byte order, and those of so many last axes are
-    contiguous (masks and biases need none).
+    The elements are aligned and in this machine's byte order. The last `contiguous` axes are
+    contiguous (masks and biases need 0 such axes).
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):

@@ -1,4 +1,4 @@
-"""Attention without its weights: the largest of each query, the sum for each key."""
+"""Attention with a summary of its weights: each query's largest weights, each key's sum."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts that add to the residual connection, in their order, each with its norm, the parts that
-# follow it, and the name of the sum behind it in a trace.
+# The parts that add to the residual connection, in order: for each part its norm, the parts that
+# follow, and the name of the resulting sum in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # of a decoder's block
@@ -72,11 +72,11 @@ class Block:
             read the same vectors.
         post_norm: whether the norms follow the parts.
         out_norm1: the norm of the attention's output, unless `post_norm`.
-        out_norm2: the same of the MLP's output.
-        scale1: the scale of the attention's output, behind `out_norm1`.
-        scale2: the same of the MLP's output.
-        parallel: whether the MLP reads the input of the block, as the attention does, and not the
-            sum behind the attention. A trace then has no `resid_mid`.
+        out_norm2: the norm of the MLP's output, unless `post_norm`.
+        scale1: the scale of the attention's output, applied after `out_norm1`.
+        scale2: the scale of the MLP's output, applied after `out_norm2`.
+        parallel: whether the MLP reads the block's input, like the attention, and not the sum
+            after the attention. A trace then has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
@@ -165,7 +165,7 @@ class Block:
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all activations that it records, those of `top_k` included.
+        """The names of all activations that the block records, including those of `top_k`.
 
         >>> from qkv.layers import RMSNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), RMSNorm(8), None, None, post_norm=False)
@@ -218,7 +218,7 @@ class Block:
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Return the result (..., T, D) of calling the block, and the values for `backward`."""
+        """Apply the block; return its result (..., T, D) and the values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)

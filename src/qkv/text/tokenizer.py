@@ -235,7 +235,7 @@ def _said(call: str) -> Iterator[None]:
 def check_text(text: Any, *, call: str, name: str) -> str:
     """Raise unless `text` is a string that can be written as UTF-8."""
     if isinstance(text, bytes | bytearray):
-        raise TypeError(f"{call}: {name} is bytes, not a string: write {name}.decode()")
+        raise TypeError(f"{call}: {name} is bytes, not a string: decode it with .decode()")
     if not isinstance(text, str):
         raise TypeError(f"{call}: {name} is {type(text).__name__}, not a string")
     try:
