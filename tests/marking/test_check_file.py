@@ -452,7 +452,7 @@ def test_nothing_of_the_working_folder_takes_the_place_of_a_library(file, tmp_pa
 
 def test_a_bad_request_is_an_error(file, tmp_path):
     path = file(SOFTMAX)
-    with pytest.raises(ValueError, match="there is no task 'x'"):
+    with pytest.raises(ValueError, match="task 'x' is unknown"):
         check_file(path, "x")
     with pytest.raises(FileNotFoundError):
         check_file(tmp_path / "none.py")

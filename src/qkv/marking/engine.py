@@ -15,7 +15,7 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
 
-# the words before a finding, by its kind, the worst first; and before a finding of another kind
+# by kind, the worst first: the words before a first finding, then before a finding of another kind
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
@@ -23,7 +23,7 @@ _LEAD = {
 }
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 
-# the result of a case, computed by these steps
+# computes the result of a case by these steps
 Compute = Callable[[Any, Steps], Array]
 NO_FIT = (ValueError, IndexError)  # of shapes
 
@@ -35,7 +35,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
         run: the call.
         steps: the steps that may have given the result.
         compute: computes by steps.
-        exactly: an error must have the same words; else the same sizes must clash.
+        exactly: errors must have the same words; otherwise the same sizes must clash.
     """
     try:
         predicted = compute(run.case, steps)
@@ -54,7 +54,7 @@ def _can_be_reproduced(run: Outcome) -> bool:
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
-    """Find the mistakes that reproduce every run: none, one, or else two.
+    """Find the mistakes that reproduce every run: no mistake, one, or two if one is not enough.
 
     Returns:
         The steps with those mistakes, and the mistakes; None if nothing reproduces the runs.
@@ -130,7 +130,7 @@ class Marking:
     ) -> None:
         self.task, self.name, self.call, self.compute = task, name, call, compute
         self.returns = returns
-        self.steps: Steps | None = steps  # those of the function, as far as they are known
+        self.steps: Steps | None = steps  # the steps of the function, as far as they are known
         self.nothing_done = findings.nothing_done
         self.of_weight_one: Sequence[Case] = ()  # also right if weights are cut off to 0 and 1
         self.explained = False  # was any test explained by an output, not only by errors?
@@ -159,7 +159,7 @@ class Marking:
     def explain(
         self, runs: list[Outcome], known: Sequence[Mistake]
     ) -> tuple[Steps, list[Mistake]] | None:
-        """Find those of these mistakes that give the runs, beside the mistakes found before."""
+        """Find which of these mistakes, together with the mistakes found before, give the runs."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(
@@ -181,7 +181,7 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Run a test; if the function is wrong, find the mistake beside those found before."""
+        """Run a test; if the function is wrong, find the mistake that it adds to earlier ones."""
         if group.if_right and self.wrong:
             return
         runs = self.run(group.cases)
@@ -190,7 +190,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # an earlier mistake is not explained, and would show here too
+            return  # an unexplained mistake of an earlier test would show here too
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -202,7 +202,7 @@ class Marking:
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            keys = {finding.key for finding in self.found}  # a later test may show one again
+            keys = {finding.key for finding in self.found}  # a later test may show a mistake again
             self.found += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
@@ -210,14 +210,14 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Does it give zeros by a known mistake, and not because nothing is filled in?"""
+        """Does the function give zeros by a known mistake, not because nothing is filled in?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Test integers: a function may refuse them, but not cut off the fractions of results."""
+        """Test integers: a function may refuse them, but must keep the fractions of results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
@@ -232,7 +232,7 @@ class Marking:
         return findings.unexplained(runs, what, self.returns, [])
 
     def at_last(self) -> Finding | None:
-        """Report inputs or outputs that were written to; only asked if nothing is wrong."""
+        """Report inputs or outputs that were written to; called only if nothing is wrong."""
         return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
     def result(self) -> CheckResult:

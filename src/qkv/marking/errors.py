@@ -35,11 +35,11 @@ _RESHAPES = (
 
 
 class RaisedElsewhere(BaseException):
-    """An exception of another process, which has its frames.
+    """An exception of another process, which holds the frames of the exception.
 
     Attributes:
         line: the line of the student's code that raised it, in words; empty if no line did.
-        likely: the `Mistake` that is its likeliest cause, or None.
+        likely: the `Mistake` that most likely caused the error, or None.
     """
 
     line: str
@@ -145,6 +145,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: the same words, or the same sizes that clash?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # the words name left and right: 12 and 24 are not 24 and 12
+        exactly = True  # the words name left and right: (12, 24) differs from (24, 12)
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -18,7 +18,7 @@ def options_of(
     names: Sequence[str],
     known: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the options that a function takes, by their names in it, and those that it requires.
+    """Return `(taken, required)`: a function's options by its own names for them.
 
     Args:
         function: a student's function.
@@ -26,7 +26,7 @@ def options_of(
         known: the options by their names, with the spellings that each may have.
 
     Raises:
-        TypeError: it cannot be called with these names, or requires other arguments.
+        TypeError: the function cannot be called with these names, or requires other arguments.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -62,7 +62,7 @@ def _stub(x: Any) -> None: ...
 
 
 def _stub_with_words(x: Any) -> None:
-    """Be a stub with a docstring."""
+    """Serve as an example of a stub with a docstring."""
 
 
 _EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}

@@ -30,19 +30,19 @@ Packed = dict[str, Any]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
 _NO_REPLY = 70  # the exit code of a process that could not send its reply
 _START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
-_PATIENCE = 20  # times as long may pass where other programs take the processors
+_PATIENCE = 20  # factor on the time limit while other programs keep the processors busy
 _TICK = 0.1
-_LINE = 1 << 26  # bytes of a line; no verdict has so many
-_MOVES = 0.02  # seconds of processor time in a second: a process that is held up, and not asleep
+_LINE = 1 << 26  # maximum bytes of a line: more than any verdict has
+_MOVES = 0.02  # processor seconds per second: a process that uses more does not sleep
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # as it is before any student's code is read
 
 
 class Ended(BaseException):
-    """The process answers no more: it has ended, or has no time left.
+    """The process no longer answers: it has ended, or its time is over.
 
     Args:
-        key: the key of that mistake.
+        key: the key of the mistake to report.
         shows: how it shows.
     """
 
@@ -52,7 +52,7 @@ class Ended(BaseException):
 
 
 class Isolated:
-    """A child process that answers requests, and is gone at the end of `with` in any case.
+    """A child process that answers requests, and that always ends with the `with` block.
 
     Args:
         module: the module of qkv whose `main` the child runs, or a function that a fork of this
@@ -87,7 +87,7 @@ class Isolated:
         self.seconds, self._waiting, self._call = seconds, waiting, call
         self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self._worker = 0  # the process that runs the student's code, a child of that child
+        self._worker = 0  # the process that runs the student's code: a child of the child process
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.begin()
@@ -158,7 +158,7 @@ class Isolated:
         self._lines.put(None)
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next line; None if the child ended before, Ended if it takes too long."""
+        """Return the next line; None if the child ended first, `Ended` if it takes too long."""
         begin = time.monotonic()
         try:
             while True:
@@ -171,7 +171,7 @@ class Isolated:
                 if now - self._noted >= 1:
                     self._moves = used - self._used_then >= _MOVES
                     self._noted, self._used_then = now, used
-                # on a busy machine the child may not have had its time yet
+                # on a busy machine the child may not have got its processor time yet
                 held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
                     raise Ended("endless-loop", f"it was ended after {seconds:g} s")
@@ -182,7 +182,7 @@ class Isolated:
         return processor(self._worker or self._child.pid)
 
     def _ended(self) -> tuple[str, str]:
-        """Return how a process ended that sent no reply: the key, and how it shows."""
+        """Return `(key, shows)` for a process that ended without a reply."""
         try:
             code = self._child.wait(timeout=self._seconds)
         except subprocess.TimeoutExpired:
@@ -201,7 +201,7 @@ class Isolated:
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
-            if self._worker and self._child.poll() is None:  # it may have left the group
+            if self._worker and self._child.poll() is None:  # the process may have left the group
                 ends.append((os.kill, self._worker))
             for end, number in ends:
                 with suppress(ProcessLookupError, PermissionError):  # it is gone already
@@ -209,28 +209,28 @@ class Isolated:
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:
-            with suppress(OSError):  # a request that could not be written any more
+            with suppress(OSError):  # a request that could no longer be written
                 self._child.stdin.close()
         self._listener.join(_TICK)  # ends with the child, unless another process was left behind
         self._stderr.close()
 
 
 class Forked:
-    """A fork of this process, with those methods of a `subprocess.Popen` that `Isolated` uses.
+    """A fork of this process, with the methods of `subprocess.Popen` that `Isolated` uses.
 
     Args:
-        main: the function that the fork runs, and ends with.
+        main: the function that the fork runs; the fork ends when it returns.
         stderr: the file for its standard error.
     """
 
     def __init__(self, main: Callable[[], None], stderr: IO[bytes]) -> None:
         (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
-        with warnings.catch_warnings():  # about threads, which the fork does not have
+        with warnings.catch_warnings():  # a warning about threads, which the fork does not have
             warnings.simplefilter("ignore")
             self.pid = os.fork()
         if not self.pid:
             try:
-                faulthandler.disable()  # its file is of the other process
+                faulthandler.disable()  # faulthandler writes to a file of the parent process
                 os.setsid()
                 for number, file in enumerate((stdin, stdout, stderr.fileno())):
                     os.dup2(file, number)
@@ -301,7 +301,7 @@ def serve(
             before each part of its work, with a name of that part.
         megabytes: the memory limit.
         seconds: after which this process ends in any case.
-        again: go on in a child, so that code that ends its parent does not end the marker.
+        again: continue in another child, so that code that ends its parent does not end the marker.
     """
     _limit_memory(megabytes)
     if again:
@@ -320,7 +320,7 @@ def serve(
             tell(answer(request, lambda part: tell({"part": part} | number)) | number)  # noqa: B023
         code = 0
     finally:
-        leave(code)  # whatever threads and exit functions were left behind
+        leave(code)  # do not wait for leftover threads or exit functions
 
 
 def _go_on_in_a_child() -> None:
@@ -330,7 +330,7 @@ def _go_on_in_a_child() -> None:
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # whoever reads these files learns of the child's end
+    for number in (0, 1, 2):  # readers of these files then see that the child has ended
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
@@ -361,7 +361,7 @@ def _limit_memory(megabytes: int) -> None:
     """Limit the memory, and write no core files."""
     try:
         import resource
-    except ImportError:  # Windows has none
+    except ImportError:  # Windows has no such module
         return
     for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # a lower limit was set outside

@@ -43,7 +43,7 @@ def check(
             value (S, dv)) -> (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d),
             w_v (D, dv)) -> (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have
             one signature each.
-        task: the name of a task, or of the function that it asks for.
+        task: the name of a task, or of the function that the task expects.
         seed: draws the inputs; 0 for inputs that are the shortest to print. To mark a class, choose
             a seed that no student can know in advance.
 
@@ -107,9 +107,9 @@ def task_of(name: str) -> Task:
     >>> task_of("many_heads").name
     'heads'
     """
-    from qkv.marking.tasks import TASKS  # here, so that `import qkv` is quick
+    from qkv.marking.tasks import TASKS  # imported here, so that `import qkv` is quick
 
     for task in TASKS.values():
         if name == task.name or (name in task.looks_for and not task.by_name):
             return task
-    raise ValueError(f"check: there is no task {name!r}: the tasks are {', '.join(TASKS)}")
+    raise ValueError(f"check: task {name!r} is unknown: choose from {', '.join(TASKS)}")

@@ -34,8 +34,8 @@ class Mistake:
         variants: the steps that replace the right steps, for each way to write the mistake.
         nudge: what to try or to look at first; it does not give the mistake away.
         where: where to look in the code.
-        alone: it is reported only where it explains everything. Pairs of mistakes are made of the
-            others only, or too many pairs would fit by chance.
+        alone: report it only where it explains everything. Pairs of mistakes are formed from the
+            other mistakes only; otherwise too many pairs would fit by chance.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the fields of each mistake in the TOML file beside a module, which has its name.
+    """Read the fields of each mistake in the TOML file beside a module, named like the module.
 
     A table is a mistake; a table that contains tables is a group, whose fields are the defaults of
     the mistakes in it.
@@ -88,7 +88,7 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
 
     Args:
         key: its table there.
-        shows: how it shows, where the table does not say.
+        shows: how the mistake shows, if the table does not say so.
         names: fill the placeholders of the texts.
 
     >>> described("missing-function", "it has nothing", name="softmax", signature="").says

@@ -21,7 +21,7 @@ from qkv.marking.errors import type_name
 # relative to the largest value: above the rounding of float32, far below the effect of mistakes
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # for float16
-_FEW = 100_000  # numbers of an output that is copied in any case
+_FEW = 100_000  # an output of at most so many numbers is always copied
 RAISED = (Exception, SystemExit)  # errors of a student's code: they are findings
 
 
@@ -57,7 +57,7 @@ class Outcome:
     error: BaseException | None = None
     changed: dict[str, Any] = field(default_factory=dict)
     printed: int = 0
-    given_back: tuple[tuple[Array, Array], ...] = ()  # copies of the outputs, and the outputs
+    given_back: tuple[tuple[Array, Array], ...] = ()  # (copy of an output, output)
 
     @property
     def overwritten(self) -> Array | None:
@@ -112,7 +112,7 @@ def _kept(a: Array | None, right: Array) -> Array | None:
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # as they are before a student's file runs
+getpid, _leave = os.getpid, os._exit  # saved before a student's file runs, which may change them
 
 
 class Unread(io.TextIOBase):

@@ -27,21 +27,21 @@ _IMPORTS = MappingProxyType(
         "F": "import torch.nn.functional as F",
     }
 )
-# names of NumPy that are easily written without np.
+# names of NumPy that are often written without "np."
 _OF_NUMPY = frozenset(
     {"exp", "log", "sqrt", "sin", "cos", "tanh", "zeros", "ones", "array", "arange", "where", "pi"}
     | {"tril", "triu", "concatenate", "stack", "einsum", "matmul", "dot", "inf", "swapaxes"}
 )
-# keys by the type of the error
+# the keys of mistakes, by the type of the error
 _BY_TYPE = (
     (SystemExit, "exits"),
     (EOFError, "asks-for-input"),
     (MemoryError, "out-of-memory"),
     (RecursionError, "endless-recursion"),
 )
-# keys by the words of the error
+# the keys of mistakes, by the words of the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# findings that only say that an error was raised: the function may not be an answer to the task
+# findings that only report an error: the function may not be meant as an answer to the task
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
@@ -51,7 +51,7 @@ def key_of(error: BaseException | None, otherwise: str) -> str:
 
 
 def known(error: BaseException | None) -> Mistake | None:
-    """Return the likeliest cause of an error; None where its own words say everything."""
+    """Return the likeliest cause of an error; None if the error's own words are enough."""
     if isinstance(error, RaisedElsewhere):
         likely: Mistake | None = error.likely
         return likely
@@ -87,7 +87,7 @@ def _perhaps(near: str) -> str:
 
 
 def _of_name(error: NameError) -> Mistake:
-    """Explain a name without a value: of a module, of an attribute, or defined nowhere."""
+    """Explain a name without a value: a module's, an attribute's, or one that is undefined."""
     quoted = re.search(r"'(\w+)'", str(error))
     name = quoted[1] if quoted else str(error)
     of_self = _is_of_self(name, error)

@@ -30,7 +30,7 @@ def test_each_planted_defect_is_named_at_its_feature(spoiled):
 
 def test_tiles_and_numbers_are_told():
     report = qkv.conform(kernel("partial-tile", tile=32), features=["plain"])
-    assert "behind the last whole tile of 32" in report.remark("plain")
+    assert "after the last whole tile of 32" in report.remark("plain")
     report = qkv.conform(kernel("stale-acc", tile=8), features=["plain"])
     assert "(tiles of 8 keys)" in report.remark("plain")
 
@@ -45,9 +45,9 @@ def test_tiles_and_numbers_are_told():
         (others.paged, "lengths", "key_lengths were rounded up to whole tiles of 16 keys"),
         (blind.forgotten_output, "plain", "the running output were not rescaled"),
         (blind.mask_after_softmax, "bool mask", "masked weights were set to 0 after the softmax"),
-        (blind.cap_of_raw_scores, "softcap", "softcap were not divided by inside of tanh"),
+        (blind.cap_of_raw_scores, "softcap", "scores were not divided by softcap before tanh"),
         (blind.symmetric_window, "window", "the right side of the window were as wide as the left"),
-        (blind.lse_without_maximum, "LSE", "the LSE did not have the maximum added"),
+        (blind.lse_without_maximum, "LSE", "the maximum were not added to the LSE"),
     ],
 )
 def test_a_mistake_of_a_kernel_in_another_style_is_named(function, feature, said):

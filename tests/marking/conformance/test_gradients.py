@@ -78,7 +78,7 @@ def spoiled(how):
     [
         ("query", "the gradient of queries left out the scale"),
         ("mean", "were means over the query heads of a group"),
-        ("tile", "behind the last whole tile of 8 were left at 0"),
+        ("tile", "after the last whole tile of 8 were left at 0"),
     ],
 )
 def test_a_planted_mistake_is_named(how, said):

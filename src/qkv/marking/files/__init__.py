@@ -1,4 +1,4 @@
-"""Mark what a file has for the tasks, in a process of its own."""
+"""Mark a file's functions and values for the tasks, in a process of their own."""
 
 from qkv.marking.files.process import check_file
 

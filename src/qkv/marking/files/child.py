@@ -32,7 +32,7 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
-_LONGEST = 1000  # letters of texts that are sent, such as a function's parameters
+_LONGEST = 1000  # maximum letters of a sent text, such as a function's parameters
 _WATCHED = 64  # arrays that were returned last: a later call may write to them
 
 
@@ -93,7 +93,7 @@ class _Submission:
             names = defined(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
-            loader = SourceFileLoader(NAME, self.file)  # for any ending of the name
+            loader = SourceFileLoader(NAME, self.file)  # a loader that accepts any file ending
             self.module = _module(self.file, loader)
             if book is None:
                 loader.exec_module(self.module)
@@ -101,7 +101,7 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # only now, since it may have ended before it defined anything
+            if not tasks:  # only now: the process may have ended before the file defined anything
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
@@ -226,7 +226,7 @@ def _verdict(result: CheckResult) -> Packed:
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
-    """Make a module for the file, which finds files beside it; the caller runs it."""
+    """Make a module that can import the files beside the file; the caller runs the module."""
     sys.path.insert(0, str(Path(file).parent))
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file

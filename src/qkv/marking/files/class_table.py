@@ -47,7 +47,7 @@ class ClassTable:
 
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
-        """How many verdicts name a mistake, its task, and its name: the commonest first."""
+        """Each mistake as (number of verdicts, its task, its name), the commonest first."""
         counted = Counter(
             (result.task or "file", key)
             for result in self._results()
@@ -91,7 +91,7 @@ class ClassTable:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the same as a page, with the commonest mistakes.
+        """Write the table as a page, with the commonest mistakes.
 
         Raises:
             OSError: the file cannot be written.
@@ -130,7 +130,7 @@ def _cell(tag: str, content: object, attributes: str = "") -> str:
 
 
 def _points(results: Sequence[CheckResult]) -> int:
-    """Return the points of a file in one task; the fewest, if several functions answer it."""
+    """Return a file's points in one task; the fewest if several functions answer the task."""
     return min(result.points for result in results)
 
 
@@ -142,10 +142,10 @@ def _plain(name: str) -> str:
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
     """List the Python files and notebooks in a folder and below, by name, without hidden files.
 
-    Links that lead nowhere are among them.
+    The list includes links that lead nowhere.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the folder has no such file.
     """
     paths = [
         str(path)
@@ -160,7 +160,7 @@ def files_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is it a file, or something unreadable in place of a file? Not a folder, pipe or device."""
+    """Is the path a file or unreadable? False for a folder, a pipe or a device."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

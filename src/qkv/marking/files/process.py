@@ -22,7 +22,7 @@ from qkv.marking.tasks import TASKS, Task
 from qkv.marking.tasks.task import SECONDS
 
 MEGABYTES = 2048
-_CELL = 6  # times as long may a cell of a notebook take: some lessons train a model
+_CELL = 6  # factor on the time limit for a cell of a notebook: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
 
@@ -111,12 +111,12 @@ def check_file(
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """Drop the verdicts on helpers, and name these in the first of the other verdicts."""
+    """Drop the verdicts on helpers, and name the helpers in the first remaining verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
     helpers = "".join(
-        f"\nNot marked for {result.task}, whose parameters are others: {helper}."
+        f"\nNot marked for {result.task}, which needs other parameters: {helper}."
         for result, helper in marked
         if helper
     )
@@ -180,7 +180,7 @@ def _verdict(
         task = task_of(name)
         if task.values:
             values = remotes.values(task.values)
-            if isinstance(values, str):  # the name of a value that the file does not have
+            if isinstance(values, str):  # the file lacks the value of this name
                 return _missing(task, values, task.name, own), ""
             return check(values, task=task.name), ""
         by_task = name == task.name  # else a function was requested by its name
@@ -190,7 +190,7 @@ def _verdict(
         function_name, function, parameters = row
         result = _judged(task, function_name, function, parameters, name, seed)
         return result, _helper(task, function_name, parameters, result)
-    except Exception as error:  # of the marker; the student's errors are part of the verdict
+    except Exception as error:  # the marker's; the student's errors are in the verdict
         return failed(error, file, name), ""
 
 
@@ -217,7 +217,7 @@ def _judged(
 
 
 def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
-    """Return a function with its parameters, if it seems to have its name by chance."""
+    """Return a function with its parameters if the function seems to have its name by chance."""
     if function_name not in task.everyday:
         return ""
     call = f"{function_name}{parameters}"

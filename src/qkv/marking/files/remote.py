@@ -92,7 +92,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number; if it came before, the same object as then."""
+        """Return the object with this number: always the same object for the same number."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -116,7 +116,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect look for such names
+        if name.startswith("_"):  # NumPy and inspect look up special names like this one
             raise AttributeError(name)
         return self._remotes.get(self, name)
 

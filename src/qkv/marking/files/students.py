@@ -22,7 +22,7 @@ class Student:
 
     Attributes:
         names: the first cells of the row: a file, a student's folder, or the id and the name of a
-            roster. A file that belongs to nobody in the roster has no id, and its path as the name.
+            roster. A file of nobody in the roster has an empty id, and its path as the name.
         files: the files of that student.
     """
 
@@ -91,7 +91,8 @@ def by_roster(
 
     A file belongs to the student whose id is a word of its name, or of the name of a folder above
     it, up to the folder that was named (`s12` in `s12_lesson3.ipynb` and not in `s123.ipynb`). If
-    it has no id, it belongs to the student whose name it has. The longest id wins.
+    these names have no id, the file belongs to the student whose name they have. The longest id
+    wins.
     """
     keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
     owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
@@ -143,7 +144,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Make a test whether a text has the words of this name, with anything between them."""
+    """Return a function that tests whether a text has the words of a name, with gaps allowed."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)

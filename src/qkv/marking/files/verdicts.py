@@ -75,7 +75,7 @@ def _line(error: BaseException, file: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """List names in order, shortened if there are very many; "nothing" if there is none."""
+    """List names in order, shortened if there are very many; return "nothing" for no names."""
     shown = ", ".join(sorted(names)) or "nothing"
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 

@@ -1,4 +1,4 @@
-"""Watch which library functions a student's function calls: some answer the task for them."""
+"""Watch which library functions a student's function calls: some give the whole answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ATTENTION = frozenset(
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
-_PRINTED = "Unread.write"  # what print calls in place of a terminal
+_PRINTED = "Unread.write"  # the functions that print calls instead of writing to a terminal
 _SWITCHED_OFF = "sys.setprofile"
-_set, _get = sys.setprofile, sys.getprofile  # as they are before a student's file runs
+_set, _get = sys.setprofile, sys.getprofile  # saved before a student's file runs
 
 
 class Watch:
@@ -79,7 +79,7 @@ def _is_outside(caller: str, called: str) -> bool:
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
     """Return the functions that answer a task.
 
-    Softmax of any library answers only the task `softmax`, since a lesson hands it out. Attention
+    A library's softmax answers only the task `softmax`, since a lesson provides softmax. Attention
     of any library, every other function of qkv, and a started program answer all tasks.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")

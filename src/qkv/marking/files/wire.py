@@ -38,7 +38,7 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: it has more numbers than any right answer.
+            MemoryError: the object has more numbers than any right answer.
         """
         self.count += 1
         kind = type(thing)
