@@ -269,7 +269,7 @@ def changed(side, **others):
         (changed("text", hidden_size=13), "text_config: hidden_size is 13 and num_attention_heads"),
         (changed("text", hidden_act="tanh"), "text_config: hidden_act is 'tanh'"),
         (changed("text", model_type="bert"), "text_config: model_type is 'bert'"),
-        (changed("vision", patch_size=9), "a patch must fit into the image"),
+        (changed("vision", patch_size=9), "give a patch that fits into the image"),
         (changed("vision", projection_dim=9, layer_norm_eps=0), "vision_config: layer_norm_eps"),
         ({**CONFIG, "projection_dim": 0}, "projection_dim is 0"),
         ({**CONFIG, "text_config": 3}, "text_config is 3: it must be a JSON object"),

@@ -68,7 +68,7 @@ def test_it_is_saved_and_loaded(config, tmp_path) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ModelError, match="a family that qkv does not know"):
+    with pytest.raises(ModelError, match="an unknown family"):
         fresh_model({"model_type": "perceptron"})
     with pytest.raises(ModelError, match="not a single stack"):
         fresh_model({"model_type": "t5"})

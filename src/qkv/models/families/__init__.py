@@ -1,4 +1,4 @@
-"""The families of models that can be loaded, related families in one file."""
+"""The families of models that qkv can load; one file holds related families."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -20,22 +20,22 @@ __all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
 
 
 def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
-    """Return the design that a config.json describes, and the names of its parameters in files.
+    """Return the design that a config.json describes, and its parameters' names in files.
 
     Args:
         values: the contents of the config.json.
         source: the name of the file in errors.
 
     Raises:
-        ModelError: the family is not known, or a value of the config is not possible.
+        ModelError: the family is unknown, or a value in the config is impossible.
     """
     model_type = values.get("model_type")
     if model_type is None:
-        raise ModelError(f"{source}: it has no model_type: qkv knows {', '.join(FAMILIES)}")
+        raise ModelError(f"{source}: model_type is missing: qkv knows {', '.join(FAMILIES)}")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"{source}: model_type is {model_type!r:.80}, a family that qkv does not know: "
-            f"it knows {', '.join(FAMILIES)}"
+            f"{source}: model_type is {model_type!r:.80}, an unknown family: "
+            f"qkv knows {', '.join(FAMILIES)}"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))
@@ -47,7 +47,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 def towers(
     values: Mapping[str, Any], source: str | Path
 ) -> dict[str, tuple[dict[str, Any], Names]]:
-    """Return the config of each of two towers in one config.json, and the names in its files."""
+    """Return each tower's config from a shared config.json, and its parameters' names in files."""
     return {
         side: (own, Names.of(family, family.config(own, str(source))))
         for side, (own, family) in vision.towers(values, str(source)).items()

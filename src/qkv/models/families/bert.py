@@ -27,17 +27,17 @@ def encoder(config: Config, **fields: Any) -> Design:
 
 
 def _post_norm(config: Config, **fields: Any) -> Design:
-    """Return the design of an encoder with norms after each part."""
+    """Return the design of an encoder with a norm after each part."""
     return Design(**stack(config, embed_norm=True, norms="after", final_norm=False, **fields))
 
 
 def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | None:
-    """Return the head: words for masked tokens, or classes of the text or of each token.
+    """Return the head, which predicts masked words, or classes of the text or of each token.
 
     Args:
         config: the model's config.
         activation: the activation of the head over words.
-        pooled: the activation before the classes of a text.
+        pooled: the activation before the layer that classifies a text.
     """
     match config.head():
         case "MaskedLM" | "PreTraining":
@@ -57,18 +57,18 @@ def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | Non
 
 
 def bert(config: Config) -> Design:
-    """Return the design of a BERT: learned positions, segments, norms after each part."""
+    """Return the design of a BERT: learned positions, segments, a norm after each part."""
     top = head(config, config.activation("hidden_act"))
     return encoder(config, token_types=config.size("type_vocab_size"), head=top)
 
 
 def distilbert(config: Config) -> Design:
-    """Return the design of a DistilBERT: a BERT without segments, with keys of its own."""
+    """Return the design of a DistilBERT: a BERT without segments, with other config keys."""
     return encoder(config, head=head(config, config.activation("hidden_act"), pooled="relu"))
 
 
 def electra(config: Config) -> Design:
-    """Return the design of an ELECTRA: a BERT whose token table may be narrower."""
+    """Return the design of an ELECTRA: a BERT with a token table that may be narrower."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     if config.head() == "PreTraining":  # the discriminator: one logit for each token
@@ -80,12 +80,12 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return a head whose words have vectors of another width."""
+    """Return the head, with word vectors of size `width` if the head predicts words."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 
 def albert(config: Config) -> Design:
-    """Return the design of an ALBERT: layers share parameters, and the token table is narrower."""
+    """Return the design of an ALBERT: layers with shared parameters, and a narrower token table."""
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     same_as = tuple(first for first, _, _ in _albert_groups(config))
     width = config.size("embedding_size")
@@ -99,26 +99,27 @@ def albert(config: Config) -> Design:
 
 
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
-    """Yield for each layer: the first layer with its parameters, its group, its position in that.
+    """Yield `(first, group, part)` for each layer of the network.
 
-    A group runs as a whole, once for each layer of the config that belongs to it.
+    `first` is the first layer with the same parameters, `group` the layer's group, and `part` the
+    layer's position in the group. Each layer in the config runs all layers of its group.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:
         raise ModelError(
             f"{config.source}: num_hidden_groups is {groups} and num_hidden_layers is {count}: "
-            "there can be no more groups than layers"
+            "give at most as many groups as layers"
         )
     inner = config.size("inner_group_num", most=MOST_LAYERS // count)
     firsts: dict[int, int] = {}
     for layer in range(count):
-        group = int(layer / (count / groups))  # rounded as in training
+        group = int(layer / (count / groups))  # the same rounding as in training
         first = firsts.setdefault(group, layer) * inner
         yield from ((first + part, group, part) for part in range(inner))
 
 
 def _albert_names(names: Names, config: Config) -> Names:
-    """Return the names with the numbers of groups and of the layers in them."""
+    """Return the names with each `*` replaced by the number of a layer or group."""
     return {
         ours.replace("*", str(first)): str(theirs)
         .replace("*", str(group), 1)
@@ -129,18 +130,18 @@ def _albert_names(names: Names, config: Config) -> Names:
 
 
 def roberta(config: Config) -> Design:
-    """Return the design of a RoBERTa: a BERT whose positions count all tokens but padding."""
+    """Return the design of a RoBERTa: a BERT with positions that skip padding tokens."""
     padding, token_types = config.whole("pad_token_id"), config.size("type_vocab_size")
     shared = encoder(config, token_types=token_types, head=head(config, "gelu"))
     return _behind_padding(shared, padding, config)
 
 
 def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
-    """Return a design whose positions begin behind the row of the padding's id."""
+    """Return the design with positions that begin at the padding's id + 1."""
     if shared.positions <= padding + 1:
         raise ModelError(
             f"{config.source}: max_position_embeddings is {shared.positions} and the padding's id "
-            f"{padding}: positions begin behind it, so the first must be at least {padding + 2}"
+            f"is {padding}: positions begin at {padding + 1}, so give at least {padding + 2}"
         )
     first = padding + 1
     return replace(
@@ -149,18 +150,20 @@ def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
 
 
 def mpnet(config: Config) -> Design:
-    """Return the design of an MPNet: a RoBERTa without segments, with biases by distance."""
+    """Return the design of an MPNet: a RoBERTa without segments, with relative biases."""
     buckets = Buckets(32, 128)
-    config.only("relative_attention_num_buckets", buckets.count)  # transformers has no others
+    config.only(
+        "relative_attention_num_buckets", buckets.count
+    )  # transformers supports no other count
     shared = encoder(config, buckets=buckets, head=head(config, "gelu"))
-    return _behind_padding(shared, 1, config)  # for any `pad_token_id`
+    return _behind_padding(shared, 1, config)  # MPNet's padding id is 1, whatever `pad_token_id` is
 
 
 _POOLS: dict[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
 
 
 def modernbert(config: Config) -> Design:
-    """Return the design of a ModernBERT: windows in most layers, a gated MLP, norms before."""
+    """Return the design of a ModernBERT: windows in most layers, a gated MLP, pre-norms."""
     positions, bias = config.size("max_position_embeddings"), config.flag("attention_bias")
     return Design(
         **stack(
@@ -180,9 +183,9 @@ def modernbert(config: Config) -> Design:
 
 
 def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
-    """Return the attention of each layer: every third sees all tokens, the others a window.
+    """Return each layer's attention: to all tokens in every third layer, otherwise to a window.
 
-    Each kind of layer has a rotary base of its own.
+    Layers with windows may have another rotary base than layers without.
     """
     _, heads, size = config.heads()
     every = config.size("global_attn_every_n_layers")
@@ -192,14 +195,14 @@ def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
     bases = {FULL: ("global_rope_theta", base), SLIDING: ("local_rope_theta", local)}
     rotary = read_rotaries(config, size, positions, bases, scaled=bases)
     width = config.size("local_attention")
-    config.only("sliding_window", width // 2, None)  # one side of it, in transformers' name
+    config.only("sliding_window", width // 2, None)  # transformers counts one side of the window
     full = Attention(heads, heads, size, rotary=rotary[FULL])
     attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
     return tuple(attends[kind] for kind in kinds)
 
 
 def _modernbert_head(config: Config) -> Head | None:
-    """Return the head: words for masked tokens, or classes of the text or of each token."""
+    """Return the head, which predicts masked words, or classes of the text or of each token."""
     words = Head(
         config.size("vocab_size"),
         tied=config.flag("tie_word_embeddings"),
@@ -221,7 +224,7 @@ def _modernbert_head(config: Config) -> Head | None:
     return None
 
 
-# Options of the code that came with the first files: the values that change nothing.
+# Options of the first model files' own code, with the values that have no effect.
 _NOMIC_NEUTRAL = {
     **{"activation_function": ("swiglu",), "causal": (False,), "prenorm": (False,)},
     **{"parallel_block": (False,), "use_rms_norm": (False, None), "num_experts": (0, None)},

@@ -16,7 +16,7 @@ from qkv.models.network.head import Head
 
 
 def attention(config: Config, **fields: Any) -> Attention:
-    """Return the attention of a layer of these families; `fields` are those that differ."""
+    """Return the attention of a layer in these families; `fields` replace its defaults."""
     _, heads, size = config.heads()
     return Attention(heads, heads, size, **{"options": {"is_causal": True}, **fields})
 
@@ -39,12 +39,12 @@ def decoder(config: Config, **fields: Any) -> Design:
 
 
 def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | None:
-    """Return the head of a decoder: the next word, or classes of the text or of each token.
+    """Return a decoder's head, which predicts the next word, or classes of texts or tokens.
 
     Args:
         config: the model's config.
         bias: whether the logits of words have a bias.
-        tokens: whether the family has a head for classes of each token.
+        tokens: whether the family has a head that classifies each token.
     """
     if config.head() == "CausalLM":
         return Head(config.size("vocab_size"), tied=config.flag("tie_word_embeddings"), bias=bias)
@@ -56,7 +56,7 @@ def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | 
 
 
 def gpt2(config: Config) -> Design:
-    """Return the design of a GPT-2: learned positions, norms before each part."""
+    """Return the design of a GPT-2: learned positions, a norm before each part."""
     config.only("add_cross_attention", False)
     layer = attention(config)
     by_layer = config.flag("scale_attn_by_inverse_layer_idx")
@@ -67,7 +67,7 @@ def gpt2(config: Config) -> Design:
 
 
 def gpt_neo(config: Config) -> Design:
-    """Return the design of a GPT-Neo: a GPT-2 with unscaled scores, and windows in some layers."""
+    """Return the design of a GPT-Neo: a GPT-2 with unscaled scores and windows in some layers."""
     far = attention(config, options={"is_causal": True, "scale": 1.0})
     near = far.within(config.size("window_size"))
     kinds = gpt_neo_kinds(config, config.layers())
@@ -98,19 +98,19 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
-            f"{kinds!r:.80}: they are two names for one thing"
+            f"{kinds!r:.80}: both keys mean one thing: keep one of them"
         )
     return kinds
 
 
 def gptj(config: Config) -> Design:
-    """Return the design of a GPT-J: parallel parts behind one norm, heads rotated in part."""
+    """Return the design of a GPT-J: parallel parts after one norm, partly rotated heads."""
     layer, rotated = attention(config), config.size("rotary_dim")
     size = layer.head_size
     if rotated % 2 or rotated > size:
         raise ModelError(
-            f"{config.source}: rotary_dim is {rotated} and a head has {size} numbers, by "
-            f"{config.key('hidden_size')} and num_attention_heads (n_head): it must be an even "
+            f"{config.source}: rotary_dim is {rotated} and a head has {size} numbers "
+            f"({config.key('hidden_size')} / n_head): give an even "
             f"number of at most {size}"
         )
     return decoder(
@@ -125,11 +125,11 @@ def gptj(config: Config) -> Design:
 
 
 def gpt_neox(config: Config) -> Design:
-    """Return the design of a GPT-NeoX: parallel parts, a quarter of each head rotated."""
+    """Return the design of a GPT-NeoX: parallel parts; a quarter of each head is rotated."""
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
-    config.only("rope_theta", base, None)  # some files have both names
+    config.only("rope_theta", base, None)  # some files have both keys
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
     positions = config.size("max_position_embeddings")
@@ -146,16 +146,16 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: positions count the visible tokens, from the third row on."""
+    """Return the design of an OPT: positions count visible tokens, from the table's row 2 on."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim
     projects = embedded != dim
     if projects and top is None:
         raise ModelError(
-            f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: qkv "
-            "projects the last vectors in a head alone: take the model with its head "
-            "(architectures says OPTForCausalLM), or both must be the same"
+            f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: without "
+            "a head, qkv supports equal sizes only: load the model with its head "
+            "(architectures: OPTForCausalLM)"
         )
     if projects and top is not None:
         top = replace(top, dense=True, width=embedded, dense_bias=False)
@@ -180,7 +180,7 @@ def opt(config: Config) -> Design:
 
 
 def bloom(config: Config) -> Design:
-    """Return the design of a BLOOM: no positions, but scores that fall with distance (ALiBi)."""
+    """Return the design of a BLOOM: scores that fall with distance (ALiBi), no positions."""
     plain = decoder(
         config,
         layers=attention(config, alibi=True),
@@ -192,7 +192,7 @@ def bloom(config: Config) -> Design:
     )
     config.only("n_inner", plain.hidden, None)
     config.only("apply_residual_connection_post_layernorm", False)
-    if config.size("pretraining_tp") > 1:  # the exact way leaves biases out
+    if config.size("pretraining_tp") > 1:  # with `slow_but_exact`, transformers omits biases
         config.only("slow_but_exact", False)
     else:
         config.flag("slow_but_exact")
@@ -200,7 +200,7 @@ def bloom(config: Config) -> Design:
 
 
 def _by_head(names: Names, config: Config) -> Names:
-    """Return the names where query, key and value of each head are side by side in files."""
+    """Return the names for files that store each head's query, key and value side by side."""
     heads = config.size("num_attention_heads")
     return {
         ours: replace(theirs, groups=heads) if isinstance(theirs, Fused) else theirs

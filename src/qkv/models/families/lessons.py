@@ -1,4 +1,4 @@
-"""Small models of attention alone: one layer with random weights for lessons, and a decoder."""
+"""Small attention-only models: one layer with random weights for lessons, and a decoder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_LENGTH = 512
 
 
 class AttentionOnly(Block):
-    """A layer that is attention and nothing else: no residual connection, no norm, no MLP."""
+    """A layer with attention only: no residual connection, no norm, no MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)
 
     @property
     def hooks(self) -> list[str]:
-        """Return the names of all activations that it records, those of `top_k` included."""
+        """Return the names of all activations that the layer records, also with `top_k`."""
         attn = (f"attn.{hook}" for hook in self.attn.hooks)
         return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
 
@@ -52,7 +52,7 @@ class AttentionOnly(Block):
     def backward(
         self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
     ) -> Gradient:
-        """Run the backward pass of its attention."""
+        """Run the attention's backward pass."""
         attn = saved.parts["attn"]
         keep = of_rows(record, attn.inputs.cu) or unkept
         inner = record and record.under("attn.")
@@ -67,7 +67,7 @@ class Lesson(Design):
     """The design of a lesson's model: attention alone, without residual connections.
 
     Attributes:
-        sinusoidal: whether there are sinusoidal positions.
+        sinusoidal: whether the model adds sinusoidal positions.
     """
 
     sinusoidal: bool
@@ -107,9 +107,9 @@ _ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 
 
 def attention_only(config: Config) -> Design:
-    """Return the design of a small decoder of attention alone, each of whose heads can be studied.
+    """Return the design of a small attention-only decoder for the study of single heads.
 
-    By default it has the sizes of a model that learns to copy within minutes.
+    With the default sizes, the model learns to copy within minutes.
     """
     top = Head(config.size("vocab_size"), tied=False)
     return Design(**stack(config, layers=attention(config), **_ATTENTION_ALONE, head=top))

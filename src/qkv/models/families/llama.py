@@ -16,7 +16,7 @@ from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
 
 
 def attention(config: Config, **fields: Any) -> Attention:
-    """Return the attention of a layer of Llama, or of a family after it.
+    """Return the attention of a layer in Llama or a related family.
 
     Args:
         config: the model's config.
@@ -100,7 +100,7 @@ def mistral(config: Config) -> Design:
 
 
 def qwen2(config: Config) -> Design:
-    """Return the design of a Qwen2: biases to Q, K and V; its last layers may have windows."""
+    """Return the design of a Qwen2: biases for Q, K and V; the last layers may have windows."""
     config.only("use_mrope", False, None)
     return decoder(config, _last_windowed(config, attention(config)), qkv_bias=True)
 
@@ -112,13 +112,13 @@ def qwen3(config: Config) -> Design:
 
 
 def _window(config: Config) -> int | None:
-    """Return the window of a Qwen; None if it is not used."""
+    """Return the window of a Qwen; None if the config does not use a window."""
     window = config.size_or_none("sliding_window")
     return window if config.flag("use_sliding_window") else None
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
-    """Return all layers of a Qwen, the last of them with a window if the config has one."""
+    """Return all layers of a Qwen; the last layers have a window if the config has one."""
     window, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
@@ -131,7 +131,7 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
 
 def olmo2(config: Config) -> Design:
-    """Return the design of an OLMo 2: norms behind each part, Q and K normalised whole."""
+    """Return the design of an OLMo 2: a norm after each part; Q and K normalised over all heads."""
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
@@ -140,7 +140,7 @@ _PHI3_ROPE = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), 
 
 
 def phi3(config: Config) -> Design:
-    """Return the design of a Phi-3: a Llama with fused projections, heads rotated in part."""
+    """Return the design of a Phi-3: a Llama with fused projections and partly rotated heads."""
     config.only("attention_bias", False, None)
     plain = attention(config, rotary=None)
     rope: dict[str, Any] = {"partial": 1.0, "original": 4096, "spellings": _PHI3_ROPE}
@@ -150,7 +150,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: Names, config: Config) -> Names:
-    """Return the names where queries have another share of a tensor than keys and values."""
+    """Return the names for a fused tensor in which queries and keys may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -162,7 +162,9 @@ def gemma(config: Config) -> Design:
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # null is not allowed
     activation = config.activation("hidden_act")
-    if config.values.get("hidden_act") == "gelu":  # the first files name another than they mean
+    if (
+        config.values.get("hidden_act") == "gelu"
+    ):  # the first files say "gelu", but mean its tanh form
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 
@@ -174,7 +176,7 @@ def gemma_decoder(config: Config, layers: Attention | Sequence[Attention], **fie
 
 
 def gemma2(config: Config) -> Design:
-    """Return the design of a Gemma 2: soft caps on scores and logits, windows in turn."""
+    """Return the design of a Gemma 2: soft caps on scores and logits, alternating windows."""
     config.only("use_bidirectional_attention", False, None)
     scores = {
         "is_causal": True,
@@ -196,7 +198,7 @@ def _capped(config: Config, layers: Sequence[Attention]) -> Design:
 
 
 def gemma3_text(config: Config) -> Design:
-    """Return the design of a Gemma 3: one layer of six sees all; norms of queries and keys."""
+    """Return the design of a Gemma 3: windows in five of six layers, normalised Q and K."""
     config.only("attn_logit_softcapping", None)
     config.only("use_bidirectional_attention", False, None, True)
     head_dim, positions = config.size("head_dim"), config.size("max_position_embeddings")
@@ -213,7 +215,7 @@ def gemma3_text(config: Config) -> Design:
 
 
 def gemma3(config: Config) -> Design:
-    """Return the design of the text part of a Gemma 3 that also takes images."""
+    """Return the design of the text part of a Gemma 3 model for texts and images."""
     values = config.table("text_config")
     generates = config.head() == "ConditionalGeneration"
     values["architectures"] = ["Gemma3ForCausalLM" if generates else "Gemma3TextModel"]
@@ -228,13 +230,13 @@ def gemma3(config: Config) -> Design:
 
 
 def _experts(config: Config) -> tuple[int, int]:
-    """Return the number of experts, and of those that each token goes through."""
+    """Return the number of experts, and the number of experts per token."""
     count, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
     if top_k > count:
         raise ModelError(
             f"{config.source}: num_experts_per_tok is {top_k} and "
-            f"{config.key('num_local_experts')} is {count}: a token goes through no more than "
-            "there are"
+            f"{config.key('num_local_experts')} is {count}: give at most as many "
+            "experts per token as experts"
         )
     return count, top_k
 
@@ -259,7 +261,7 @@ def qwen3_moe(config: Config) -> Design:
 
 
 def _without_experts(config: Config, count: int) -> frozenset[int]:
-    """Return the layers that have one MLP: those listed, and those between the steps."""
+    """Return the layers without experts: the listed layers, and layers between sparse steps."""
     key = "mlp_only_layers"
     listed, step = config.given(key, []), config.size("decoder_sparse_step")
     fine = isinstance(listed, list) and all(type(number) is int for number in listed)
@@ -268,12 +270,12 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 
 
 def gpt_oss(config: Config) -> Design:
-    """Return the design of a GPT-OSS: a sink in each head, which takes weight and gives nothing."""
+    """Return the design of a GPT-OSS: experts, and a sink in each head that absorbs weight."""
     config.only("hidden_act", "silu")
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # older files repeat it under this key
+    config.only("experts_per_token", top_k, None)  # older files repeat the number here
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

@@ -26,22 +26,22 @@ def read_rotary(
     original: int | None = None,
     spellings: Mapping[str, str] | None = None,
 ) -> Rotary:
-    """Return how all layers rotate queries and keys, by `rope_parameters` or older keys.
+    """Return the rotary positions of all layers, from `rope_parameters` or older keys.
 
     Args:
-        config: with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
-        size: d, of a head's queries and keys.
+        config: a config with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
+        size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
         base: the base, if the config has no `rope_theta`.
-        default: `rope_parameters`, if the config has neither these nor older keys.
-        partial: for a family that may rotate only the first numbers of a head: the part that is
-            rotated, if the config has no `partial_rotary_factor`.
-        original: `original_max_position_embeddings`, if the config does not have it.
-        spellings: the values of `rope_type` in this family, with the kind that each means; by
-            default each kind has its own name.
+        default: the default `rope_parameters`, if the config has neither these nor older keys.
+        partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
+            None for families that always rotate whole heads.
+        original: the default of `original_max_position_embeddings`.
+        spellings: the values of `rope_type` in this family, each with its kind; by default the
+            values are the names of the kinds.
 
     Raises:
-        ModelError: a kind or a key that is not supported, or a value that makes no sense.
+        ModelError: a kind or key is not supported, or a value makes no sense.
 
     >>> scaling = {"rope_type": "linear", "factor": 4.0}
     >>> read_rotary(Config({"rope_scaling": scaling}, "config.json"), 8, 512)
@@ -60,7 +60,7 @@ def read_rotary(
     ]
     if rotaries[0] != rotaries[-1]:
         raise ModelError(
-            f"{config.source}: rope_scaling and rope_parameters say different things: keep one"
+            f"{config.source}: rope_scaling and rope_parameters disagree: keep one of them"
         )
     return rotaries[0]
 
@@ -73,13 +73,13 @@ def read_rotaries(
     *,
     scaled: Collection[str],
 ) -> dict[str, Rotary]:
-    """Return how each kind of layer rotates, if layers with windows have a base of their own.
+    """Return the rotary positions of each kind of layer; layers with windows have another base.
 
     Args:
-        config: with one dict for each kind in `rope_parameters`, or with older keys.
-        size: d, of a head's queries and keys.
+        config: a config with a dict for each kind in `rope_parameters`, or with older keys.
+        size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
-        bases: for each kind of layer the older key of its base, and the base if that is missing.
+        bases: for each kind of layer, the older key of the base, and the base without that key.
         scaled: the kinds to which an older `rope_scaling` applies.
 
     Raises:
@@ -96,7 +96,7 @@ def read_rotaries(
         if kind not in bases:
             raise ModelError(
                 f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support: "
-                f"it knows {', '.join(bases)}"
+                f"qkv knows {', '.join(bases)}"
             )
     kinds = Config(tables, f"{config.source}: rope_parameters")
     return {
@@ -112,14 +112,14 @@ def read_rotaries(
 
 
 class _Sizes(NamedTuple):
-    """The sizes that a scaling may depend on, beside its own keys."""
+    """The sizes that a scaling may need in addition to its own keys."""
 
     dims: int
     positions: int  # max_position_embeddings
-    original: int | None  # original_max_position_embeddings, if it is outside the table
+    original: int | None  # original_max_position_embeddings outside the table
 
 
-Kind = Callable[[Config, _Sizes], Scaling | None]  # how one `rope_type` is read
+Kind = Callable[[Config, _Sizes], Scaling | None]  # the reader of one `rope_type`
 
 
 def _rotary(
@@ -132,11 +132,11 @@ def _rotary(
     kinds: Mapping[str, Kind] | None = None,
     partial: float | None = None,
 ) -> Rotary:
-    """Return the rotary positions of one table; keys beside it fill those that it leaves out."""
+    """Return the rotary positions of one table; the config supplies keys that the table omits."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
             f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
-            f"number of at most {_LARGEST}"
+            f"number, at most {_LARGEST}"
         )
     part = config.positive_or_none("partial_rotary_factor")
     inner = Config({"partial_rotary_factor": part, **table}, f"{config.source}: {key}")
@@ -154,7 +154,8 @@ def _rotary(
         sound = False
     if not sound:
         raise ModelError(
-            f"{inner.source}: no angles follow from rope_theta {base:g} and {dict(table)!r:.80}"
+            f"{inner.source}: rope_theta {base:g} and {dict(table)!r:.80} give no finite angles: "
+            "correct these values"
         )
     if "partial_rotary_factor" not in inner.used:
         inner.only("partial_rotary_factor", 1, None)
@@ -168,19 +169,19 @@ def _rotary(
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """Return how many numbers of a head of `size` are rotated; None for all."""
+    """Return the count of rotated numbers in a head of `size`; None for all."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
             f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers "
-            "(hidden_size by num_attention_heads): an even number of them must be rotated"
+            "(hidden_size / num_attention_heads): give a fraction that rotates an even number"
         )
     return None if dims == size else dims
 
 
 def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
-    """Return whether the speeds are finite numbers."""
+    """Return whether all rotation speeds are finite."""
     with np.errstate(all="ignore"):
         scaling = rotary.scaling or Linear(1.0)
         speeds, scale = scaling.speeds(rotary.base, dims, length)
@@ -188,14 +189,14 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return a number above 0, and raise if it is missing."""
+    """Return the number at a key, which must exist and be above 0."""
     if config.values.get(key) is None:
-        raise ModelError(f"{config.source}: there is no {key}")
+        raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)
 
 
 def _or_zero(config: Config, key: str) -> float | None:
-    """Return a finite number of at least 0, or None for null or nothing."""
+    """Return a finite number of at least 0, or None if the key is null or missing."""
     if config.values.get(key) == 0:
         config.only(key, 0)
         return 0.0
@@ -203,7 +204,7 @@ def _or_zero(config: Config, key: str) -> float | None:
 
 
 def _original(config: Config, sizes: _Sizes) -> int:
-    """Return how many positions the model was first made for."""
+    """Return the number of positions in the first training, before any extension."""
     inside = config.size_or_none("original_max_position_embeddings")
     return sizes.original or inside or sizes.positions
 
@@ -211,7 +212,7 @@ def _original(config: Config, sizes: _Sizes) -> int:
 def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
     if sizes.dims < 4:
         raise ModelError(
-            f"{config.source}: rope_type 'dynamic' with heads of {sizes.dims}: it needs 4 numbers"
+            f"{config.source}: rope_type 'dynamic' needs heads of 4 or more, not {sizes.dims}"
         )
     return Dynamic(_needed(config, "factor"), sizes.positions)
 
@@ -219,7 +220,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
     if "factor" not in config.values:  # null is allowed: the factor then follows from the sizes
-        raise ModelError(f"{config.source}: there is no factor")
+        raise ModelError(f"{config.source}: factor is missing: add it")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
     part, whole = _or_zero(config, "mscale"), _or_zero(config, "mscale_all_dim")
@@ -265,9 +266,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
     part = _or_zero(config, "partial_rotary_factor")
     part = 1.0 if part is None else part
     if part > 1:
-        raise ModelError(
-            f"{config.source}: partial_rotary_factor is {part:g}: it must be at most 1"
-        )
+        raise ModelError(f"{config.source}: partial_rotary_factor is {part:g}: give at most 1")
     return Proportional(part, config.positive("factor", 1.0))
 
 
@@ -281,6 +280,6 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# A note of how the model was made, and a key that older files have for every kind.
+# Keys without effect: a note on training, and a key that older files give for every kind.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
-_LARGEST = 2**16  # numbers of a head
+_LARGEST = 2**16  # the most numbers in a head

@@ -1,4 +1,4 @@
-"""What families share: their tables, and the design that the common keys of a config give."""
+"""Shared code of the families: read their tables, and build a design from common config keys."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ def read_families(
     designs: Mapping[str, Callable[[Config], AnyDesign]],
     renames: Mapping[str, Callable[[Names, Config], Names]] | None = None,
 ) -> tuple[Family, ...]:
-    """Return families, whose file has a table for each `model_type` with these keys.
+    """Read the families in a TOML file: a table for each `model_type`, with these keys.
 
-    - `like`: the table that this one extends. Lists are joined, other values replaced.
-    - `defaults`: the values of keys that a config leaves out, as transformers has them.
-    - `spellings`: the names that the family has for a key, its own first; [] for no such key.
-    - `names`: our names of parts, each with the name in the model's files.
-    - `block`: the same of a block's parts, behind `layer` in the files, with * for its number.
-    - `fused`: the parts of a block that the files hold as one tensor.
-    - `heads`: the names of a head's parts in models whose head is not over words.
+    - `like`: another table, which this table extends. Lists are joined, other values replaced.
+    - `defaults`: the values of keys that a config leaves out, as in transformers.
+    - `spellings`: a key's names in this family, the usual name first; [] if the key is unused.
+    - `names`: our name of each part, with the name in the model's files.
+    - `block`: our name of each part of a block, with the rest of the name in the files.
+    - `layer`: the beginning of a block's names in the files, with * for the block's number.
+    - `fused`: tensors in the files that each hold several parts of a block.
+    - `heads`: for each kind of head that predicts no words, the names of the head's parts.
 
-    The other keys are those of `Family`. A table whose name begins with _ is no family.
+    All other keys are attributes of `Family`. Tables with names that begin with _ only serve
+    `like`.
 
     Args:
-        file: a TOML file beside this one.
-        designs: the function of each family that reads a config.
-        renames: for families whose names depend on the config: from the names in the table to all.
+        file: the name of a TOML file in this folder.
+        designs: for each family, the function that turns a config into a design.
+        renames: for some families, a function that turns the table's names and a config into all
+            names.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
@@ -51,7 +54,7 @@ def read_families(
 
 
 def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return a table like `base`, with what another adds and replaces."""
+    """Return the table `base`, extended and partly replaced by the table `own`."""
     extended = dict(base)
     for key, value in own.items():
         if isinstance(value, list):
@@ -63,7 +66,7 @@ def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the strings in nested tables, each by all keys that lead to it: "attn.q_proj"."""
+    """Yield each string in nested tables, with its path of keys, such as "attn.q_proj"."""
     for key, value in table.items():
         if isinstance(value, str):
             yield f"{prefix}{key}", value
@@ -77,7 +80,7 @@ def _family(
     table: Mapping[str, Any],
     rename: Callable[[Names, Config], Names] | None,
 ) -> Family:
-    """Return the family of a table."""
+    """Return the family that a table describes."""
     fields = dict(table)
     layer, heads = fields.pop("layer", ""), fields.pop("heads", {})
     parts = fields.pop("names", {}) | {
@@ -91,13 +94,14 @@ def _family(
 
 
 def stack(config: Config, **own: Any) -> dict[str, Any]:
-    """Return the fields of a design of a stack of blocks, by the keys that most families have.
+    """Return the fields of a design, from the config keys that most families have.
 
-    Blocks that rotate queries and keys need no other positions; other blocks have a table of them.
+    Blocks that rotate queries and keys need no other positions; other designs have a position
+    table.
 
     Args:
         config: the model's config.
-        own: the fields for which the family has other keys. `layers` may be the attention of all.
+        own: the fields that the family reads itself. `layers` may be one attention for all layers.
     """
     fields = dict(own)
     if "layers" not in fields:
@@ -117,5 +121,5 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
     fields |= {name: read() for name, read in readers.items() if name not in fields}
     fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
     if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
-        fields["max_seq_length"] = None  # it grows with the text
+        fields["max_seq_length"] = None  # the dynamic base supports any length
     return fields

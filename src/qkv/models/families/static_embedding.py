@@ -1,4 +1,4 @@
-"""A table of vectors and no layers: `StaticEmbedding` of sentence-transformers."""
+"""Models with a token table and no layers: `StaticEmbedding` of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TABLE, _ROWS, _CHOSEN, _FACTORS = "embedding.weight", "embeddings", "mapping", 
 
 
 def design(config: Config) -> Design:
-    """Return the design of a table."""
+    """Return the design of a model without layers."""
     return Design(
         vocabulary=config.size("vocab_size", 1),
         dim=config.size("hidden_size", 1),
         hidden=0,
-        activation="relu",  # there are no layers
+        activation="relu",  # unused: the model has no layers
         eps=1e-5,
         layers=(),
         final_norm=False,
@@ -33,13 +33,13 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 
 
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
-    """Return a config in place of config.json, the design and the weights of a folder.
+    """Return a config in place of config.json, the design, and the weights in a folder.
 
-    The table is "embedding.weight". model2vec writes "embeddings" (n, D) instead, with the row of
-    each token in "mapping" (V,) and the factor of each token in "weights" (V,).
+    The tensor "embedding.weight" is the table. model2vec writes "embeddings" (n, D) instead, with
+    each token's row number in "mapping" (V,) and each token's factor in "weights" (V,).
 
     Raises:
-        ModelError: there is no such table, or the three tensors do not fit each other.
+        ModelError: the table is missing, or the three tensors do not fit each other.
     """
     table = _table(tensors)
     wide = np.float64 if table.dtype == np.float64 else np.float32
@@ -58,14 +58,14 @@ def _table(tensors: Tensors) -> Array:
     if _TABLE in tensors:
         return _need(tensors, _TABLE, 2).read()
     if _ROWS not in tensors:
-        raise ModelError(f"{tensors.source}: there is no tensor {_TABLE}, nor {_ROWS}")
+        raise ModelError(f"{tensors.source}: the tensors {_TABLE} and {_ROWS} are missing: add one")
     table = _need(tensors, _ROWS, 2).read()
     if _CHOSEN in tensors:
         rows = _need(tensors, _CHOSEN, 1, ("I64", "I32")).read()
         if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
             raise ModelError(
-                f"{tensors.source}: {_CHOSEN} has rows from {rows.min()} to {rows.max()} and "
-                f"{_ROWS} has {len(table)}"
+                f"{tensors.source}: {_CHOSEN} names rows {rows.min()} to {rows.max()} and "
+                f"{_ROWS} has {len(table)} rows"
             )
         table = table[rows]
     if _FACTORS in tensors:
@@ -81,7 +81,7 @@ def _table(tensors: Tensors) -> Array:
 
 
 def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOATS) -> Stored:
-    """Return a tensor, and raise unless it has this number of axes and one of these types."""
+    """Return a tensor, which must have this number of axes and one of these types."""
     tensor = tensors[name]
     if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""T5 and mT5: encoder and decoder, with biases by distance in place of positions."""
+"""T5 and mT5: an encoder and a decoder, with relative biases instead of positions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # T5 1.1 is neither tied nor scaled
+    tied = config.flag("tie_word_embeddings")  # T5 1.1 neither ties the head nor scales
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 
 def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
-    """Return the design of both sides, or of the encoder alone.
+    """Return the design of encoder and decoder, or of a model with the encoder only.
 
     Args:
         config: the model's config.
@@ -36,7 +36,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets have one distance each; the others share the longer ones
+    # half of the buckets hold one distance each; the others hold ranges of longer distances
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None
@@ -77,7 +77,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
 
 
 def alone(config: Config) -> bool:
-    """Return whether there is only an encoder."""
+    """Return whether the model has no decoder."""
     both, named = config.flag("is_encoder_decoder", True), config.architecture()
     encoder = named.endswith("EncoderModel") or config.head() == "TokenClassification"
     if named and not encoder:
@@ -86,7 +86,7 @@ def alone(config: Config) -> bool:
 
 
 def names(own: Names, config: Config) -> Names:
-    """Return the names of both sides, or of the encoder alone."""
+    """Return the parameter names of encoder and decoder, or of the encoder only."""
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
     encoder = side_names("encoder.", 1, gated)
     if alone(config):
@@ -106,7 +106,7 @@ def names(own: Names, config: Config) -> Names:
 
 
 def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
-    """Return the names of one side, whose MLP is sublayer number `mlp` of a layer."""
+    """Return the parameter names of one side; in each layer, sublayer `mlp` is the MLP."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}

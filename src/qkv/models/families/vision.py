@@ -1,4 +1,4 @@
-"""ViT and DINOv2, which read an image as patches, and CLIP, which compares images and texts."""
+"""ViT and DINOv2, which cut images into patches, and CLIP, which compares images and texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from qkv.models.network.head import Head
 
 
 def cut(config: Config) -> dict[str, Any]:
-    """Return the fields of a design that say how images are cut into patches."""
+    """Return the fields of a design for cutting images into patches."""
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
-            f"{config.source}: image_size is {image} and patch_size {part}: "
-            "a patch must fit into the image"
+            f"{config.source}: image_size is {image} and patch_size is {part}: "
+            "give a patch that fits into the image"
         )
     return {"channels": config.size("num_channels"), "image": image, "patch": part}
 
@@ -31,7 +31,7 @@ def encoder(config: Config, pool: Literal["cls", "cls and mean"], **fields: Any)
 
     Args:
         config: the model's config.
-        pool: what a classifier reads.
+        pool: the vectors that a classifier reads.
         fields: fields of the design that differ in this family.
     """
     _, heads, size = config.sized_heads()
@@ -55,14 +55,14 @@ def vit(config: Config) -> VisionDesign:
 
 
 def dinov2(config: Config) -> VisionDesign:
-    """Return the design of a DINOv2: a scale behind each part, images of any size."""
+    """Return the design of a DINOv2: a scale after each part, images of any size."""
     parts = cut(config)
     image, patch = parts["image"], parts["patch"]
     rows, columns = image[0] // patch[0], image[1] // patch[1]
     if rows != columns:
         raise ModelError(
-            f"{config.source}: image_size is {image} and patch_size {patch}, {rows} x {columns} "
-            "patches: positions are interpolated from as many rows as columns"
+            f"{config.source}: image_size is {image} and patch_size is {patch}, {rows} x {columns} "
+            "patches: give as many rows as columns"
         )
     hidden = config.size("hidden_size") * config.size("mlp_ratio")
     gated, activation = config.flag("use_swiglu_ffn"), config.activation("hidden_act")
@@ -79,7 +79,7 @@ def dinov2(config: Config) -> VisionDesign:
 
 
 def _dinov2_names(names: Names, config: Config) -> Names:
-    """Return the names with the gate of the MLP, if it has one."""
+    """Return the names, including the MLP's gate if the MLP has one."""
     if not config.flag("use_swiglu_ffn"):
         return names
     mlp, parts = "encoder.layer.*.mlp.", ("blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj")
@@ -87,7 +87,7 @@ def _dinov2_names(names: Names, config: Config) -> Names:
     return {**names, **fused(f"{mlp}weights_in", *parts), **down}
 
 
-_OLD_END = 2  # the first configs give this id for the token that ends a text; it is wrong
+_OLD_END = 2  # the first configs give this wrong id for the end token
 
 
 def clip_text(config: Config) -> Design:
@@ -122,7 +122,7 @@ def clip_vision(config: Config) -> VisionDesign:
 
 
 def _projection(config: Config, **fields: Any) -> Head:
-    """Return a tower's head, which projects in the classes of models that do."""
+    """Return a tower's head; it projects if the model's class does."""
     projects = config.architecture().endswith("WithProjection")
     outputs = config.size("projection_dim" if projects else "hidden_size")
     return Head(outputs, embeds=True, projects=projects, **fields)
@@ -132,7 +132,7 @@ _CLASSIFIER = "CLIPForImageClassification"
 
 
 def clip(config: Config) -> DualDesign | VisionDesign:
-    """Return the design of both towers, or of the one for images with a classifier."""
+    """Return the design of both towers, or of the image tower with a classifier."""
     known = config.architecture() in ("", "CLIPModel", _CLASSIFIER)
     named = config.values.get("architectures")
     config.need(known, "architectures", named, f"CLIPModel or {_CLASSIFIER}", 80)
@@ -143,7 +143,7 @@ def clip(config: Config) -> DualDesign | VisionDesign:
 
 
 def _read_tower(config: Config, side: str) -> Any:
-    """Return the design of a tower, and warn of keys in its config that are not known."""
+    """Return the design of a tower, and warn of unknown keys in the tower's config."""
     family = _tower(side)
     own = family.config(_tower_values(config, side), f"{config.source}: {side}_config")
     design = family.design(own)
@@ -157,10 +157,10 @@ def _tower(side: str) -> Family:
 
 
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
-    """Return the config of a tower, as that of a model of its own.
+    """Return a tower's config as the config of a separate model.
 
-    Old files have it twice. As in `transformers`, the second one then sets all keys that the design
-    reads, also by leaving them out; the first one sets the other keys.
+    Old files have two configs for a tower. As in `transformers`, the second config then sets all
+    keys that the design reads: omitted keys get their defaults. The first config sets other keys.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")
@@ -179,14 +179,14 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
 
 
 def towers(values: Mapping[str, Any], source: str) -> dict[str, tuple[dict[str, Any], Family]]:
-    """Return the config and the family of each tower, from the config of both."""
+    """Return the config and the family of each tower, from the model's config."""
     clip = next(family for family in FAMILIES if family.model_type == "clip")
     config = clip.config(values, source)
     return {side: (_tower_values(config, side), _tower(side)) for side in TOWERS}
 
 
 def _clip_names(names: Names, config: Config) -> Names:
-    """Return the names of both towers, or of the one for images with a classifier."""
+    """Return the parameter names of both towers, or of the image tower with a classifier."""
     both = {
         side: {
             ours: theirs if ours == "head.out_proj" else f"{side}_model.{theirs}"

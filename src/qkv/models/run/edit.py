@@ -20,13 +20,13 @@ CANNOT = "its weights or its type cannot compute this text"
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Where in a run an array stands that a function of `edit` gets.
+    """The place in a run of the array that a function of `edit` gets.
 
     Attributes:
         name: the full name of the activation.
         layer: its layer; None outside layers, for example for the embeddings.
-        texts: (B,), the numbers of these texts among all texts of the call.
-        positions: (B, T), the position of each token, as `hide` counts them; -1 in padding. For
+        texts: (B,), the number of each text among all texts of the call.
+        positions: (B, T), the position of each token, as `hide` counts; -1 in padding. For
             scores and weights, the positions of the queries.
         step: the step of `generate`, 0 for the prompt; None in every other call.
     """
@@ -42,7 +42,7 @@ Change = Callable[[Array, At], Array]
 
 
 class Step(NamedTuple):
-    """What a record does to an activation, and to its gradient in the backward pass."""
+    """The effect of a record on an activation, and on the gradient in the backward pass."""
 
     do: Change
     back: Change
@@ -53,15 +53,15 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of its own activations. A trace has them after the name of the replaced
-            activation, where they can be edited too.
+        hooks: the names of the layer's own activations. In a trace, these names follow the name
+            of the replaced activation. These activations can be edited too.
     """
 
     hooks: Sequence[str]
 
     @property
     def num_features(self) -> int:
-        """The size of its own activations."""
+        """The size of the layer's own activations."""
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """Return the replacement of `x`."""
@@ -71,9 +71,9 @@ class Spliced(Protocol):
 
 
 class Masked(NamedTuple):
-    """A masked key of one text: for this query, in this layer and head, or for all of them.
+    """A masked key of one text, for one query, layer and head; None means all.
 
-    Without a key, each query masks the keys that follow it.
+    If the key is None, all keys after each query are masked.
     """
 
     text: int
@@ -85,19 +85,19 @@ class Masked(NamedTuple):
 
 @dataclass(frozen=True)
 class EditedRun:
-    """The interventions of one run, checked against the model and its texts.
+    """The interventions of one run, after checks against the model and the texts.
 
     Attributes:
         call: the public call that errors name.
         changes: by full name, functions of an array and an `At`, and arrays (B or 1, ...).
-        recorded: by full name, what records do to an array, in turn, before `changes`.
+        recorded: by full name, the steps of records that change an array in turn, before `changes`.
         ablated: by layer and head, the replacement of the head's output.
         masked: the masked keys.
         heads: the number of heads in each layer.
-        is_pair: whether an encoder and a decoder run, so that names begin with the side.
-        asked: what the user asked for: names under "edit", pairs of layer and head under "ablate",
-            and words, positions and edges under "hide"; each only if there are any.
-        first: the number of the first text for the caller.
+        is_pair: whether an encoder and a decoder run; then all names begin with the side.
+        asked: the user's edits: names under "edit", pairs of layer and head under "ablate",
+            and words, positions and edges under "hide". Keys without edits are omitted.
+        first: the caller's number for the first text.
     """
 
     call: str = ""
@@ -151,10 +151,10 @@ class EditedRun:
         *,
         inputs: dict[str, Array] | None = None,
     ) -> Recorder | None:
-        """Return a recorder that changes activations of a batch, and keeps those wanted.
+        """Return a recorder that changes activations of a batch, and keeps the wanted ones.
 
-        Return None if it would do nothing. `inputs` receives the inputs of spliced layers, for
-        `gradient_recorder`.
+        Return None if the recorder would have no effect. `inputs` receives the inputs of spliced
+        layers, for `gradient_recorder`.
         """
         names = self._names
         if wanted is None and not names:
@@ -171,16 +171,16 @@ class EditedRun:
         added: Mapping[str, Array],
         inputs: Mapping[str, Array],
     ) -> GradientRecorder:
-        """Return a recorder for the backward pass, which takes gradients through the changes.
+        """Return a recorder that takes gradients through the changes in the backward pass.
 
         The gradient before an array or a function is 0: `check_functions` rejects targets that need
         the gradient of a function.
 
         Args:
             layout: the texts of the batch.
-            wanted: says of a name whether its gradient is kept.
+            wanted: returns whether to keep the gradient of a name.
             added: as in `GradientRecorder`.
-            inputs: of spliced layers, from `recorder` in the forward pass.
+            inputs: the inputs of spliced layers, from `recorder` in the forward pass.
         """
         changes: dict[str, Callable[[Array], Array]] = {}
         record = GradientRecorder(wanted, changes, added)
@@ -190,7 +190,7 @@ class EditedRun:
     def masks(
         self, layout: Layout, keys: int, *, first: Array | None = None, queries: int | None = None
     ) -> dict[int, Array]:
-        """Return the visible keys of each head, (B, Hq or 1, Q or 1, K), by layer with masks.
+        """Return each head's visible keys, (B, Hq or 1, Q or 1, K), for each layer with masks.
 
         Args:
             layout: the texts of the batch.
@@ -229,7 +229,7 @@ class EditedRun:
         return masks
 
     def visible(self, layout: Layout, keys: int) -> Array | None:
-        """Return the keys that every head and query may see, (B, 1, 1, K); None for all keys."""
+        """Return the keys visible to every head and query, (B, 1, 1, K); None for all keys."""
         everywhere = [
             one
             for one in self.masked
@@ -240,11 +240,11 @@ class EditedRun:
     def averaged(
         self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
     ) -> EditedRun:
-        """Compute the mean outputs of heads that ablations ask for, in an unedited run.
+        """Compute the mean head outputs that mean ablations need, in an unedited run.
 
         Args:
             tokens: the number of tokens in all texts.
-            run: runs all texts; it gets a function from a layout to a recorder.
+            run: runs all texts; its argument is a function from a layout to a recorder.
         """
         wanted = {
             self._z(layer): layer
@@ -273,9 +273,10 @@ class EditedRun:
         return replace(self, ablated=ablated)
 
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
-        """Return the options of `Transformer.step` for `count` positions after (B,) earlier ones.
+        """Return the options of `Transformer.step` for `count` positions after `seen` (B,).
 
-        `lengths` (B,) is the number of real ones among them, `number` that of the step.
+        `lengths` (B,) counts each text's real tokens among these positions; `number` is the
+        step's number.
         """
         if not self.asked:
             return {}
@@ -293,9 +294,9 @@ class EditedRun:
         batch: Sequence[Sized],
         wanted: Callable[[str], bool] | None = None,
     ) -> dict[str, Any]:
-        """Return the options of a run of a batch end to end, whose texts have these numbers.
+        """Return the options for running a packed batch; `texts` numbers its texts.
 
-        The record keeps the activations that are `wanted`.
+        The recorder keeps the activations that are `wanted`.
         """
         if not self.asked and wanted is None:
             return {}
@@ -304,7 +305,7 @@ class EditedRun:
         return {"record": self.recorder(layout, wanted), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of `EncoderDecoder.begin` for these texts; none for another model."""
+        """Return the options of `EncoderDecoder.begin` for these texts; none for other models."""
         if not self.asked or not self.is_pair:
             return {}
         layout = layout_of(range(len(batch)), batch)._replace(step=0)
@@ -314,7 +315,7 @@ class EditedRun:
         return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
-        """Raise a ValueError if weights are changed and `top_k` asks for summaries of them."""
+        """Raise a ValueError if edits change weights of which `top_k` keeps summaries."""
         names = (name for name in self.changed if activation(name).is_weights)
         name = next(names, None)
         if top_k is not None and name is not None:
@@ -328,16 +329,16 @@ class EditedRun:
 
     @property
     def _names(self) -> set[str]:
-        """The full names of all changed activations, those of ablated heads included."""
+        """The full names of all changed activations, including the outputs of ablated heads."""
         return {*map(self._z, self.ablated), *self.recorded, *self.changes}
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
-        """Return the replaced outputs by head, if this activation is a layer's outputs."""
+        """Return the replaced outputs by head, if this activation holds a layer's head outputs."""
         own = (values for layer, values in self.ablated.items() if name == self._z(layer))
         return next(own, {})
 
     def _at(self, name: str, layout: Layout, shown: Array) -> At:
-        """Return where an array stands, for the function that changes it."""
+        """Return the place of an array in the run, for a user's function."""
         texts = self.first + np.asarray(layout.texts, np.int64)
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
@@ -349,7 +350,7 @@ class EditedRun:
         inputs: Mapping[str, Array],
         grad: Array,
     ) -> Array:
-        """Return the gradient before a change of an activation, from the gradient after it."""
+        """Return the gradient before an activation's change, from the gradient after the change."""
         change = self.changes.get(name)
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):
@@ -402,7 +403,7 @@ class EditedRun:
         return layout.computed(edited, name)
 
     def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        """Return what a function returned, if it is an array of this shape."""
+        """Return a function's result, which must be an array of this shape."""
         where = f"{self.call}: the function for {name}"
         if value is None:
             raise TypeError(f"{where} gave None: give the array back, changed or not")
@@ -415,7 +416,7 @@ class EditedRun:
 
 
 def is_number(array: Array) -> bool:
-    """Whether it holds floats or integers."""
+    """Return whether an array holds floats or integers."""
     return is_float(array.dtype) or array.dtype.kind in "iu"
 
 

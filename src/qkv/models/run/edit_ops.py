@@ -21,10 +21,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Source:
-    """Activations of another text, from one unedited run when the first is read.
+    """Activations of another text; the first access runs the text without edits.
 
     Args:
-        body: the network that runs.
+        body: the network.
         ids: the ids of the text, (T,).
     """
 
@@ -37,7 +37,7 @@ class Source:
         return len(self._ids)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an activation, (T, ...); `names` must have it before the run."""
+        """Return an activation, (T, ...); `names` must hold its name before the run."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
             self._body.packed([self._ids], record=record)
@@ -54,9 +54,10 @@ class Plan:
         call: the public call that errors name.
         body: the network that runs.
         lengths: the number of tokens of each text.
-        prefix: what stands before the names of the network's activations.
-        first: the number of the first text for the caller.
-        read: returns the ids of a text, (T,), for a call; None if the model reads no texts.
+        prefix: the prefix of the names of the network's activations.
+        first: the caller's number for the first text.
+        read: returns the ids (T,) of a text; its arguments are the text and the call for errors.
+            None if the model reads no texts.
         sources: other texts whose activations are patched in.
         masked: the masked keys.
         ablated: by layer and head, the replacement of the head's output.
@@ -77,7 +78,7 @@ class Plan:
     def hide(
         self, query: int | None, key: int | None, layer: int | None = None, head: int | None = None
     ) -> None:
-        """Mask a key in each text, see `Masked`."""
+        """Mask a key in each text; see `Masked`."""
         self.masked += [Masked(text, query, key, layer, head) for text in range(len(self.lengths))]
 
     def name(self, short: str, layer: int) -> str:
@@ -86,7 +87,7 @@ class Plan:
         return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
 
     def change(self, short: str, layer: int, do: Change, back: Change) -> None:
-        """Add a step that changes an activation of a layer, after its other steps.
+        """Add a step that changes an activation of a layer after all earlier steps.
 
         `back` applies the transposed derivative of `do` to the gradient.
         """
@@ -95,7 +96,7 @@ class Plan:
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the axes of the activation that a record changes in a text of `tokens` tokens.
 
-        Each has its length, and the changed index: that of a head or a token, or all.
+        Each axis has its length and the changed index: a head, a token, or all.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -131,9 +132,9 @@ class Plan:
         return partial(source.__getitem__, name)
 
     def put(self, record: Record, value: Callable[[tuple[Any, ...]], Array]) -> None:
-        """Replace the part of an activation that a record names; while generating, of the prompt.
+        """Replace the part of an activation that a record names; `generate` edits the prompt only.
 
-        `value` gets the index of the part in an activation of one text, and returns the new part.
+        `value` gets the part's index in an activation of one text, and returns the new part.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())
@@ -177,7 +178,7 @@ def ablate(plan: Plan, record: Record) -> None:
 def scale(plan: Plan, record: Record) -> None:
     """Multiply the products of queries and keys by `value` instead of the usual scale.
 
-    If something is added to the products, or caps them, the queries are scaled instead.
+    If the model caps the products or adds biases to them, the queries are scaled instead.
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)
@@ -219,13 +220,13 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part of a head or a token, by that of another text."""
+    """Replace an activation, or one head's or token's part, by another text's activation."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part of a head or a token, by an array."""
+    """Replace an activation, or one head's or token's part, by an array."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
@@ -250,14 +251,14 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
 
 
 def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
-    """Return the error for a field that does not fit."""
+    """Return the error for a wrong field; `way` says which value to give."""
     value = record.fields[name]
     has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
     return ValueError(f"{call}: {record.source} has {name} {has}: give {way}")
 
 
 def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is numbers of this shape that float32 can hold."""
+    """Return whether a value consists of float32 numbers in this shape."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists of different lengths
@@ -284,7 +285,7 @@ def shape_of(
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation to multiply to scale a layer's scores, and the model's own scale.
+    """Return the activation whose scaling scales a layer's scores, and the model's own scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)

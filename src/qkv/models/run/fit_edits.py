@@ -1,4 +1,4 @@
-"""Check edits against a model and its texts."""
+"""Check edits against a model and the texts of a run."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def fit(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> tuple[list[Tokenized], EditedRun]:
-    """Check edits: return the texts with exchanged tokens, and what their run does differently.
+    """Check edits: return the texts with swapped tokens, and the interventions of their run.
 
     Args:
         edits: what the user asked for.
         batch: the texts.
         body: the network.
-        reader: what the model reads texts with.
-        more: the number of tokens that may follow each text, if any may.
-        written: the number of positions that a decoder begins with, if one runs with the encoder.
-        first: the number of the first text for the caller.
-        absent: what `hide` names and no earlier text had, if more texts follow; what these texts
-            have is removed from it. None if these are all texts: then it is an error.
+        reader: the model's reader of texts.
+        more: the most tokens that a run may add to each text.
+        written: the number of positions at which a decoder begins; None without a decoder.
+        first: the caller's number for the first text.
+        absent: entries of `hide` that no earlier text has, if more texts follow; entries that
+            these texts have are removed from this set. With None, a missing entry is an error.
 
     Raises:
         TypeError: a replacement of an activation is no array of numbers.
@@ -75,7 +75,7 @@ def fit(
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
-    scales = [record for record in records if record.op == "scale"]  # only the last one counts
+    scales = [record for record in records if record.op == "scale"]  # only the last record counts
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if record.source != "hide" and record.op in OPS:
             _check_tokens(record, texts, first, call)
@@ -103,7 +103,7 @@ def fit(
 
 
 def spliced_names(edits: Edits, body: Transformer) -> list[str]:
-    """Return the names that a trace has beside the model's own, those of spliced layers."""
+    """Return the names that spliced layers add to a trace."""
     changes = {name: layer for name, layer in edits.changes.items() if isinstance(layer, Spliced)}
     index = _index(body.hook_names) if changes else None
     return [
@@ -115,7 +115,7 @@ def spliced_names(edits: Edits, body: Transformer) -> list[str]:
 
 
 def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
-    """Return the changes by full names."""
+    """Return the changes in `edit` by full name."""
     index: Trace | Seq2SeqTrace | None = None
     if edit and is_pair:
         index = _index_of_pair(body)
@@ -165,10 +165,10 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
 
 
 def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> list[str]:
-    """Return the activations that a name stands for: one, or those of several or all layers.
+    """Return the full names that a name stands for: in one, several or all layers.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no activation has this name.
     """
     if not isinstance(name, str) and len(name) in (2, 3) and name[1] is not None:
         several = isinstance(name[1], tuple | range)
@@ -200,12 +200,12 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a trace that maps each of these names, if editable, to itself."""
+    """Return a trace that maps each editable name in `names` to the name itself."""
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Return such a trace of an encoder and a decoder."""
+    """Return a trace that maps each editable name of an encoder and a decoder to itself."""
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -215,7 +215,7 @@ def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
 
 
 def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:
-    """Return a user's function of an array, or of an array and an `At`, as one of both."""
+    """Return a function of an array and an `At`, from a user's function with one or both."""
     try:
         takes = signature(function)
     except (TypeError, ValueError):  # a C function without a signature
@@ -229,14 +229,14 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # a second parameter with a default is the user's own, unless its name says otherwise
+    # a second parameter with a default is the user's own, unless its name is `at`
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
 
 
 def _numbers(name: str, value: Any, call: str) -> Array:
-    """Return an array of numbers that replaces an activation, of whatever shape."""
+    """Return the numbers that replace an activation, as an array of any shape."""
     array = as_array(value, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
         raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
@@ -251,7 +251,7 @@ def _array(
     call: str,
     outer: Any,
 ) -> Array:
-    """Return the array that replaces an activation, (B or 1, ...); `outer` is a spliced layer."""
+    """Return an activation's replacement, (B or 1, ...); `outer` is a spliced layer."""
     at = parse(name)
     side = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, length), other = counts[at.side], counts["encoder"][1]
@@ -269,18 +269,18 @@ def _array(
 def plain(
     edits: Edits, text: Tokenized, body: Transformer, reader: TextReader
 ) -> list[dict[str, Any]]:
-    """Return the records of one text as JSON can hold them: no words, no negative positions.
+    """Return one text's records in JSON form: without words or negative positions.
 
     An array that replaces an activation becomes a record "set".
 
     Args:
-        edits: what the user asked for, which fits the model and the text.
+        edits: the user's edits, which fit the model and the text.
         text: the text, with swapped tokens.
         body: the network.
-        reader: what the model reads texts with.
+        reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function, or an array for an activation that no record names; or a
+        ValueError: an edit is a function, or replaces an activation that no record can name; a
             layer, head, word or position does not exist.
     """
     call = edits.call
@@ -319,7 +319,7 @@ def _as_json(value: Any) -> Any:
 
 
 def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
-    """Raise those errors of `fit` that need no texts, for a model without a decoder beside it."""
+    """Raise the errors of `fit` that need no texts, for a model with one network."""
     _named(edits.changes, body, False, edits.call)
     plan = Plan(edits.call, body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.call) for record in edits.records):
@@ -333,7 +333,7 @@ def swapped(
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist; texts are numbered from `first`.
+        ValueError: a token or an entry does not exist; errors number texts from `first`.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]
@@ -351,7 +351,7 @@ def swapped(
 
 
 def hide_value(record: Record) -> Any:
-    """Return what a record masks, as `Trace.changed` lists it: a word, a position or an edge.
+    """Return the word, position or edge that a record masks, as in `Trace.changed`.
 
     >>> from qkv.edits import edits_of
     >>> records = edits_of([{"op": "causal"}], hide=["cat", (4, 1)], call="trace").records
@@ -365,7 +365,7 @@ def hide_value(record: Record) -> Any:
 
 
 def _in_model(record: Record, body: Transformer, call: str) -> Record:
-    """Return a record with layer and head counted from 0, after checking them and its numbers."""
+    """Check a record's layer, head and numbers; return it with layer and head from 0 on."""
     fields, source = dict(record.fields), record.source
     if "layer" in fields:
         count = len(body.layers)
@@ -393,7 +393,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Raise a ValueError if a text lacks a token, or has other tokens than a record's numbers."""
+    """Raise a ValueError if a text lacks a record's token, or if a row's length does not fit."""
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"

@@ -1,4 +1,4 @@
-"""Where the words, positions and edges of `hide` stand in each text."""
+"""Find the words, positions and edges of `hide` in each text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def masked_keys(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> list[Masked]:
-    """Return the keys to mask for words, and for positions and edges; `limits` as for these."""
+    """Return the masked keys for words, positions and edges; for `limits` see `_of_positions`."""
     words = [value for value in hides if isinstance(value, str)]
     masked = _of_words(words, batch, subwords, call, first, absent) if words else []
     for value in hides:
@@ -37,11 +37,11 @@ def _of_words(
     first: int,
     absent: set[Any] | None,
 ) -> list[Masked]:
-    """Return the keys to mask for these words, wherever they stand.
+    """Return the masked keys for each occurrence of these words.
 
-    A word may be a special token such as "[SEP]". A word that is in no text is an error, unless it
-    may be `absent`: then words that are in a text are removed from that set. Errors number the
-    texts from `first`.
+    A word may be a special token such as "[SEP]". Without `absent`, a word that no text has is an
+    error; with the set `absent`, each found word is removed from the set. Errors number the texts
+    from `first`.
     """
     if subwords is None:
         raise ValueError(
@@ -84,9 +84,10 @@ def _of_positions(
     call: str,
     absent: set[Any] | None,
 ) -> list[Masked]:
-    """Return a position, or an edge between two, in each text that has them; -1 is the last.
+    """Return the masked key of a position or edge in each text that has it; -1 is the last.
 
-    `lengths` are the texts' own, `limits` include new tokens; `absent` is as in `_of_words`.
+    `lengths` are the lengths of the texts; `limits` also count new tokens; `absent` is as in
+    `_of_words`.
     """
     fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*fields, None, None][:4]
@@ -111,7 +112,7 @@ def _of_positions(
 
 
 def from_start(number: int, count: int, source: str, what: str, whole: str, call: str) -> int:
-    """Return the number of a layer or head, of which there are `count`, counted from 0."""
+    """Return the number, from 0 on, of one of `count` layers or heads; -1 is the last."""
     if not -count <= number < count:
         raise ValueError(
             f"{call}: {source} has {what} {number} and {whole} has {count}, 0 to {count - 1}"
@@ -120,7 +121,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """Return the words of texts, each once, subwords joined."""
+    """Return the list of distinct words in texts, with subwords joined."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""
