@@ -211,11 +211,11 @@ def test_what_does_not_fit(tmp_path: Path, config: Any, number: int, words: str)
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"other": torch.zeros(3, 2)}, "no tensor embedding.weight, nor embeddings"),
+        ({"other": torch.zeros(3, 2)}, "the tensors embedding.weight and embeddings are missing"),
         ({"embedding.weight": torch.zeros(3)}, r"embedding.weight is F32 \(3,\): it must have 2"),
         (
             {"embeddings": torch.zeros(3, 2), "mapping": torch.tensor([0, 3])},
-            "mapping has rows from 0 to 3 and embeddings has 3",
+            "mapping names rows 0 to 3 and embeddings has 3 rows",
         ),
         (
             {"embeddings": torch.zeros(3, 2), "weights": torch.zeros(2)},
