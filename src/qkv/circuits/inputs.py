@@ -202,7 +202,7 @@ class _Reader:
 
 
 def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
-    """Yield texts as they come, up to some thousand at a time; warn at the end of truncated texts.
+    """Yield texts as they come, up to a few thousand at a time; warn at the end of truncated texts.
 
     Args:
         model: its tokenizer cuts the texts into tokens.

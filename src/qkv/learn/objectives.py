@@ -88,7 +88,7 @@ def words_loss(
 ) -> float:
     """Return the mean cross-entropy over the targets, and add its gradient to the network's.
 
-    Only the rows that have a target go through the head, some thousand at a time.
+    Only the rows that have a target go through the head, a few thousand at a time.
 
     Args:
         network: the network to train.

@@ -148,7 +148,7 @@ class ImageReader(TextReader):
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return whether there is a single image, and the patches of each."""
+        """Return `(single, patches)`: whether the input is one image, and the patches of each."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
         self.check(images, call)

@@ -143,7 +143,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """The speeds of the first pairs as if all pairs were rotated, and 0 for the other pairs.
+    """Rotate only the first pairs, at the speeds of a full rotation; other pairs have speed 0.
 
     Source:
         `rope_type` "proportional" of transformers, as Gemma 4 has it.

@@ -33,7 +33,7 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return whether there is a single text, and the tokens of each; None if no ids are given.
+    """Return `(single, tokens)`: whether the input is one text, and its tokens; None without ids.
 
     Errors number the texts from `first`.
 

@@ -224,7 +224,7 @@ def encode_stream(
     show_progress_bar: bool | None = None,
     **options: Any,
 ) -> Iterator[Any]:
-    """Encode any number of texts, some thousand at a time.
+    """Encode any number of texts, a few thousand at a time.
 
     `ablate`, `hide` and `edit` of `encode` need all texts at once and are not supported here.
 

@@ -122,7 +122,7 @@ class Encoder:
         return vectors
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
-        """Yield the outputs of some thousand texts at a time."""
+        """Yield the outputs of a few thousand texts at a time."""
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
@@ -317,7 +317,7 @@ def checked_texts(sentences: Any, call: str) -> Iterable[str]:
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in their order, some thousand at a time."""
+    """Yield texts in their order, a few thousand at a time."""
     window: list[str] = []
     letters = 0
     for text in texts:

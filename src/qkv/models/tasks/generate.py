@@ -191,7 +191,7 @@ def rows(
     stop: Sequence[str] = (),
     seed: int | None = None,
 ) -> tuple[bool, list[Row]]:
-    """Return whether there is a single prompt, and the prompts as `steps` takes them.
+    """Return `(single, prompts)`: whether the input is one prompt, and the prompts for `steps`.
 
     Args:
         model: the model.
@@ -223,7 +223,7 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return whether there is a single prompt, the strings, and the tokens of each."""
+    """Return `(single, strings, tokens)`: whether the input is one prompt, its strings and tokens."""
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
