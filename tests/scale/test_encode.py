@@ -83,7 +83,7 @@ def test_a_source_that_changes_after_it_was_counted(
         return real(model, order)
 
     monkeypatch.setattr("qkv.scale.encoding.write_part", write)
-    with pytest.raises(ValueError, match=r"a\.txt changed while it was read: take a copy"):
+    with pytest.raises(ValueError, match=r"a\.txt changed while it was read: encode a copy"):
         encode("random", files, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.parquet"))
 
@@ -96,8 +96,8 @@ def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path:
     if what == "source":
         text = Path(files[0]).read_text()
         Path(files[0]).write_text(text.replace("cat", "dog", 1))
-    words = {"source": "a.txt has changed", "model": "of model random and this is books",
-             "column": "of column 'text' and this is column 'x'"}  # fmt: skip
+    words = {"source": "a.txt has changed", "model": "files of this model, books, are different",
+             "column": "of column 'text', and column is 'x'"}  # fmt: skip
     sources = files[:1] if what == "column" else files
     if what == "column":
         encode("random", sources, out, resume=False)
@@ -144,7 +144,7 @@ def test_a_second_run_is_refused(files: list[str], tmp_path: Path) -> None:
 
 
 def test_a_model_in_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="encode: model is Model: give its name or folder"):
+    with pytest.raises(TypeError, match="encode: model is Model: give the name or folder"):
         encode(qkv.load("random"), "a.txt", tmp_path / "out")  # type: ignore[arg-type]
 
 

@@ -72,7 +72,7 @@ def test_a_folder_of_other_vectors_is_begun_anew_if_told(
     code, _, errors = run(*arguments)
     assert code == 2
     assert "b.txt has changed since" in errors
-    assert errors.endswith("choose another folder, or begin anew with --no-resume\n")
+    assert errors.endswith("choose another folder, or start again with --no-resume\n")
     code, _, errors = run(*arguments, "--no-resume")
     assert code == 0
     assert "601 rows, " in errors
@@ -91,4 +91,4 @@ def test_what_is_for_many_files_needs_a_cluster(
 def test_a_number_of_workers_that_is_none(where: str, files: list[str], tmp_path: Path) -> None:
     code, _, errors = run(*files, "-o", str(tmp_path / "out"), "--cluster", where)
     assert code == 2
-    assert f"the cluster is {where}: write local:N, N from 1 to 1024" in errors
+    assert f"the cluster is {where}: write local:N with N from 1 to 1024" in errors

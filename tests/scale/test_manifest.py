@@ -26,7 +26,7 @@ WHOLE: dict[str, Any] = {
     "whole": True,
     "parts": {"0": PART},
 }
-WAY = r"choose another folder, or begin anew with resume=False$"
+WAY = r"choose another folder, or start again with resume=False$"
 
 
 def read(folder: Path, data: bytes) -> dict[str, Any] | None:

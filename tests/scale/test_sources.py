@@ -63,7 +63,7 @@ def test_bad_rows_say_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\n".join(rows))
     found = read(tmp_path / "x.jsonl", 10)
     assert [isinstance(one, Bad) for one in found] == [False, *[True] * 6, False]
-    words = ["", "not JSON", "not JSON", "no JSON object", "no 'text'", "int", "byte 11 is 0xff"]
+    words = ["", "not JSON", "not JSON", "not a JSON object", "no 'text'", "int", "byte 11 is 0xff"]
     assert all(word in str(one) for word, one in zip(words, found, strict=False))
     [source] = find_sources(tmp_path / "x.jsonl", "text", "t")
     [whole] = [count(one) for one in blocks_of(source)]
@@ -91,11 +91,11 @@ def test_what_is_no_source_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FileNotFoundError, match=r"t: there is no file .*\*.txt"):
         find_sources(tmp_path / "*.txt", "text", "t")
-    with pytest.raises(ValueError, match=r"x.md is of no kind"):
+    with pytest.raises(ValueError, match=r"x.md has an ending that qkv does not read"):
         find_sources(tmp_path / "x.md", "text", "t")
     with pytest.raises(TypeError, match="sources is int"):
         find_sources(3, "text", "t")
     [source] = find_sources([str(tmp_path / "x.csv")], "text", "t")
-    with pytest.raises(ValueError, match="no column 'text': it has 'a', 'b'"):
+    with pytest.raises(ValueError, match="no column 'text': choose among 'a', 'b'"):
         described(source, "t")
     assert json.dumps(source.column) == '"text"'

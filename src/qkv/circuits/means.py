@@ -314,7 +314,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         Means over all tokens of all texts, float64. The cosines of the vectors of both runs:
         "resid" (layers,), the outputs of layers; "attn" and "mlp" (layers,), the outputs of their
         attention and MLPs; "heads" (layers, Hq), the weighted values of each head (`z`). Two
-        vectors of 0 have the cosine 1, a vector of 0 and another vector 0. Models of attention
+        zero vectors count as cosine 1, a zero and a nonzero vector as cosine 0. Models of attention
         alone have no "mlp". If both models give logits over words, also three numbers: "logits",
         the size of the change of a logit; "kl", the divergence of model_b's probabilities from
         model_a's, in nats; and "same", the share of tokens at which both models have the same most

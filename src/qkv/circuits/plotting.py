@@ -332,7 +332,7 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
     """Return a map for each index of the first axis, on one scale, and one of them large."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
-    # the last layer of a rollout is that of the whole model
+    # the last layer of a rollout is the rollout of the whole model
     is_rollout = [axis.name for axis in part.axes[:2]] == ["layer", "query"]
     chosen = each[count - 1 if is_rollout else part.strongest[0]]
     large = replace(chosen, title=f"{part.title}: {chosen.title}")

@@ -222,7 +222,7 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """Return the likeliest name of the option of a model that asks for this dropout."""
+    """Guess which option of the model's config sets this dropout; return the option's name."""
     options = getattr(config, "__dict__", {})
     names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")

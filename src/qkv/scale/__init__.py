@@ -1,4 +1,4 @@
-"""More texts, more tokens and more machines than one process has, on Dask."""
+"""Attention and encoding on a Dask cluster, for data that is too large for one process."""
 
 from qkv.scale.encoding import encode
 from qkv.scale.forward import attention

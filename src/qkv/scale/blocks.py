@@ -1,4 +1,4 @@
-"""Cut arrays into blocks of queries and keys; find what a block reads, and which keys it sees."""
+"""Cut arrays into blocks of queries and keys; find the inputs and visible keys of each block."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array with chunks that fit the blocks."""
 
     array: Any
-    axes: tuple[int | None, ...]  # for each axis that of a `Place`; None: not cut
+    axes: tuple[int | None, ...]  # for each array axis, the axis of a `Place`; None: not cut
 
     def chunk(self, place: Place) -> tuple[int, ...]:
         """Return the index of the chunk that the block at `place` reads."""
@@ -110,7 +110,7 @@ class Tasks:
         return refs[0]
 
     def graph(self) -> Any:
-        """Return this layer with all layers below it."""
+        """Return a list of this layer and all layers below it."""
         from dask.highlevelgraph import HighLevelGraph
 
         layers, needs = {}, {}
@@ -131,8 +131,8 @@ class Tasks:
 class Blocks:
     """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # its arrays have shapes and types, but no data
-    operands: dict[str, Operand]  # by the names of the arguments
+    call: Call  # the call's arrays have shapes and types, but no data
+    operands: dict[str, Operand]  # by argument name
     pieces: tuple[Pieces, ...]  # along the axes of a `Place`
     key_heads: tuple[int, ...]  # the piece of key heads that each piece of heads reads
     is_flat: bool  # whether 2-D arrays got a head axis
@@ -153,11 +153,11 @@ class Blocks:
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, place: Place) -> tuple[int, ...]:
-        """Return the index of the chunk of `(*lead, Hq, L)` with the block at `place`."""
+        """Return the index of the result chunk `(*lead, Hq, L)` for the block at `place`."""
         return (*place[:-3], place[-2])
 
     def shape_in_result(self, at: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of such a chunk."""
+        """Return the shape of the result chunk for the block at `place`."""
         return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
 
     def as_given(self, array: Any) -> Any:
@@ -165,7 +165,7 @@ class Blocks:
         return array[0] if self.is_flat else array
 
     def rows(self) -> Iterator[tuple[Place, list[Place]]]:
-        """Yield each block of queries (with key block 0), and all blocks of keys that it meets."""
+        """Yield each block of queries (with key block 0), and the key blocks that it may see."""
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
         for *row, i in product(*(range(len(self.pieces[axis])) for axis in (*lead, -2))):
@@ -202,7 +202,7 @@ class Blocks:
         )
 
     def inputs(self, place: Place, *names: str) -> dict[str, Any]:
-        """Return references to the chunks of those named operands that the call has."""
+        """Return references to chunks of the named operands; skip operands that the call lacks."""
         return {name: self.operands[name].ref(place) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
@@ -241,10 +241,10 @@ def cut(
     for name in PER_ROW:
         if _is_dask(options.get(name)):
             raise TypeError(
-                f"{call}: {name} is a dask array, and masked blocks are found before anything is "
-                f"computed: give its numbers, {name}.compute()"
+                f"{call}: {name} is a dask array, but its numbers are needed beforehand, to skip "
+                f"masked blocks: give {name}.compute()"
             )
-    # a mask in memory stays, so that `check_call` can warn of a float mask of 0 and 1
+    # keep a mask in memory as it is, so that `check_call` can warn of a float mask of 0 and 1
     stand_ins = {
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
         for name, array in arrays.items()
@@ -263,7 +263,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
         return need("dask.array", "scale").from_array(array, chunks=-1)
     if any(map(math.isnan, x.shape)):
         raise ValueError(
-            f"{call}: {name} has shape {x.shape}, whose sizes are not all known yet: "
+            f"{call}: {name} has shape {x.shape}, and some of these sizes are unknown: "
             f"call {name}.compute_chunk_sizes() first"
         )
     return x
@@ -279,7 +279,7 @@ def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]
 
 
 def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
-    """Cut at every chunk of query, key and value; other arrays get the same chunks."""
+    """Cut at every chunk boundary of query, key and value; rechunk other arrays to match."""
     plan = call.plan
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     front = len(plan.lead)
@@ -315,7 +315,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
-        if group and stop // group > start // group:  # not inside of one group
+        if group and stop // group > start // group:  # spans several groups
             cuts += [-(-start // group) * group, stop // group * group]
     starts = sorted({*cuts})
     if len(starts) == 1:  # no heads at all
@@ -326,7 +326,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the pieces between all cuts of some pieces."""
+    """Return the pieces that result from cutting at the boundaries of all `pieces`."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 
@@ -340,7 +340,7 @@ def _sizes(starts: list[int]) -> Pieces:
 
 
 def _stand_in(array: Any) -> Array:
-    """Return an array of the same shape and type in little memory: one number, not 0 or 1."""
+    """Return an array of the same shape and type that repeats one number, neither 0 nor 1."""
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 

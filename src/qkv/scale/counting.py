@@ -1,4 +1,4 @@
-"""The rows of many files, counted block by block by workers or here, and cut into parts."""
+"""Count the rows of many files, block by block, on workers or here; cut the files into parts."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
 BLOCK = 2**24  # bytes that are counted at once
-MARK_ROWS, MARK_BYTES = 256, 2**20  # the most rows and bytes between two beginnings of parts
+MARK_ROWS, MARK_BYTES = 256, 2**20  # the most rows and bytes between two marks
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Block:
-    """The work of one task: the lines that begin in a range of bytes, or a Parquet row group.
+    """The input of one task: the lines that begin in a range of bytes, or a Parquet row group.
 
     Attributes:
         source: the file.
-        begin: its first byte, or the number of the row group.
-        end: the byte behind it; None for the end of the file.
+        begin: the first byte of the range, or the number of the row group.
+        end: the byte after the range; None for the end of the file.
     """
 
     source: Source
@@ -54,10 +54,10 @@ class Count:
 
     Attributes:
         rows: the number of rows that begin in the block.
-        marks: (M, 2), the rows at which a part may begin, and the position of each.
-        end: the position behind its last row.
-        digest: of the bytes of the block, or of the texts of the row group.
-        bad: the first row without a text, counted from 0, and the reason; None if all are good.
+        marks: (M, 2), the number and the position of each row at which a part may begin.
+        end: the position after the last row.
+        digest: a checksum of the block's bytes, or of the row group's texts.
+        bad: the number (from 0) of the first bad row, and the reason; None if all rows are good.
         whole: whether each line is a row; False for a CSV with a line end inside quotes.
     """
 
@@ -91,11 +91,11 @@ def counts_of(
 
     Args:
         files: from `described`.
-        client: of the cluster; None for this process.
+        client: the cluster's client; None for this process.
         call: the name that errors begin with.
-        check: whether to look at every row, and raise an error for a bad one.
-        size: bytes of a block.
-        way: what the error tells the user to do about a bad row.
+        check: whether to check every row, and raise an error for a bad row.
+        size: the bytes of a block.
+        way: the remedy for a bad row, which the error shows.
 
     Raises:
         ValueError: a row is bad; the error names it.
@@ -119,7 +119,7 @@ def counts_of(
 
 
 def bad_row(call: str, file: Source, row: int, reason: str, way: str = "mend it") -> str:
-    """The message of the error about a row that has no text."""
+    """Return the error message for a row that has no text."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
 
@@ -134,7 +134,7 @@ def count(block: Block, check: bool = True) -> Count:
     if block.source.packed or block.end is None:
         return _count_stream(block.source, check)
     with block.source.open() as stream:
-        before = b"\n"  # a line begins where a file does
+        before = b"\n"  # a file begins with a new line
         if block.begin:
             stream.seek(block.begin - 1)
             before = stream.read(1)
@@ -147,7 +147,7 @@ def count(block: Block, check: bool = True) -> Count:
     end = block.begin + len(data) + len(rest)
     data = data[int(begins[0]) - block.begin :] + rest
     is_csv = block.source.kind == ".csv"
-    header = is_csv and block.begin == 0  # it is not a row
+    header = is_csv and block.begin == 0  # the header is not a row
     whole = not (is_csv and _is_open(data))
     bad = _first_bad(block.source, data, block.begin == 0) if check and whole else None
     marks = _marks(begins[int(header) :])
@@ -155,7 +155,7 @@ def count(block: Block, check: bool = True) -> Count:
 
 
 def _count_stream(source: Source, check: bool) -> Count:
-    """Count the rows of a whole file, which is read from its beginning."""
+    """Count the rows of a whole file, reading from its beginning."""
     marks: list[tuple[int, int]] = []
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
@@ -173,16 +173,16 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """A stream that knows the end of the line that was read last, and the digest of its bytes."""
+    """A stream that records the end of the last line read, and the digest of all bytes read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"
         self.hash = hashlib.blake2b(digest_size=16)
-        self._begins: Array = np.empty(0, np.int64)  # of the lines in the block that is read
+        self._begins: Array = np.empty(0, np.int64)  # starts of lines in the current block
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block, and one more byte while it ends with \r, so that no \r\n is cut."""
+        r"""Read a block, and further bytes while the last is \r, so that no \r\n is cut."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more
@@ -194,14 +194,14 @@ class _Seen:
         return data
 
     def counted(self, lines: Iterable[_T]) -> Iterator[_T]:
-        """Give the same lines, and count those that were taken."""
+        """Yield the lines of `lines`, and count the yielded lines."""
         for line in lines:
             self._lines += 1
             yield line
 
     @property
     def end(self) -> int:
-        """The end of the line that was taken last."""
+        """The end of the line that was yielded last."""
         line = self._lines - self._first
         return int(self._begins[line]) if line < len(self._begins) else self._size
 
@@ -219,7 +219,7 @@ def _count_group(block: Block) -> Count:
 
 
 def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:
-    """Find the first bad row in the lines of `data`, and the reason."""
+    """Find the first bad row in the lines of `data`, and say why it is bad."""
     if source.kind == ".txt":
         try:
             data.decode()
@@ -234,7 +234,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Whether a line of a CSV ends inside quotes, if each line is read as a record."""
+    """Return whether some line of a CSV ends inside quotes when each line is read as a record."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -259,7 +259,7 @@ def _begins(before: bytes, data: bytes) -> Array:
 
 
 def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
-    """Read on to the beginning of the next line; `last` is the byte that was read last."""
+    """Advance the stream to the start of the next line; `last` is the byte that was read last."""
     rest = b""
     while data := stream.read(2**16):
         begins = _begins(last, data)
@@ -270,7 +270,7 @@ def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
 
 
 def _marks(begins: Array) -> Array:
-    """(M, 2): the lines at which a part may begin, and where each begins."""
+    """Return (M, 2): the number and the position of each line at which a part may begin."""
     if not len(begins):
         return np.empty((0, 2), np.int64)
     by_bytes = np.searchsorted(begins, np.arange(begins[0], begins[-1] + 1, MARK_BYTES))
@@ -285,9 +285,9 @@ def cut(
 
     Args:
         sources: the files.
-        counts: of the blocks of each file.
-        most_rows: of a part.
-        most_bytes: of a part, about; a part of one line may be larger.
+        counts: for each file, the counts of its blocks.
+        most_rows: the most rows of a part.
+        most_bytes: the approximate limit of a part's bytes; a part of one line may exceed it.
     """
     parts: list[Part] = []
     first = 0
@@ -304,7 +304,7 @@ def cut(
 
 
 def _pieces(counts: list[Count], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Find where parts begin and end, and the number of their rows."""
+    """Find the beginning, the end and the number of rows of each part."""
     marks, row, end = [], 0, 0
     for count in counts:
         marks += [(row + int(mark), int(at)) for mark, at in count.marks]

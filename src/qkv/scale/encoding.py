@@ -1,4 +1,4 @@
-"""A vector for each row of many files, on a cluster or here, into a folder of Parquet parts."""
+"""Encode each row of many files as a vector, on a cluster or here; write Parquet parts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sour
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # of a part
-PARTS = 16  # for each worker at least, so that none waits long for the last
-SAMPLE = 64  # rows of a part that are tried to say how long all take
+PARTS = 16  # the least for each worker, so that no worker waits long at the end
+SAMPLE = 64  # rows that are encoded to estimate the time of all rows
 _SAVE = 1.0  # seconds between two manifests
 _WINDOW = 2048  # rows that are encoded at once
 CALL = "encode"
@@ -40,7 +40,7 @@ class Encoded:
 
     Attributes:
         rows: the number of vectors.
-        skipped: (source, row, reason) of each bad row that was left out.
+        skipped: `(source, row, reason)` for each bad row that was left out.
         parts: the number of files.
     """
 
@@ -51,7 +51,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The rows and parts of a run, and the hours that it would take."""
+    """The numbers of rows and parts of a run, and an estimate of its hours."""
 
     rows: int
     parts: int
@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The parts of a run, which follow from its sources, its model and some sizes."""
+    """The plan of a run: its parts, and the sources, model and sizes that determine them."""
 
     sources: list[Source]
     digests: list[str]
@@ -70,7 +70,7 @@ class _Plan:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """Its entries in the manifest."""
+        """The plan's entries in the manifest."""
         rows = [0] * len(self.sources)
         for part in self.parts:
             rows[part.number] += part.rows
@@ -88,11 +88,11 @@ class _Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A short checksum of these entries, for the names of files."""
+        """A short checksum of the plan's entries, for the names of files."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:
-        """The name of the file of a part."""
+        """Return the file name of a part."""
         return f"part-{number:06}-{self.digest}.parquet"
 
 
@@ -108,14 +108,14 @@ def encode(
 ) -> Encoded:
     r"""Write a vector for each row of many files, on the workers of a Dask cluster or here.
 
-    The files are read twice: once to count and check their rows, then part by part by the worker
-    that encodes the part. Workers open the files and the destination by the same names, and load
-    the model by its name. Texts are cut as in `Model.encode`, and give the same vectors. A
+    The files are read twice: first to count and check their rows, then part by part to encode
+    them. Workers open the files and the destination by the same names, and load the model by its
+    name. Texts are truncated as in `Model.encode`, and the vectors are the same. A
     compressed file is read from its beginning for each of its parts, so many small files go faster
     than one large file.
 
-    If a run is ended, its parts stay, and the next run continues. It compares the checksums of the
-    model's files, of all sources and of the existing parts, and makes damaged parts again.
+    If a run is stopped, its parts remain and the next run continues. The next run compares
+    checksums of the model's files, all sources and the existing parts, and rewrites damaged parts.
 
     Args:
         model: a name or folder, as `qkv.load` takes it; None for the default.
@@ -124,19 +124,19 @@ def encode(
             anything that fsspec opens.
         destination: a folder, local or anything that fsspec opens. Its files `part-*.parquet` have
             the columns id (int64, in order over the rows of all sources), source, row (in the
-            source, from 0) and vector (a list of float32, D); `_manifest.json` says which are
-            whole.
-        client: of the cluster; by default the current client, or else this process.
-        column: the column of the texts, in every kind but .txt.
+            source, from 0) and vector (a list of float32, D); `_manifest.json` lists the
+            complete files.
+        client: the cluster's client; by default the current client, or else this process.
+        column: the name of the column with the texts; not used for .txt.
         resume: False to begin anew, whatever the folder holds.
-        on_error: "raise" to end at a row that is not UTF-8, JSON or CSV, whose column is missing or
-            not a string, or that has no token; "skip" to leave out the row and its id.
+        on_error: "raise" to stop at a bad row (not UTF-8, JSON or CSV; column missing or not a
+            string; no token); "skip" to leave out the row and its id.
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
         ValueError: a row is bad; the folder belongs to another source or model; an argument
-            makes no sense.
-        FileNotFoundError: there is no such file, or no such model.
+            has a wrong value.
+        FileNotFoundError: a source or the model does not exist.
         RuntimeError: another run writes to the folder.
         ConnectionError: the scheduler or all workers were lost.
 
@@ -159,7 +159,7 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        old = folder.manifest(CALL) if resume else None  # another run may have ended meanwhile
+        old = folder.manifest(CALL) if resume else None  # another run may have changed it
         if old is not None:
             _compare(plan, old, folder)
         done = _done(plan, old, folder, client)
@@ -193,7 +193,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; the number of its rows, and the seconds."""
+    """Encode a sample of a part; return `(rows, seconds)`: its number of rows and the time."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -210,7 +210,7 @@ def _check_model(model: Model) -> None:
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: dict[str, Any] | None
 ) -> _Plan:
-    """Count all rows and make the plan of a run, with the sizes of an earlier run, if any."""
+    """Count all rows and plan a run; keep the part sizes of an earlier run, if there is one."""
     files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
@@ -225,26 +225,24 @@ def _planned(
 
 def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
     """Raise an error if a folder holds the vectors of other texts, or of another model."""
-    way = "choose another folder, or begin anew with resume=False"
+    way = "choose another folder, or start again with resume=False"
     new = plan.about
     here = f"{CALL}: {folder.path} holds vectors"
     if old["model"]["checksum"] != new["model"]["checksum"]:
         raise ValueError(
-            f"{here} of model {old['model']['name']} and this is {new['model']['name']}, whose "
-            f"files are others: {way}"
+            f"{here} of model {old['model']['name']}, and the files of this model, "
+            f"{new['model']['name']}, are different: {way}"
         )
     if old["column"] != new["column"]:
         raise ValueError(
-            f"{here} of column {old['column']!r} and this is column {new['column']!r}: {way}"
+            f"{here} of column {old['column']!r}, and column is {new['column']!r}: {way}"
         )
     before, after = ([file["path"] for file in about["sources"]] for about in (old, new))
     if before != after:
         pairs = zip(before, after, strict=False)
         other = next((pair for pair in pairs if pair[0] != pair[1]), None)
         what = (
-            f"{other[0]}, not of {other[1]}"
-            if other
-            else f"{len(before)} sources, not of {len(after)}"
+            f"{other[0]}, not {other[1]}" if other else f"{len(before)} sources, not {len(after)}"
         )
         raise ValueError(f"{here} of {what}: {way}")
     for earlier, file in zip(old["sources"], new["sources"], strict=True):
@@ -253,14 +251,14 @@ def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
                 f"{CALL}: {file['path']} has changed since its vectors were written to "
                 f"{folder.path}: {way}"
             )
-    if old["sizes"] != new["sizes"]:  # another run has begun here meanwhile
-        raise RuntimeError(f"{CALL}: another run has begun in {folder.path}: run the same again")
+    if old["sizes"] != new["sizes"]:  # another run has begun in this folder
+        raise RuntimeError(f"{CALL}: another run has begun in {folder.path}: call encode again")
 
 
 def _done(
     plan: _Plan, old: dict[str, Any] | None, folder: Folder, client: Any
 ) -> dict[int, dict[str, Any]]:
-    """The manifest's entries of complete parts, by the number of the part."""
+    """Return the manifest's entries of complete parts, by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
     whole = all_of(client, is_whole, [(folder, entry) for entry in entries.values()], call=CALL)
@@ -275,7 +273,7 @@ def _run(
     run: str,
     skip: bool,
 ) -> None:
-    """Write the missing parts, and list the complete ones in the manifest, however it ends."""
+    """Write the missing parts; list complete parts in the manifest, even after an error."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
     orders = [Order(plan.parts[number], folder, plan.name(number), run, skip) for number in missing]
     texts_cut = Cut(None)
@@ -304,13 +302,13 @@ def _run(
 
 @dataclass(frozen=True)
 class Order:
-    """The order to write a part.
+    """The instruction to write one part.
 
     Attributes:
         part: the rows.
         folder: the destination.
-        name: of the file.
-        run: the run that gives the order.
+        name: the name of the file.
+        run: the run that gives the instruction.
         skip: whether bad rows are left out.
     """
 
@@ -326,7 +324,7 @@ class Order:
 
 
 def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
-    """Encode and write the rows of a part; give its entry in the manifest, and the texts cut.
+    """Write the vectors of a part; return its manifest entry and the number of truncated texts.
 
     Raises:
         ValueError: a row is bad (the error names it), or the source has changed.
@@ -348,24 +346,24 @@ def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
         skipped += reasons
         rows += [row for row, _ in good]
     if seen != part.rows:
-        raise ValueError(f"{CALL}: {part.source.path} changed while it was read: take a copy")
+        raise ValueError(f"{CALL}: {part.source.path} changed while it was read: encode a copy")
     data = _parquet(part, rows, np.concatenate(vectors))
     if not order.folder.is_ours(order.run):
-        raise RuntimeError(f"{CALL}: the run that asked for {order.name} has ended")
+        raise RuntimeError(f"{CALL}: the run that ordered {order.name} has ended: start it again")
     order.folder.write(order.name, data)
     entry = {"name": order.name, "rows": len(rows), "skipped": skipped}
     return {**entry, "bytes": len(data), "checksum": digest_of(data)}, texts_cut
 
 
 def is_whole(_: Any, case: tuple[Folder, dict[str, Any]]) -> bool:
-    """Whether the file of a part is as the manifest says."""
+    """Return whether the file of a part matches its entry in the manifest."""
     folder, entry = case
     data = folder.read(entry["name"])
     return data is not None and len(data) == entry["bytes"] and digest_of(data) == entry["checksum"]
 
 
 def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
-    """The vectors of `good` rows; rows without a token move from `good` to `bad`."""
+    """Return the vectors of `good` rows; move rows without a token from `good` to `bad`."""
     while True:
         try:
             return model.encode([text for _, text in good], show_progress_bar=False)
@@ -377,7 +375,7 @@ def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
 
 
 def _parquet(part: Part, rows: list[int], vectors: Any) -> bytes:
-    """The bytes of a Parquet file with some rows of a part."""
+    """Return the bytes of a Parquet file with some rows of a part."""
     arrow, parquet = need("pyarrow", "scale"), need("pyarrow.parquet", "scale")
     row = np.array(rows, np.int64)
     flat = arrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))

@@ -1,4 +1,4 @@
-"""Attention on dask arrays: each block of queries meets blocks of keys; the results are joined."""
+"""Attention on dask arrays: computed for pairs of query and key blocks, then joined."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # each block reads them
-_ROUNDED = 1e8  # a larger log-sum-exp loses, in float64, digits that weights need
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # inputs of each block
+_ROUNDED = 1e8  # a larger log-sum-exp is too imprecise in float64 for the weights
 
 
 class Part(NamedTuple):
@@ -31,31 +31,32 @@ class Part(NamedTuple):
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
     """`qkv.attention` on dask arrays, in any chunks along batch, heads, queries and keys.
 
-    A block of queries meets a block of keys in one task. Results over different keys are joined two
-    by two, as `qkv.merge_attention` does. Blocks that causality, window or lengths mask make no
-    task. Nothing is computed before the result is. Each task computes on one thread.
+    Each task computes one block of queries with one block of keys. Results over different keys are
+    joined two by two, as in `qkv.merge_attention`. Pairs of blocks that causality, window or
+    lengths mask completely get no task. Computation starts only when the result is computed. Each
+    task uses one thread.
 
     Args:
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
-        key: `(..., Hkv, S, d)`, likewise.
-        value: `(..., Hkv, S, dv)`, likewise.
-        attn_mask: as for `qkv.attention`, in memory or a dask array; cut as the blocks are.
-        options: those of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes` may be
-            dask arrays too; `q_offset`, `query_lengths` and `key_lengths` are numbers, since they
-            say which blocks are masked.
+        key: `(..., Hkv, S, d)`, as for `query`.
+        value: `(..., Hkv, S, dv)`, as for `query`.
+        attn_mask: as for `qkv.attention`, in memory or a dask array, cut into the same blocks.
+        options: the options of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes`
+            may be dask arrays too. `q_offset`, `query_lengths` and `key_lengths` must be in memory,
+            since they decide which blocks are masked.
 
     Returns:
-        The results of `qkv.attention` as dask arrays, chunked as query is (finer along leading
-        dimensions and heads where key and value are), weights along keys as key and value are.
-        Errors are at most twice those of `qkv.attention`.
+        The results of `qkv.attention` as dask arrays with the chunks of query (finer chunks along
+        leading dimensions and heads if key or value has finer chunks). Along keys, weights have the
+        chunks of key and value. Errors are at most twice the errors of `qkv.attention`.
 
     Raises:
-        ValueError: shapes, lengths or heads that do not fit; sizes that are not known yet.
-        TypeError: types that do not fit, or an unknown option.
+        ValueError: shapes, lengths or heads do not fit; a size is not known yet.
+        TypeError: types do not fit, or an option is unknown.
         ImportError: Dask is not installed.
 
     Source:
-        Dao et al. 2022, FlashAttention, section 3.1, for how parts are joined.
+        Dao et al. 2022, FlashAttention, section 3.1 (joining the parts).
 
     >>> import dask.array as da
     >>> words = da.random.default_rng(0).normal(size=(1, 600, 8), chunks=(1, 200, 8))
@@ -82,12 +83,12 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
 
 def _attended(blocks: Blocks) -> Tasks:
-    """Tasks that compute, for each block of queries in `(*lead, Hq, L)`, the `Part` of all keys."""
+    """Return tasks that compute the `Part` over all keys for each block of queries."""
     tasks = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for place in seen:
-            sinks = ("sinks",) if place is seen[0] else ()  # in one part, or they count twice
+            sinks = ("sinks",) if place is seen[0] else ()  # once, in the first part
             read = blocks.inputs(place, *_READ, *sinks)
             refs.append(tasks.add((*at, place[-1]), _attend, blocks.rules(place), **read))
         if not seen:
@@ -100,7 +101,7 @@ def _attended(blocks: Blocks) -> Tasks:
 
 
 def _output(blocks: Blocks, parts: Tasks) -> Any:
-    """The result of attention, a dask array `(*lead, Hq, L, dv)`."""
+    """Return the output of attention, a dask array `(*lead, Hq, L, dv)`."""
     plan, tasks = blocks.call.plan, blocks.tasks("attention", [parts])
     for at, part in parts.whole.items():
         tasks.add((*at, 0), _out, part, plan.dtype)
@@ -108,7 +109,7 @@ def _output(blocks: Blocks, parts: Tasks) -> Any:
 
 
 def _log_sum_exp(blocks: Blocks, parts: Tasks) -> Any:
-    """The log-sum-exp of each row, a dask array `(*lead, Hq, L)`."""
+    """Return the log-sum-exp of each row, a dask array `(*lead, Hq, L)`."""
     plan, tasks = blocks.call.plan, blocks.tasks("attention-lse", [parts])
     for at, part in parts.whole.items():
         tasks.add(at, _lse, part, plan.kind)
@@ -116,7 +117,7 @@ def _log_sum_exp(blocks: Blocks, parts: Tasks) -> Any:
 
 
 def _weights(blocks: Blocks, parts: Tasks) -> Any:
-    """The weights, a dask array `(*lead, Hq, L, S)`: a chunk for each block of queries and keys."""
+    """Return the weights, a dask array `(*lead, Hq, L, S)` with a chunk for each pair of blocks."""
     kind, keys = blocks.call.plan.kind, blocks.pieces[-1]
     tasks = blocks.tasks("attention-weights", [parts, *blocks.arrays])
     for row, seen in blocks.rows():
@@ -132,7 +133,7 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
 
 
 def _attend(rules: Rules, **inputs: Array) -> Part:
-    """Attention over some keys."""
+    """Compute attention over some keys."""
     with one_thread():
         return _solved(rules.call(inputs))[0]
 
@@ -140,7 +141,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 def _attend_nothing(
     rules: Rules, shapes: list[tuple[int, ...]], kind: np.dtype[Any], **inputs: Array
 ) -> Part:
-    """Attention over no keys at all; `shapes` are those of a query, a key and a value."""
+    """Return the `Part` over no keys; `shapes` are the shapes of query, key and value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))
@@ -148,7 +149,7 @@ def _attend_nothing(
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a part, and its own weights if they are wanted."""
+    """Compute a part, and with `weights` also the weights over its own keys."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
@@ -159,7 +160,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """A part in which rows that saw no key have a log-sum-exp of -inf, and no rest."""
+    """Return a part whose rows without a visible key have log-sum-exp -inf and rest 0."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 
@@ -185,10 +186,16 @@ def _lse(part: Part, kind: np.dtype[Any]) -> Array:
 
 
 def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **inputs: Array) -> Array:
-    """The weights of some keys among all keys, whose part is `part`; `values` is a shape.
+    """Return the weights of a block of keys, normalized over all keys.
 
-    The weights that these keys have alone sum to 1. They are multiplied by the share that their
-    log-sum-exp has of that of all keys.
+    Within the block, the weights of a row sum to 1. They are multiplied by the block's share of the
+    sum over all keys: `exp(lse of the block - lse of all keys)`.
+
+    Args:
+        rules: the rules of the block.
+        part: the result over all keys.
+        values: the shape of the block's values.
+        inputs: the other arrays of the block.
     """
     nothing = np.zeros((*values[:-1], 1), inputs["query"].dtype)
     with one_thread():

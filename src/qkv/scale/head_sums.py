@@ -1,4 +1,4 @@
-"""Scores of heads over many files: workers sum them up, and the sums are added as a tree."""
+"""Scores of heads over many files: workers compute sums, which are added pair by pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
-ROWS, BYTES = 4096, 2**20  # of a task, at most
+ROWS, BYTES = 4096, 2**20  # the most of one task
 
 
 def head_scores(
@@ -27,23 +27,23 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Like `qkv.circuits.head_scores`, over files: the same numbers, however the files are cut.
+    r"""Compute `qkv.circuits.head_scores` over files; the cuts between tasks do not matter.
 
     Args:
         model: a name or a folder, as `qkv.load` takes it; None for the default.
         sources: a path, a glob or a list of them: .txt, .jsonl, .csv or .parquet, local or anything
             that fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
-        client: of the cluster; by default the current client, or else this process.
-        column: the column of the texts, in every kind but .txt.
+        client: the cluster's client; by default the current client, or else this process.
+        column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        For each name an array (layers, heads) of float64; NaN where no query counts.
+        For each name an array (layers, heads) of float64; NaN if the score counts no query.
 
     Raises:
-        ValueError: a score or the column does not exist, or a row has no text (the error names file
-            and row, counted from 0).
-        FileNotFoundError: there is no such file.
+        ValueError: a score or the column does not exist, or a row has no text (the error names the
+            file and the row, counted from 0).
+        FileNotFoundError: a source does not exist.
         ConnectionError: the cluster was lost.
 
     >>> import tempfile, pathlib
@@ -59,7 +59,7 @@ def head_scores(
     cases = [(part, names) for part in parts or [None]]
     results = all_of(client, _part_sums, cases, call=CALL, model=used)
     sums = [part_sums for part_sums, _ in results]
-    while len(sums) > 1:  # as a tree, in one order
+    while len(sums) > 1:  # pair by pair, in a fixed order
         pairs = [sums[n : n + 2] for n in range(0, len(sums), 2)]
         sums = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
     reduce(add, (texts_cut for _, texts_cut in results)).warn()
@@ -67,7 +67,7 @@ def head_scores(
 
 
 def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
-    """The sums over the texts of a part, and the texts that were cut; without a part, zeros."""
+    """Return `(sums, truncated)` for the texts of a part; without a part, zeros."""
     part, names = case
     texts_cut = Cut(model.max_seq_length)
     with counting(texts_cut):

@@ -21,9 +21,9 @@ from qkv.models.files.read import first_line
 
 MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders skip these names
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
-_LEFT = re.compile(r"\.qkv-.*\.part")  # left by a killed process
+_LEFT = re.compile(r"\.qkv-.*\.part")  # files of killed processes
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
-BEAT, DEAD = 10.0, 60.0  # seconds between two signs of life; after the last one
+BEAT, DEAD = 10.0, 60.0  # seconds between two signs of life; until a silent run counts as dead
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is on this machine."""
+        """True if the folder is on this machine."""
         return "://" not in self.path
 
     @property
     def _there(self) -> tuple[Any, str]:
-        """The file system, and the path in it."""
+        """The file system, and the folder's path in the file system."""
         return cast("tuple[Any, str]", need("fsspec", "scale").core.url_to_fs(self.path))
 
     def place(self, name: str) -> str:
@@ -100,10 +100,10 @@ class Folder:
                 self.remove(name)
 
     def manifest(self, call: str) -> dict[str, Any] | None:
-        """Read the manifest; None if there is none.
+        """Read the manifest; return None if the folder has no manifest.
 
         Raises:
-            ValueError: it cannot be read, or is not a manifest of qkv.
+            ValueError: the manifest cannot be read, or qkv did not write it.
         """
         begin = f"{call}: {self.place(MANIFEST)} cannot be read"
         try:
@@ -121,17 +121,17 @@ class Folder:
             problem = _misfit(manifest, _MANIFEST, "it")
         if problem is not None:
             raise ValueError(
-                f"{begin} ({problem}): choose another folder, or begin anew with resume=False"
+                f"{begin} ({problem}): choose another folder, or start again with resume=False"
             )
         return dict(manifest)
 
     def is_ours(self, run: str) -> bool:
-        """Whether a run holds the lock; only then may its workers write."""
+        """Return whether a run holds the lock, without which its workers must not write."""
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict is an object with these entries or, if the name is "", with such
-# an entry for each number. A list has elements of one kind, a tuple one element of each kind.
+# The schema of a manifest. A dict means an object with these entries; the name "" means that every
+# entry has a number for a name. A list has elements of one kind, a tuple one element of each kind.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,
@@ -151,7 +151,7 @@ _MANIFEST = {
 
 
 def _misfit(value: Any, kind: Any, name: str) -> str | None:
-    """Say where a value does not fit its kind; None if all of it fits."""
+    """Describe the first entry that does not fit its kind; return None if all entries fit."""
     parts: list[tuple[Any, Any, str]] = []
     must = "an object" if isinstance(kind, dict) else "a list"
     fine = isinstance(value, dict if isinstance(kind, dict) else list)
@@ -181,13 +181,13 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
 
 @contextmanager
 def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
-    """Hold the lock of a folder, to which one run at a time may write.
+    """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
-    The lock of a local folder ends with the process. Elsewhere it is a file with a sign of life
-    every `BEAT` seconds; another run may take it `DEAD` seconds after the last sign.
+    The lock of a local folder ends with the process. In other folders, the lock is a file that the
+    run renews every `BEAT` seconds; another run may take it `DEAD` seconds after the last renewal.
 
     Raises:
-        RuntimeError: another run holds it.
+        RuntimeError: another run holds the lock.
     """
     folder.make()
     busy = (

@@ -1,4 +1,4 @@
-"""Rows of text in files of four kinds: which files there are, and the texts of a part of one."""
+"""Find files of text (.txt, .jsonl, .csv, .parquet), and read the texts of a part of a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.text.lines import each_line
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-LONGEST = 2**30  # characters of a field of a CSV
+LONGEST = 2**30  # the most characters of a CSV field
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Source:
     Attributes:
         path: as the caller wrote it, or as a glob found it.
         kind: one of `KINDS`.
-        column: the column of the texts, in every kind but .txt.
-        packed: whether it is compressed, and so can be read from its beginning only.
-        field: the number of that column in a CSV.
+        column: the name of the column with the texts; not used for .txt.
+        packed: whether the file is compressed, and so can be read from its beginning only.
+        field: the number of the text column in a CSV.
     """
 
     path: str
@@ -37,29 +37,29 @@ class Source:
     field: int = 0
 
     def open(self) -> Any:
-        """Open a stream of its bytes, decompressed."""
+        """Open a stream of the file's bytes, decompressed."""
         return need("fsspec", "scale").open(self.path, "rb", compression="infer").open()
 
     @property
     def size(self) -> int:
-        """The number of its bytes as they are stored."""
+        """The number of bytes of the stored file, before decompression."""
         files, path = need("fsspec", "scale").core.url_to_fs(self.path)
         return int(files.size(path))
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that follow each other in one source, for one task.
+    """Consecutive rows of one source, for one task.
 
     Attributes:
         source: the file.
-        number: of the source, in the order of all sources.
-        first: the id of its first row: ids count the rows of all sources.
-        row: the number of its first row in the source, from 0.
+        number: the number of the source, in the order of all sources.
+        first: the id of the first row; ids count the rows of all sources.
+        row: the number of the first row in the source, from 0.
         rows: the number of rows.
         begin: the first byte, or the first row in the row group.
-        end: the byte or row behind the last one.
-        group: the row group, of a Parquet file.
+        end: the byte after the last row, or the row after it in the row group.
+        group: the number of the row group in a Parquet file.
     """
 
     source: Source
@@ -80,12 +80,12 @@ class Bad:
 
 
 def find_sources(sources: Any, column: str, call: str) -> list[Source]:
-    """Find the files of a path, a glob or a list of them, in that order; those of a glob sorted.
+    """Find the files of a path, a glob or a list of both, in order; matches of a glob are sorted.
 
     Raises:
         TypeError: a source is not a path.
-        ValueError: there is no source, a kind cannot be read, or the column has no name.
-        FileNotFoundError: a path or a glob leads to no file.
+        ValueError: sources is empty, a file has an unknown ending, or the column has no name.
+        FileNotFoundError: a path does not exist, or a glob matches no file.
     """
     if isinstance(sources, str | os.PathLike):
         sources = [sources]
@@ -96,7 +96,7 @@ def find_sources(sources: Any, column: str, call: str) -> list[Source]:
         raise ValueError(f"{call}: column is {column!r:.80}: give the name of the column of texts")
     files = [file for path in sources for file in _found(path, column, call)]
     if not files:
-        raise ValueError(f"{call}: there is no source: give at least one file")
+        raise ValueError(f"{call}: sources is empty: give at least one file")
     return files
 
 
@@ -124,8 +124,8 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
         kind = next((end for end in KINDS if bare.removesuffix(packed).endswith(end)), None)
         if kind is None or (packed and kind == ".parquet"):
             raise ValueError(
-                f"{call}: {name} is of no kind that is read: give .txt, .jsonl or .csv, "
-                "compressed or not, or .parquet"
+                f"{call}: {name} has an ending that qkv does not read: give a .txt, .jsonl or .csv "
+                "file, compressed (.gz, .bz2, .xz, .zst) or not, or a .parquet file"
             )
         if packed == ".zst":
             need("zstandard", "scale")
@@ -135,10 +135,10 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Find the field of a source in which its texts are, if it has fields.
+    """Find the text column of a source; return the source with its column number, if it is a CSV.
 
     Raises:
-        ValueError: the column does not exist, or holds no strings.
+        ValueError: the column does not exist, or does not hold strings.
     """
     name = f"{call}: {source.path}"
     if source.kind == ".parquet":
@@ -157,7 +157,7 @@ def described(source: Source, call: str) -> Source:
         if isinstance(record, Bad):
             raise ValueError(f"{name}: the header {record.reason}")
         if not record:
-            return source  # it is empty, or has no header: there is no row to read
+            return source  # an empty file, without a header or rows
         if record.count(source.column) == 1:
             return replace(source, field=record.index(source.column))
         columns = record
@@ -165,15 +165,15 @@ def described(source: Source, call: str) -> Source:
         return source
     shown = ", ".join(map(repr, columns))
     times = "two columns" if source.column in columns else "no column"
-    raise ValueError(f"{name} has {times} {source.column!r}: it has {shown:.400}")
+    raise ValueError(f"{name} has {times} {source.column!r}: choose among {shown:.400}")
 
 
 def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
-    """Read the texts of a part in their order, or the reason why a row has none.
+    """Read the texts of a part in order; a row without a text gives the reason.
 
     Args:
         part: the rows.
-        most: characters of a line of .txt that are kept, plus one, as in `read_lines`.
+        most: the number of characters of a .txt line to keep, plus one, as in `read_lines`.
     """
     source = part.source
     if part.group is not None:
@@ -189,14 +189,14 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
 
 
 def rows_in(source: Source, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
-    """The texts of the rows in some lines of a source, or the reason why a row has none."""
+    """Return the text of each row in some lines, or for a bad row the reason."""
     if source.kind == ".csv":
         return (_field(record, source) for record in records(lines))
     return (_text(line, source) for line in lines)
 
 
 def _text(line: str | ValueError, source: Source) -> str | Bad:
-    """The text of a line of .txt or .jsonl."""
+    """Return the text of a line of .txt or .jsonl."""
     if isinstance(line, ValueError):
         return Bad(str(line))
     if source.kind == ".txt":
@@ -206,12 +206,12 @@ def _text(line: str | ValueError, source: Source) -> str | Bad:
     except (ValueError, RecursionError) as error:
         return Bad(f"is not JSON: {error}")
     if not isinstance(row, dict):
-        return Bad(f"is no JSON object: write {{{json.dumps(source.column)}: ...}}")
+        return Bad(f"is not a JSON object: write {{{json.dumps(source.column)}: ...}}")
     if source.column not in row:
         return Bad(f"has no {source.column!r}")
     text = row[source.column]
     if not isinstance(text, str):
-        return Bad(f"has a {source.column!r} that is {type(text).__name__} and no string")
+        return Bad(f"has a {source.column!r} that is {type(text).__name__}, not a string")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -220,19 +220,19 @@ def _text(line: str | ValueError, source: Source) -> str | Bad:
 
 
 def _field(record: list[str] | Bad, source: Source) -> str | Bad:
-    """The text of a record of a CSV."""
+    """Return the text of a CSV record."""
     if isinstance(record, Bad):
         return record
     return record[source.field] if source.field < len(record) else Bad(missing(source))
 
 
 def missing(source: Source) -> str:
-    """The reason why a row without the column is bad."""
+    """Return the reason for a row that lacks the column."""
     return f"has no {source.column!r}"
 
 
 class _Piece:
-    """The next `size` bytes of a stream, as a stream."""
+    """A stream of the next `size` bytes of another stream."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self._stream, self._left = stream, size
@@ -244,7 +244,7 @@ class _Piece:
 
 
 def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
-    """Read the records of a CSV; a record with a line that is not text is bad."""
+    """Yield the records of a CSV; a record that contains a bad line is bad."""
     broken: list[str] = []
 
     def each() -> Iterator[str]:
@@ -276,15 +276,15 @@ def parquet(source: Source) -> Any:
     try:
         return arrow.ParquetFile(path, filesystem=files)
     except need("pyarrow", "scale").ArrowInvalid as error:
-        raise ValueError(f"{source.path} is no Parquet file: {error}") from None
+        raise ValueError(f"{source.path} is not a Parquet file: {error}") from None
 
 
 def group(source: Source, number: int) -> list[str | None]:
-    """The texts of a row group of a Parquet file."""
+    """Return the texts of a row group of a Parquet file."""
     column = parquet(source).read_row_group(number, columns=[source.column]).column(0)
     return cast("list[str | None]", column.to_pylist())
 
 
 def digest_of(data: bytes) -> str:
-    """A checksum of bytes."""
+    """Return a checksum of bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Work for the workers of a cluster, or for this process: one model each, and shared cores."""
+"""Run tasks on the workers of a cluster or in this process; each process loads one model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
-NO_WORKER = 300.0  # seconds without any worker before a run gives up
-AHEAD = 8  # tasks for each thread of the cluster that are given out at once
-# numbers of options in glibc's malloc.h; bytes: the most that is kept, the largest threshold, and
-# glibc's own threshold
+NO_WORKER = 300.0  # seconds without a worker until a run fails
+AHEAD = 8  # tasks that are submitted at once for each thread of the cluster
+# option numbers from glibc's malloc.h; sizes in bytes: the most memory to keep, the largest
+# threshold, and glibc's default threshold
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
-_LOOK = 1.0  # seconds between two questions to a cluster that says nothing
+_LOOK = 1.0  # seconds between two checks of a silent cluster
 _PROCESS = uuid.uuid4().hex  # identifies this process
 _C = TypeVar("_C")
 _R = TypeVar("_R")
@@ -39,8 +39,8 @@ class Named:
     """A model that each worker loads for itself.
 
     Attributes:
-        name: as `qkv.load` takes it.
-        checksum: of its files.
+        name: the argument of `qkv.load`.
+        checksum: the checksum of the model's files.
     """
 
     name: str
@@ -51,15 +51,15 @@ def named(model: Any, call: str) -> Named:
     """Find a model, as `qkv.load` does, and compute the checksum of its files.
 
     Raises:
-        TypeError: it is neither a name nor a folder.
-        ValueError, FileNotFoundError: as of `qkv.load`.
+        TypeError: the model is neither a name nor a folder.
+        ValueError, FileNotFoundError: as for `qkv.load`.
     """
     if model is None:
         model = os.environ.get("QKV_MODEL") or DEFAULT
     if not isinstance(model, str | os.PathLike):
         raise TypeError(
-            f"{call}: model is {type(model).__name__}: give its name or folder, as to qkv.load: "
-            "each worker loads it for itself"
+            f"{call}: model is {type(model).__name__}: give the name or folder that qkv.load "
+            "takes: each worker loads the model itself"
         )
     name = os.fspath(model)
     if _is_random(name):
@@ -75,7 +75,7 @@ def _is_random(name: str) -> bool:
 
 
 def _checksum(folder: Path) -> str:
-    """The checksum of the files of a model, and of their names."""
+    """Return a checksum of a model's files and of their names."""
     paths = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
@@ -93,16 +93,16 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
     """Load a model once for this process.
 
     Raises:
-        ValueError: here another model has this name.
+        ValueError: the files that this process finds under the name differ from the run's files.
     """
     with _loading:
         if wanted not in _models:
             here = named(wanted.name, call)
             if here.checksum != wanted.checksum:
                 raise ValueError(
-                    f"{call}: {where} has another model {wanted.name}: the checksum of its files "
-                    f"is {here.checksum} there and {wanted.checksum} where the run began: give "
-                    "every worker the same files"
+                    f"{call}: {where} has other files for model {wanted.name}: their checksum is "
+                    f"{here.checksum}, and {wanted.checksum} where the run began: give every "
+                    "worker the same files"
                 )
             _models.clear()
             _models[wanted] = load(wanted.name)
@@ -115,8 +115,8 @@ class _Job:
 
     call: str
     model: Named | None
-    process: str  # that began the run
-    workers: dict[str, int] = field(default_factory=dict)  # their number on each host
+    process: str  # the process that began the run
+    workers: dict[str, int] = field(default_factory=dict)  # the number of workers on each host
 
 
 def each(
@@ -134,19 +134,19 @@ def each(
     on its share of the cores. Closing the iterator cancels the cases that have not begun.
 
     Args:
-        client: of the cluster; None for this process.
-        function: of a module that workers can import; it gets None if there is no `model`.
+        client: the cluster's client; None for this process.
+        function: a function of a module that workers can import; without `model` it gets None.
         cases: small objects, since they are sent to the workers.
         call: the name that errors begin with.
-        model: each worker loads it.
+        model: the model that each worker loads.
 
     Returns:
-        The number of each case and its result, in the order in which they are done.
+        `(number, result)` for each case, in the order in which the cases finish.
 
     Raises:
-        ConnectionError: the scheduler was lost, or there was no worker for `NO_WORKER` seconds.
+        ConnectionError: the scheduler was lost, or no worker was connected for `NO_WORKER` seconds.
         RuntimeError: a case has killed its workers.
-        Exception: an error of `function`.
+        Exception: any error that `function` raises.
     """
     if client is None:
         for number, case in enumerate(cases):
@@ -178,8 +178,8 @@ def each(
                     result = future.result()
                 except distributed.KilledWorker as error:
                     raise RuntimeError(
-                        f"{call}: {cases[number]}: workers died while they computed it, "
-                        f"{error.allowed_failures + 1} of them: have they enough memory?"
+                        f"{call}: {cases[number]}: {error.allowed_failures + 1} workers died while "
+                        "they computed this part: give them more memory"
                     ) from None
                 except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
                     raise crew.lost() from None
@@ -199,13 +199,13 @@ def all_of(
     call: str,
     model: Named | None = None,
 ) -> list[_R]:
-    """Like `each`, but all results at once, in the order of the cases."""
+    """Like `each`, but return a list of all results, in the order of the cases."""
     results = dict(each(client, function, cases, call=call, model=model))
     return [results[number] for number in range(len(cases))]
 
 
 class _Crew:
-    """The workers of a cluster, asked for again every few seconds."""
+    """The workers of a cluster, looked up again every few seconds."""
 
     def __init__(self, client: Any, call: str, total: int) -> None:
         self._client, self._call, self._total = client, call, total
@@ -216,7 +216,7 @@ class _Crew:
         self._alive = time.monotonic()
 
     def look(self) -> bool:
-        """Whether there is a worker; an error if there was none for long, or no scheduler."""
+        """Return whether a worker is connected; raise an error if none comes in time."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
             return self.room > 0
@@ -236,14 +236,14 @@ class _Crew:
         elif now - self._alive > NO_WORKER:
             raise ConnectionError(
                 f"{self._call}: the cluster has had no worker for {NO_WORKER:.0f} seconds: start "
-                "workers and run the same again"
+                "workers and repeat the call"
             )
         return self.room > 0
 
     def lost(self) -> ConnectionError:
         where = getattr(self._client.scheduler, "address", "") or "of this run"
         return ConnectionError(
-            f"{self._call}: the scheduler {where} was lost: start it and run the same again"
+            f"{self._call}: the scheduler {where} was lost: start it and repeat the call"
         )
 
 
@@ -258,7 +258,7 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
         return function(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # the user's own process keeps its threads
+        if job.process != _PROCESS:  # the threads of the user's own process stay as they are
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return function(loaded(job.model, job.call, f"worker {where}"), case)
@@ -266,17 +266,17 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
 
 @contextmanager
 def _keeping_memory() -> Iterator[None]:
-    """Keep the memory of freed arrays for the next ones, until the end.
+    """Keep the memory of freed arrays for the next arrays, until the block ends.
 
-    Dask starts its workers with a setting by which glibc returns the memory of each large array to
-    the system at once. Getting it back for the next array takes a fifth of the time of a model.
+    Dask starts its workers with a setting that makes glibc return the memory of each large array to
+    the system at once. Requesting memory again for the next array takes a fifth of a model's time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():
         yield
         return
     libc = ctypes.CDLL(None)
-    set_to = getattr(libc, "mallopt", None)  # not every C library has it
+    set_to = getattr(libc, "mallopt", None)  # some C libraries have no mallopt
     if set_to is None:
         yield
         return
@@ -292,15 +292,15 @@ def _keeping_memory() -> Iterator[None]:
 
 @cache
 def _cores() -> int:
-    """The number of threads that this process would use alone."""
+    """Return the number of threads that this process would use if it ran alone."""
     return get_num_threads()
 
 
 def current_client(client: Any) -> Any:
-    """`client`, or else the current client, or None."""
+    """Return `client`, or else the current client, or else None."""
     if client is not None:
         return client
-    if "distributed" not in sys.modules:  # so that there is no client
+    if "distributed" not in sys.modules:  # then no client exists
         return None
     try:
         return need("distributed", "scale").default_client()
@@ -309,13 +309,13 @@ def current_client(client: Any) -> Any:
 
 
 def workers_of(client: Any) -> int:
-    """The number of workers; without a client this process is the only one."""
+    """Return the number of workers; without a client 1, this process."""
     return 1 if client is None else len(client.scheduler_info()["workers"])
 
 
 @contextmanager
 def connected(where: str, call: str) -> Iterator[Any]:
-    """Connect to the cluster at an address; "local" and "local:N" start one of N processes.
+    """Connect to the cluster at an address; "local" or "local:N" starts a cluster on this machine.
 
     Raises:
         ValueError: N is not a number of workers.
@@ -328,14 +328,14 @@ def connected(where: str, call: str) -> Iterator[Any]:
             client = distributed.Client(where, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
             raise ConnectionError(
-                f"{call}: no cluster answers at {where}: give the address of a Dask scheduler, as "
-                f"tcp://host:8786, or local[:N] ({error})"
+                f"{call}: no cluster answers at {where}: give the address of a Dask scheduler, "
+                f"such as tcp://host:8786, or local[:N] ({error})"
             ) from None
         with client:
             yield client
         return
     if colon and not (count.isdecimal() and 0 < int(count) <= 1024):
-        raise ValueError(f"{call}: the cluster is {where}: write local:N, N from 1 to 1024")
+        raise ValueError(f"{call}: the cluster is {where}: write local:N with N from 1 to 1024")
     with (
         distributed.LocalCluster(
             n_workers=int(count or get_num_threads()), threads_per_worker=1,
