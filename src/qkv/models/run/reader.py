@@ -83,7 +83,7 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return `(single, strings, tokens)`: whether the input is one text; tokens only if ids are given.
+        """Return `(single, strings, tokens)`: whether there is one text; tokens only for ids.
 
         Errors number the texts from `first`.
         """
@@ -98,7 +98,7 @@ class TextReader:
         return False, check_texts(texts, call=call, first=first), []
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, tokens)`: whether the input is one text, and the tokens of each, truncated.
+        """Return `(single, tokens)`: whether there is one text, and the tokens, truncated.
 
         Ids are taken as they are. Errors number the texts from `first`.
         """

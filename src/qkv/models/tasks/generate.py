@@ -223,7 +223,7 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return `(single, strings, tokens)`: whether the input is one prompt, its strings and tokens."""
+    """Return `(single, strings, tokens)`: whether there is one prompt, strings and tokens."""
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
