@@ -264,7 +264,7 @@ def test_a_file_that_does_not_return_ends_with_1(file):
         (("mine.py", "--html", "all.txt"), "all.txt: the name must end in .html"),
         (
             ("mine.py", "--task", "softmacks"),
-            "no task 'softmacks': the tasks are recurrence-table, ",
+            "task 'softmacks' is unknown: choose from recurrence-table, ",
         ),
         (("mine.py", "--hint", "4"), "--hint"),
         (("mine.py", "--seconds", "0"), "--seconds"),

@@ -1557,7 +1557,7 @@ def test_unknown_signature_is_an_error(signature):
 
 
 def test_unknown_task_is_an_error_that_names_those_there_are():
-    with pytest.raises(ValueError, match=r"no task 'softmacks': the tasks are .*attention"):
+    with pytest.raises(ValueError, match=r"task 'softmacks' is unknown: choose from .*attention"):
         check(plain, task="softmacks")
 
 

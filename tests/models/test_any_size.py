@@ -54,7 +54,7 @@ def test_what_is_refused(tmp_path):
         model(np.zeros((1, 2, 3, 8)))
     with pytest.raises(ValueError, match=r"shape \(3, 8, 8\) .* one size"):
         model(np.zeros((1, 3, 8, 8)))
-    with pytest.raises(ModelError, match="2 x 3 patches: positions are interpolated from as many"):
+    with pytest.raises(ModelError, match="2 x 3 patches: give as many rows as columns"):
         dinov2(tmp_path, image_size=[8, 12])
 
 
