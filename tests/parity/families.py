@@ -414,7 +414,7 @@ FAMILIES = {
         DECODER,
         WINDOWED_SIZES,
         {
-            "in turn, a tight cap on logits": {"final_logit_softcapping": 0.5},
+            "in turn, another cap on logits": {"final_logit_softcapping": 3.0},
             "in turn": {},
             "untied, tight caps": {
                 "tie_word_embeddings": False,
@@ -441,7 +441,7 @@ FAMILIES = {
         ("ForCausalLM", "TextModel", "TextForSequenceClassification"),
         WINDOWED_SIZES,
         {
-            "one of six": {"num_hidden_layers": 7, "final_logit_softcapping": 0.5},
+            "one of six": {"num_hidden_layers": 7, "final_logit_softcapping": 3.0},
             "one of two, two bases, untied": {
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
                 "tie_word_embeddings": False,
