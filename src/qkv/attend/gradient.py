@@ -390,8 +390,8 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     """Return the sum of each row's weights by their log-sum-exp: 1 except for its rounding.
 
-    Beside scores of -3e38, for example from masks of the lowest number, rounding loses all digits
-    of the logarithm of the number of keys.
+    If scores are near -3e38, for example from a mask that uses the lowest float, rounding removes
+    the logarithm of the number of keys.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0

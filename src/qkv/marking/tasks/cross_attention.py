@@ -199,7 +199,7 @@ def _others() -> tuple[Group, ...]:
 
 
 def one_text_only(wrong: Outcome) -> Finding | None:
-    """Describe a function that fails for a batch in a way that is not known."""
+    """Report a function that raises an unexplained error for a batch."""
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 
 

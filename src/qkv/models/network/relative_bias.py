@@ -1,4 +1,4 @@
-"""Biases by the distance of two tokens: short distances have their own, long distances share."""
+"""Biases by distance: each short distance has its own bias, and long distances share some."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # vectors whose range is no good estimate for other vectors
+FEW = 100  # the range of so few vectors is a poor estimate for others
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:

@@ -332,7 +332,7 @@ class Row:
         return piece
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
-        """Return the new tokens; `begin` is the character of a text at which their text begins."""
+        """Return the new tokens; `begin` is the offset of the generated text in the full text."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
         known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]

@@ -239,7 +239,7 @@ def mask_positions(
     """Return the positions of the mask tokens of a text; errors name the `call`.
 
     Raises:
-        ValueError: there is none, or the model of this name has none.
+        ValueError: the text has no mask token, or the model has none.
     """
     mask = None if tokenizer is None else tokenizer.mask
     if mask is None:

@@ -26,7 +26,7 @@ from qkv.see.steps.walk import Walk
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
-#   "stretch": whether scales end at the largest weight at first,
+#   "stretch": whether the page opens with scales that end at the largest weight,
 #   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
 #   "start": {"text": index in texts, "layer": number, "head": number,
 #             "query": position of a token | null, "chosen": the reason for this head,
