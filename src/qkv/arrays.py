@@ -186,6 +186,7 @@ def check_out(
 def _overlap(array: Array, other: Array) -> bool:
     """Whether two arrays share memory, or may share it if the answer takes too long."""
     try:
+        # NumPy's stub allows only -1 and 0 as the limit of work
         return np.may_share_memory(array, other) and np.shares_memory(array, other, 100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True

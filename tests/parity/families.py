@@ -38,6 +38,7 @@ class Family:
 
 DECODER = ("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification")
 ENCODER = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+PRETRAINED = (*ENCODER, "ForPreTraining")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -560,13 +561,7 @@ FAMILIES = {
     ),
     "albert": Family(
         "Albert",
-        (
-            "Model",
-            "ForMaskedLM",
-            "ForPreTraining",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-        ),
+        PRETRAINED,
         ENCODER_SIZES,
         {
             "one set for all": {"hidden_size": 36, "num_attention_heads": 3, "embedding_size": 11},
@@ -591,13 +586,7 @@ FAMILIES = {
     ),
     "electra": Family(
         "Electra",
-        (
-            "Model",
-            "ForMaskedLM",
-            "ForPreTraining",
-            "ForSequenceClassification",
-            "ForTokenClassification",
-        ),
+        PRETRAINED,
         ENCODER_SIZES,
         {
             "narrow tables": {"hidden_size": 36, "num_attention_heads": 3, "embedding_size": 11},

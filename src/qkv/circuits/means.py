@@ -338,7 +338,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     count = 0
     for batch in _pairs(one, other, texts):
         kept = [name for group in names.values() for name in group]
-        runs = [
+        runs = [  # rows of ids are arrays, which mypy does not take for sequences of int
             model.trace([text.ids for text in batch], names=kept, logits=words)  # type: ignore[arg-type]
             for model in (one, other)
         ]

@@ -317,7 +317,7 @@ def serve(
         while line := hear():
             request = loads(line)
             number = {"n": request["n"]}
-            tell(answer(request, lambda part: tell({"part": part} | number)) | number)  # noqa: B023
+            tell(answer(request, lambda part: tell({"part": part} | number)) | number)  # noqa: B023 (called at once)
         code = 0
     finally:
         leave(code)  # do not wait for leftover threads or exit functions

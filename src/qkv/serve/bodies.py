@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import orjson
 from fastapi import Request
@@ -16,6 +16,8 @@ from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
 IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that change no answer
+# the ids of a text's tokens; a long list ends at its first bad item
+Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 @dataclass(frozen=True)

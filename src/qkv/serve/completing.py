@@ -13,7 +13,7 @@ from qkv.models import Model
 from qkv.models.tasks.generate import Row
 from qkv.models.tasks.sampling import Measured, Sampling
 from qkv.models.tasks.spelling import Spelling, spelled
-from qkv.serve.bodies import Body, shown
+from qkv.serve.bodies import Body, Ids, shown
 from qkv.serve.errors import Refused
 from qkv.serve.settings import Settings
 
@@ -22,7 +22,6 @@ STOP = 1000  # the most characters of a stop string
 LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
 MEASURED = 32  # estimated bytes of one log probability with the spelling of its token
 
-_Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
@@ -38,8 +37,8 @@ class CompletionsBody(Body):
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | _Ids
-        | Annotated[list[_Ids], Field(min_length=1, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     ) = Field(
         description="One text or several texts; or the token ids of one text or of several texts.",
         examples=["The river bank"],

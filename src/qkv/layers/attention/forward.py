@@ -234,9 +234,8 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
     if inputs.cache is not None:
-        of_queries = of_keys = inputs.cache.lengths[..., None, None] + np.arange(
-            length
-        )  # (B, 1, L)
+        past = inputs.cache.lengths[..., None, None]
+        of_queries = of_keys = past + np.arange(length)  # (B, 1, L)
     else:
         q_offset, call = inputs.options.get("q_offset"), inputs.call
         if inputs.cu is None:

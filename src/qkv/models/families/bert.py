@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from qkv.models.families.rope import read_rotaries, read_rotary
-from qkv.models.families.shared import Names, read_families, stack
+from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design
@@ -118,7 +118,7 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
         yield from ((first + part, group, part) for part in range(inner))
 
 
-def _albert_names(names: Names, config: Config) -> Names:
+def _albert_names(names: PartNames, config: Config) -> PartNames:
     """Return the names with each `*` replaced by the number of a layer or group."""
     return {
         ours.replace("*", str(first)): str(theirs)

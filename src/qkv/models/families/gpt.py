@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.layers import Rotary
 from qkv.models.families.rope import read_rotary
-from qkv.models.families.shared import Names, read_families, stack
+from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import Config
 from qkv.models.files.names import Fused
 from qkv.models.files.read import ModelError, is_whole
@@ -199,7 +199,7 @@ def bloom(config: Config) -> Design:
     return plain
 
 
-def _by_head(names: Names, config: Config) -> Names:
+def _by_head(names: PartNames, config: Config) -> PartNames:
     """Return the names for files that store each head's query, key and value side by side."""
     heads = config.size("num_attention_heads")
     return {

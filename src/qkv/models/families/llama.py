@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.models.families import gpt
 from qkv.models.families.rope import read_rotaries, read_rotary
-from qkv.models.families.shared import Names, read_families, stack
+from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import QKV, fused
 from qkv.models.files.read import ModelError
@@ -149,7 +149,7 @@ def phi3(config: Config) -> Design:
     return decoder(config, layer.within(config.size_or_none("sliding_window")))
 
 
-def _phi3_names(names: Names, config: Config) -> Names:
+def _phi3_names(names: PartNames, config: Config) -> PartNames:
     """Return the names for a fused tensor in which queries and keys may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads

@@ -13,13 +13,13 @@ from qkv.models.network.design import Attention
 from qkv.models.network.designs import AnyDesign
 from qkv.models.network.rope_scaling import Dynamic
 
-Names = Mapping[str, str | Fused]
+PartNames = Mapping[str, str | Fused]
 
 
 def read_families(
     file: str,
     designs: Mapping[str, Callable[[Config], AnyDesign]],
-    renames: Mapping[str, Callable[[Names, Config], Names]] | None = None,
+    renames: Mapping[str, Callable[[PartNames, Config], PartNames]] | None = None,
 ) -> tuple[Family, ...]:
     """Read the families in a TOML file: a table for each `model_type`, with these keys.
 
@@ -78,7 +78,7 @@ def _family(
     name: str,
     design: Callable[[Config], AnyDesign],
     table: Mapping[str, Any],
-    rename: Callable[[Names, Config], Names] | None,
+    rename: Callable[[PartNames, Config], PartNames] | None,
 ) -> Family:
     """Return the family that a table describes."""
     fields = dict(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.models.families.shared import Names, read_families, stack
+from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import ACTIVATIONS, Config
 from qkv.models.files.names import projections
 from qkv.models.network.design import Attention, Design
@@ -85,7 +85,7 @@ def alone(config: Config) -> bool:
     return encoder or not both
 
 
-def names(own: Names, config: Config) -> Names:
+def names(own: PartNames, config: Config) -> PartNames:
     """Return the parameter names of encoder and decoder, or of the encoder only."""
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
     encoder = side_names("encoder.", 1, gated)

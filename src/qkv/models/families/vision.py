@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from qkv.models.families.shared import Names, read_families, stack
+from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, fused
 from qkv.models.files.read import ModelError
@@ -78,7 +78,7 @@ def dinov2(config: Config) -> VisionDesign:
     )
 
 
-def _dinov2_names(names: Names, config: Config) -> Names:
+def _dinov2_names(names: PartNames, config: Config) -> PartNames:
     """Return the names, including the MLP's gate if the MLP has one."""
     if not config.flag("use_swiglu_ffn"):
         return names
@@ -185,7 +185,7 @@ def towers(values: Mapping[str, Any], source: str) -> dict[str, tuple[dict[str, 
     return {side: (_tower_values(config, side), _tower(side)) for side in TOWERS}
 
 
-def _clip_names(names: Names, config: Config) -> Names:
+def _clip_names(names: PartNames, config: Config) -> PartNames:
     """Return the parameter names of both towers, or of the image tower with a classifier."""
     both = {
         side: {

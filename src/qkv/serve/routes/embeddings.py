@@ -16,7 +16,7 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve.batches import too_many
-from qkv.serve.bodies import Body, PromptUsage, described, read_json, shown
+from qkv.serve.bodies import Body, Ids, PromptUsage, described, read_json, shown
 from qkv.serve.errors import not_finite
 
 router = APIRouter()
@@ -29,7 +29,6 @@ TYPES = {
 EXAMPLE = {"input": ["I sat on the bank of the river.", "The bank charged a fee."]}
 
 _Text = Annotated[str, Field(min_length=1)]
-_Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingsBody(Body):
@@ -45,8 +44,8 @@ class EmbeddingsBody(Body):
     input: (
         _Text
         | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
-        | _Ids
-        | Annotated[list[_Ids], Field(min_length=1, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     ) = Field(
         description="One text or several; or the ids of one text's tokens, or of several's.",
         examples=["The cat sat on the mat."],
