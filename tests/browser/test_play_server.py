@@ -307,7 +307,7 @@ def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> N
     page = open_served("--model", "minilm", "--api-key-file", tmp_path / "key")
     form = page.locator("#qkv-key")
     form.wait_for(state="visible")
-    assert "the key is missing" in form.inner_text()
+    assert "the key of this request is missing" in form.inner_text()
     form.locator("input").fill("sesame")
     form.locator("button").click()
     page.locator("#qkv-key", has_text="not the one").wait_for()
