@@ -136,7 +136,7 @@ def test_cards_that_cannot_be_made(found):
     with pytest.raises(ValueError, match="cards: theme is 'blue'"):
         found.cards(theme="blue")
     heads = scan_heads(qkv.load(), TEXTS, "first")
-    with pytest.raises(KeyError, match="cards: there is no 'next': it has first"):
+    with pytest.raises(KeyError, match="cards: 'next' was not measured: choose among first"):
         heads.cards("next")
 
 

@@ -354,17 +354,17 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
         (edges, {"method": None}, ValueError, "method is None: choose among"),
         (edges, {"method": "eap", "metric": difference}, TypeError, "metric is a function, which"),
         (edges, {"metric": 3}, TypeError, r"metric is 3: give \(position, token\)"),
-        (edges, {"metric": lambda logits: logits}, ValueError, "metric gave an array"),
+        (edges, {"metric": lambda logits: logits}, ValueError, "metric returned an array"),
         (edges, {"corrupted": CLEAN[1:]}, ValueError, "clean has 6 tokens and corrupted 5"),
-        (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts: give one"),
-        (path, {"sender": "mlp.7"}, KeyError, "sender has 'mlp.7'; the nearest are mlp"),
+        (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "clean is a list of 2 texts: give one"),
+        (path, {"sender": "mlp.7"}, KeyError, "sender has 'mlp.7', which is unknown; the nearest are mlp"),
         (
             path,
             {"receivers": ["attn.1.0"]},
             KeyError,
-            r"'attn\.1\.0'; the nearest are attn\.1\.0\.",
+            r"'attn\.1\.0', which is unknown; the nearest are attn\.1\.0\.",
         ),
-        (path, {"receivers": 3}, TypeError, r"receivers is 3: give names, as \['mlp\.3'\]"),
+        (path, {"receivers": 3}, TypeError, r"receivers is 3: give names, for example \['mlp\.3'\]"),
         (path, {"receivers": [3]}, TypeError, "receivers has 3: give names"),
         (path, {"receivers": []}, ValueError, "receivers is empty"),
         (path, {"sender": "mlp.1", "receivers": "mlp.0"}, ValueError, "mlp.0 does not read mlp.1"),
@@ -380,7 +380,7 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             discover,
             {"edges": 10**6},
             ValueError,
-            "edges is 1000000 and the graph of .* has 75: give",
+            "edges is 1000000 and .* has 75: give",
         ),
         (discover, {"edges": 3, "corrupted": CLEAN}, ValueError, "for clean and for corrupted, so"),
     ],
@@ -398,7 +398,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
     more = {edges: {}, path: {"sender": "embed", "receivers": "mlp.1"}, discover: {"edges": 3}}[
         call
     ]
-    for kind, words in (("bert", "has norms behind its parts"), ("olmo2", "one norm of .* joins")):
+    for kind, words in (("bert", "has norms after its parts"), ("olmo2", "one norm of .* joins")):
         with pytest.raises(ValueError, match=f"^{call.__name__}: .*{words}"):
             call(small(kind), **ABOUT, **more)
     with pytest.raises(ValueError, match=f"^{call.__name__}: .* gives no logits over words"):

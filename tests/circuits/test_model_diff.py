@@ -87,9 +87,9 @@ def test_models_that_cannot_be_compared(small, tmp_path):
     wide = qkv.load(str(write_small(tmp_path / "wide", wide)), dtype="float64")
     with pytest.raises(ValueError, match=r"has 30 words and .* 31"):
         diff(model, wide, TEXTS)
-    with pytest.raises(ValueError, match="diff: texts hold no token: give some"):
+    with pytest.raises(ValueError, match="diff: texts hold no token: give a text"):
         diff(model, model, [])
     other = moved(model)
     other.max_seq_length = 4
-    with pytest.raises(ValueError, match=r"cuts text 0 into 8 tokens and .* into 4 others: give"):
+    with pytest.raises(ValueError, match=r"cuts text 0 into 8 tokens and .* into 4 other tokens: give"):
         diff(model, other, ["the cat sat on the mat"])

@@ -130,7 +130,7 @@ def test_what_cannot_be_scanned(small):
         scan(model, texts(), of=("post", 0), top=0)
     with pytest.raises(TypeError, match="scan: model is str"):
         scan("gpt2", texts(), of=("post", 0))
-    with pytest.raises(ValueError, match="scan: texts hold no token: give some"):
+    with pytest.raises(ValueError, match="scan: texts hold no token: give a text"):
         scan(model, [], of=("post", 0))
     with pytest.raises(ValueError, match=r"scan: .* looks at images"):
         scan(small("vit"), texts(), of=("post", 0))

@@ -154,7 +154,7 @@ def test_to_first_order(small, kind, at):
     ("given", "error", "words"),
     [
         ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: give texts"),
-        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is 2 texts"),
+        ({"clean": [CLEAN, CLEAN]}, ValueError, "clean is a list of 2 texts"),
         (
             {"at": "resid"},
             ValueError,
@@ -171,7 +171,7 @@ def test_to_first_order(small, kind, at):
         ({"metric": (0, 0.5)}, TypeError, r"metric has the token 0\.5: give an id"),
         ({"metric": "cat"}, TypeError, r"metric is 'cat': give \(position, token\)"),
         ({"metric": (0, 1, 2, 3)}, TypeError, r"metric is \(0, 1, 2, 3\): give \(pos"),
-        ({"corrupted": CLEAN, "normalize": True}, ValueError, "nothing to normalize by: leave no"),
+        ({"corrupted": CLEAN, "normalize": True}, ValueError, "cannot be normalized: omit no"),
         ({"model": "gpt2"}, TypeError, "model is str"),
     ],
 )
@@ -190,14 +190,14 @@ def test_models_and_metrics_that_do_not_do(small):
         return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
 
     with pytest.raises(
-        ValueError, match=r"metric gave an array \(30,\) of logits \(1, 6, 30\): gi"
+        ValueError, match=r"metric returned an array \(30,\) of logits \(1, 6, 30\): gi"
     ):
         with_metric(lambda logits: logits[0, -1])
-    with pytest.raises(TypeError, match=r"patch: metric gave None: give one number"):
+    with pytest.raises(TypeError, match=r"patch: metric returned None: give one number"):
         with_metric(lambda logits: None)
     with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
-    with pytest.raises(ValueError, match="at is 'resid_mid', and a layer of parallel has none"):
+    with pytest.raises(ValueError, match="at is 'resid_mid', and the layers of parallel have no"):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
         ("headless", "no head, so it gives no logits"),

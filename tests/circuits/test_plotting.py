@@ -265,7 +265,7 @@ def test_bars_leave_the_ground_both_ways() -> None:
     assert [bar.get_width() for bar in axes.patches] == [0.5, -1.0, 0.0]
     assert axes.get_xlim()[0] < -1
     many = plot(result_of(np.arange(100.0), "F"))
-    assert "Shown: 48 of 100, the largest numbers." in texts(many)
+    assert "Shown: the 48 largest of 100 numbers." in texts(many)
     assert "99.000" in texts(many)
     assert "51.000" not in texts(many)
 
@@ -343,13 +343,13 @@ def test_a_part_of_a_result_is_drawn_by_its_names() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: np.ones((2, 2)), TypeError, r"result is ndarray \(2, 2\), whose axes have no "),
-        (lambda: result_of([[1.0]], "a", "b").T, TypeError, r"result is Result \(1, 1\), whose "),
+        (lambda: np.ones((2, 2)), TypeError, r"result is ndarray \(2, 2\), without named axes"),
+        (lambda: result_of([[1.0]], "a", "b").T, TypeError, r"result is Result \(1, 1\), without "),
         (lambda: result_of([["a"]], "a", "b").to_xarray(), TypeError, "a DataArray of <U1: give"),
         (lambda: SimpleNamespace(nodes=["a"], edges=[("a", "a")]), TypeError, "SimpleNamespace: "),
         (lambda: "lens", TypeError, "result is str: give what a call of qkv.circuits returns"),
         (lambda: {"heads": [1.0]}, TypeError, "result is list: give what a call"),
-        (dict, ValueError, "result is an empty dict: give one that holds results"),
+        (dict, ValueError, "result is an empty dict: give a dict with results"),
         (lambda: result_of(np.ones((2, 0)), "layer", "head"), ValueError, r"is empty, \(2, 0\)"),
         (lambda: graph_of(1, 1, [Edge("embed", "attn.3.0.q", 1.0)]), ValueError,
          r"the edge embed → attn.3.0.q joins attn.3.0, which is not among the 4 nodes"),

@@ -415,7 +415,7 @@ def test_training_on_a_model_is_the_same_each_time_and_counts_its_tokens(small):
     assert heads.dim == 12
     with pytest.warns(UserWarning, match=r"texts ended after 520 of 2,500 tokens, before the rate"):
         SAE.train(model, iter(texts), **options)
-    with pytest.raises(ValueError, match=r"SAE.train: texts hold no token: give some"):
+    with pytest.raises(ValueError, match=r"SAE.train: texts hold no token: give a text"):
         SAE.train(model, [], **options)
 
 
@@ -474,7 +474,7 @@ def test_measures_on_texts(small):
         (
             lambda: SAE(np.eye(3), np.eye(3), at=("z", -1)),
             ValueError,
-            r"at is \('z', -1\): give the",
+            r"at is \('z', -1\): give a full",
         ),
         (
             lambda: made("topk").encode(np.ones((2, 5))),

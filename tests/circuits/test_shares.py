@@ -155,20 +155,20 @@ def test_what_has_no_shares(small):
         attribute_logits(model, trace, (0, "the cat"))
     with pytest.raises(TypeError, match=r"attribute_logits: of has the token 0\.5: give an id"):
         attribute_logits(model, trace, (0, 0.5))
-    with pytest.raises(ValueError, match=r"attribute_logits: by is 'head': give 'neuron', or leav"):
+    with pytest.raises(ValueError, match=r"attribute_logits: by is 'head': give 'neuron', or omit"):
         attribute_logits(model, trace, (0, 4), by="head")
     with pytest.raises(ValueError, match=r"by is 'neuron' and a block of .* a mixture of experts"):
         attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
     two = model.trace([IDS, IDS[:2]])
-    with pytest.raises(ValueError, match="of is a list of 3 and the texts are 2: give one for all"):
+    with pytest.raises(ValueError, match="of is a list of 3 for 2 texts: give one value for all"):
         attribute_logits(model, two, [(0, 4)] * 3)
     with pytest.raises(ValueError, match="of text 1 has position 2 and the text has 2 tokens"):
         attribute_logits(model, two, (2, 4))
     with pytest.raises(TypeError, match=r"of is 4: give \(position, token\) or"):
         attribute_logits(model, trace, 4)
-    with pytest.raises(KeyError, match=r"no 'ln_final.hook_scale': trace all, or with 'ln_final"):
+    with pytest.raises(KeyError, match=r"no 'ln_final.hook_scale': trace without names=, or add 'ln_final"):
         attribute_logits(model, model.trace(IDS, names=["embed", "full_embed"]), (-1, 4))
-    with pytest.raises(KeyError, match=r"no \('z', 0\): trace all, or with 'z' among names="):
+    with pytest.raises(KeyError, match=r"no \('z', 0\): trace without names=, or add 'z' to names="):
         attribute_logits(model, model.trace(IDS, names=["full_embed", "ln_final.scale"]), (-1, 4))
 
 

@@ -128,12 +128,12 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             {"at": ["mlp_out", "z"]},
             r"at has 'mlp_out', which gives \('pair', 'layer', 'token'\) of .*, and 'z', which",
         ),
-        ({"corrupted": OTHERS[:3]}, "clean is 4 texts and corrupted 3: give as many of each"),
+        ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
         ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: give texts"),
-        ({"metric": [LOGIT] * 3}, "metric is a list of 3 and the texts are 4: give one for all"),
+        ({"metric": [LOGIT] * 3}, "metric is a list of 3 for 4 texts: give one value for all"),
         (
             {"metric": (1, 3), "normalize": True},
-            r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so there is nothing to norm",
+            r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so the result cannot be norm",
         ),
         ({"metric": (5, 1)}, "metric of pair 1 has position 5 and the text has 4 tokens"),
     ],
@@ -146,7 +146,7 @@ def test_pairs_that_do_not_fit(small, given, words):
 
 
 def test_experts_have_no_neurons_to_patch(small):
-    with pytest.raises(ValueError, match=r"at is 'post', and a layer of .* has none"):
+    with pytest.raises(ValueError, match=r"at is 'post', and the layers of .* have no"):
         patch(small("gpt_oss"), CLEAN, CORRUPTED, at="post", metric=LOGIT)
 
 

@@ -23,17 +23,17 @@ from qkv.trace.activations import meant, numbers_of
 _CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # the approximate size of a file
-_IDS, _STARTS = "ids", "starts"  # of the tokens of a file, and where each of its texts begins
+_IDS, _STARTS = "ids", "starts"  # arrays of a file: its token ids, and the first row of each text
 
 
 class Cache:
     """Activations of texts in a folder that `cache` has written.
 
-    `cache[i]` is a trace of text i, with `ids` and without the words of tokens. Numbers stay in the
-    files until they are used.
+    `cache[i]` is a trace of text i. It has the ids of the tokens, but not their words. Numbers stay
+    in the files until they are used.
 
     Args:
-        folder: the folder.
+        folder: the path of that folder.
 
     Attributes:
         names: the full names of the activations.
@@ -54,7 +54,7 @@ class Cache:
         for shard, stored in zip(about["shards"], self._files, strict=True):
             _check_file(self.folder / shard["file"], stored, self.names, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
-        self._ends = np.cumsum(counts[0], dtype=np.int64)  # the number after each file's last text
+        self._ends = np.cumsum(counts[0], dtype=np.int64)  # texts up to each file's end
         self.tokens = sum(counts[1])
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Cache:
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
         Args:
-            name: as a trace is indexed.
+            name: the full name, or a short name such as ("resid_post", 3).
 
         Raises:
             KeyError: the cache has no such activation.
@@ -80,7 +80,9 @@ class Cache:
         layers = 1 + max(numbers_of(self.names), default=0)
         full = next((full for full in meant(name, layers) if full in self.names), None)
         if full is None:
-            raise KeyError(f"arrays: there is no {shown(name)}: it has {', '.join(self.names)}")
+            raise KeyError(
+                f"arrays: {shown(name)} is not cached: choose among {', '.join(self.names)}"
+            )
         return [stored[full].read() for stored in self._files]
 
     def ids(self, number: int) -> Array:
@@ -98,7 +100,7 @@ class Cache:
         return (self[number] for number in range(len(self)))
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
-        """Return the file of a text, and its rows there."""
+        """Return `(file, rows)`: the file that holds a text, and the rows of the text in it."""
         number = check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
@@ -114,29 +116,30 @@ def cache(
     names: Any,
     dtype: Any = "float32",
 ) -> Cache:
-    """Write activations of texts to files as the texts come; they are read through memory maps.
+    """Run texts one after the other, and write their activations to files.
 
-    The folder gets "cache.json" and safetensors files of about 256 MB, in which the tokens of texts
-    stand end to end. Memory holds one file at a time. A call that was stopped can be repeated: it
-    compares the texts of complete files and does not run them again. More texts can be added in the
-    same way.
+    The folder gets "cache.json" and safetensors files of about 256 MB, in which texts follow each
+    other without gaps. Memory holds one file at a time. If a call was stopped, repeat it: texts in
+    complete files are compared with the given texts, but do not run again. To add texts later,
+    repeat the call with the earlier texts and the new ones after them. Cached activations are read
+    through memory maps.
 
     Args:
         model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts, or of the ids of their tokens, (T,) each.
+        texts: any iterable of texts; a text is a string, or the ids of its tokens, (T,).
         folder: created if it does not exist.
-        names: the activations, as for `model.trace`, each with a row for each token: "resid_post",
-            ("z", 3), or a list of such names.
-        dtype: of the files: "float16", "bfloat16", "float32" or "float64".
+        names: the activations, as for `model.trace`: "resid_post", ("z", 3), or a list of names.
+            Each activation must have a row for each token.
+        dtype: the type of the numbers in the files: "float16", "bfloat16", "float32" or "float64".
 
     Returns:
         The folder as a `Cache`; `Cache(folder)` opens it again.
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: an activation has no row for each token; a text has no token; the type does not
-            hold a number; or the folder has other texts or names, another type or another model.
-        KeyError: a name has no activation.
+        ValueError: an activation lacks a row for each token; a text has no token; a number is too
+            large for the type; or the folder was written with other texts, names, type or model.
+        KeyError: no activation has this name.
         OSError: the folder cannot be written.
 
     >>> import tempfile
@@ -170,7 +173,7 @@ def cache(
             count += len(window)
     if count < known:
         raise ValueError(
-            f"{_CALL}: texts are {count} and {path} has {known}: give all of them, or name another "
+            f"{_CALL}: {count} texts are given and {path} has {known}: give all, or name another "
             "folder"
         )
     writer.write()
@@ -178,21 +181,21 @@ def cache(
 
 
 def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
-    """Return the cache in the folder, if there is one; it must have been written by such a call."""
+    """Return the cache in the folder, or None. Raise an error if another call wrote it."""
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
     for name, asked in about.items():
         if there[name] != asked:
             raise ValueError(
-                f"{_CALL}: {path} has {name} {shown(there[name])} and the call {shown(asked)}: "
+                f"{_CALL}: {path} has {name} {shown(there[name])} and the call has {shown(asked)}: "
                 "name another folder"
             )
     return Cache(path)
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """Raise an error if the texts, or the activations of the first, differ from the folder's."""
+    """Raise an error if the texts, or the activations of text 0, differ from the cached ones."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -212,7 +215,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
 
 
 def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
-    """Yield texts in their order, in groups of at most `PLACES` positions, or one text."""
+    """Yield groups of texts in order. A group has at most `PLACES` positions, or a single text."""
     group: list[Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])
@@ -225,7 +228,7 @@ def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
 
 
 class _Writer:
-    """Collect rows, and write a file and the manifest when the rows reach `BYTES`."""
+    """Collects rows, and writes a file and the manifest when the rows reach `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
         self.folder, self.kind = folder, kind
@@ -238,7 +241,7 @@ class _Writer:
         self.size = 0
 
     def add(self, texts: Sequence[Read], rows: Mapping[str, Array]) -> None:
-        """Add the rows of texts, end to end."""
+        """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():
             self.rows[name].append(narrowed(array, self.kind, _CALL, name))
@@ -270,7 +273,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder has no manifest.
-        ModelError: the manifest is not of a cache.
+        ModelError: the file is not the manifest of a cache.
     """
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"Cache: {folder} has no {MANIFEST}: name a folder of cache()")
@@ -291,7 +294,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
             for shard in about["shards"]
         )
     ):
-        raise ModelError(f"{folder / MANIFEST}: is not of a cache: write it again with cache()")
+        raise ModelError(
+            f"{folder / MANIFEST} is not the manifest of a cache: write it again with cache()"
+        )
     return about
 
 

@@ -1,4 +1,4 @@
-"""Effects of edges between heads, MLPs and logits: exact, estimated, or of a circuit."""
+"""Effects of edges between heads, MLPs and logits: exact and estimated effects, and circuits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # gradients between the runs, as Hanna et al.
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # gradients to average; Hanna et al. use 5
 _SAMPLE = 200  # edges whose estimates are compared with exact effects
 
 
@@ -29,40 +29,42 @@ def edges(
 ) -> Graph:
     """Measure the effect of each edge between two parts of a model on a metric.
 
-    If norms stand before the parts of a block, each part reads the sum of the outputs of all
-    earlier parts. An edge is the output of one part, the sender, in the input of another, the
-    receiver. A head reads three times, for its queries, its keys and its values; heads that share
-    keys and values count as if each had its own.
+    If norms come before the parts of a block, each part reads the sum of the outputs of all earlier
+    parts. An edge is the output of one part, the sender, in the input of another part, the
+    receiver. A head has three inputs: for its queries, its keys and its values. If heads share keys
+    and values, each head counts as if it had its own.
 
-    An exact score is the change of the metric if, in the clean run, the receiver reads this
-    sender's output of the corrupted run and all later parts are computed again. `patch` goes the
-    other way, and puts `clean` into `corrupted`. Many edges run together. Parts below the receiver
-    are not computed again, nor, in a decoder, positions before the first different token.
+    For an exact score, the receiver in the clean run reads this sender's output from the corrupted
+    run, and all later parts are computed again. The score is the change of the metric. (`patch`
+    does the opposite: it puts activations of `clean` into `corrupted`.) Many edges run together.
+    Parts before the receiver are not computed again. A decoder also skips positions before the
+    first token that differs.
 
     Args:
-        model: has a head over words; its norms stand before its parts, with or without norms
-            behind them (GPT-2, Llama, Gemma), in parallel too (GPT-NeoX).
-        clean: one text, or the ids of its tokens; with as many tokens as `corrupted`.
-        corrupted: the same.
-        metric: (position, token) for that logit, (position, token, other token) for the difference
-            of two logits (a position counts from the end with -1; a token is an id, or a string
-            that is one token), or, for exact scores, a function from logits (1, T, V) to a number.
-        method: "exact"; "eap", edge attribution patching: the sender's difference between the runs
-            times the metric's gradient for the receiver's input in the clean run, by one backward
-            pass for all edges; or "eap-ig", which uses the mean of 5 gradients, with embeddings
-            between those of the corrupted and the clean run.
+        model: a model with a head over words and norms before its parts (GPT-2, Llama). More norms
+            after the parts (Gemma) and parallel parts (GPT-NeoX) are supported too.
+        clean: one text, or the ids of its tokens.
+        corrupted: another text, with the same number of tokens as `clean`.
+        metric: (position, token) for that logit, or (position, token, other token) for the
+            difference of two logits. Negative positions count from the end. A token is an id, or a
+            string that is one token. For exact scores also a function from logits (1, T, V) to a
+            number.
+        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
+            difference between the runs, times the gradient of the metric for the receiver's input
+            in the clean run. One backward pass is enough for all edges. "eap-ig" averages 5
+            gradients, for embeddings between those of the corrupted run and those of the clean run.
 
     Returns:
         A `Graph` of all edges. For estimates, `.correlation` is their correlation with exact scores
         on a sample of 200 edges.
 
     Raises:
-        TypeError: an argument is of a wrong type, the metric gives no number, or the method is an
-            estimate and the metric a function or the model in half precision.
-        ValueError: the texts have different numbers of tokens, or are several; there is no such
-            method, position or token; the model gives no logits over words, its norms stand behind
-            its parts (BERT), or one norm joins the queries of all heads (OLMo 2); or the metric
-            gives an array.
+        TypeError: an argument has a wrong type; the metric does not return a number; or the method
+            estimates scores, and the metric is a function or the model is in half precision.
+        ValueError: the texts have different numbers of tokens, or an argument is several texts; the
+            method, position or token does not exist; the model gives no logits over words, has
+            norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or
+            the metric returns an array.
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards
@@ -95,27 +97,27 @@ def path(
 ) -> float:
     """Measure the effect of one sender on a metric through some receivers: path patching.
 
-    The effect is the change of the metric if, in the clean run, these receivers read the sender's
-    output of the corrupted run and all later parts are computed again. For one receiver it is the
-    exact score of that edge. If there are several, later receivers also read the changes of earlier
-    ones.
+    In the clean run, these receivers read the sender's output from the corrupted run, and all later
+    parts are computed again. The effect is the change of the metric. For one receiver, the effect
+    is the exact score of that edge. With several receivers, later ones also read the changes that
+    earlier ones cause.
 
     Args:
         model: as for `edges`.
-        clean: the same.
-        corrupted: the same.
+        clean: as for `edges`.
+        corrupted: as for `edges`.
         sender: the name of a part: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
-        receivers: the name of a receiver, or several: "attn.{layer}.{head}.q", ".k" or ".v",
-            "mlp.{layer}" or "logits".
+        receivers: the name of a receiver, or several names: "attn.{layer}.{head}.q" (also ".k" and
+            ".v"), "mlp.{layer}" or "logits".
         metric: as for `edges`.
 
     Returns:
         The change of the metric.
 
     Raises:
-        KeyError: there is no such sender or receiver; the message has the nearest ones.
+        KeyError: the sender or a receiver does not exist; the message has the nearest names.
         TypeError: as for `edges`.
-        ValueError: a receiver does not read the sender; as for `edges`.
+        ValueError: a receiver does not read the sender; further as for `edges`.
 
     Source:
         Wang et al. 2022, "Interpretability in the Wild", section 3.1; Goldowsky-Dill et al. 2023,
@@ -131,7 +133,7 @@ def path(
     """
     names = [receivers] if isinstance(receivers, str) else receivers
     if not isinstance(names, Iterable):
-        raise TypeError(f"path: receivers is {shown(receivers)}: give names, as ['mlp.3']")
+        raise TypeError(f"path: receivers is {shown(receivers)}: give names, for example ['mlp.3']")
     wiring = Wiring(_checked(model, metric, "exact", "path").layers)
     number = wiring.senders.index(_known(sender, wiring.senders, "sender"))
     chosen = {}
@@ -139,12 +141,13 @@ def path(
         count = wiring.receivers[_known(name, list(wiring.receivers), "receivers")].senders
         if number >= count:
             raise ValueError(
-                f"path: {name} does not read {sender}, which the model computes later or beside "
-                f"it: its senders are {wiring.senders[0]} to {wiring.senders[count - 1]}"
+                f"path: {name} does not read {sender}, which the model computes later or in "
+                f"parallel: the senders of {name} are {wiring.senders[0]} to "
+                f"{wiring.senders[count - 1]}"
             )
         chosen[name] = np.arange(count) == number
     if not chosen:
-        raise ValueError("path: receivers is empty: give at least one name, as ['mlp.3']")
+        raise ValueError("path: receivers is empty: give at least one name, for example ['mlp.3']")
     stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, "path"))
     return stream.metric(chosen) - stream.base
 
@@ -159,30 +162,30 @@ def discover(
     edges: int | None = None,
     method: str = "exact",
 ) -> Graph:
-    """Find the circuit behind a metric: the edges that change it most, and their faithfulness.
+    """Find the circuit of a metric: the edges that change it most, and their faithfulness.
 
-    `.faithfulness` is the metric of a run in which only the kept edges carry outputs of this run,
-    and all others carry outputs of the corrupted run. It is scaled so that 0 is the metric of the
-    corrupted run and 1 that of the clean run, and may lie below 0 or above 1. An edge on no path
-    from "embed" to "logits" does not affect it.
+    For `.faithfulness`, the model runs once more: the kept edges carry the outputs of this run, all
+    other edges those of the corrupted run. `.faithfulness` is the metric of this run, scaled so
+    that 0 means the metric of the corrupted run and 1 means the metric of the clean run. It may be
+    below 0 or above 1. An edge that lies on no path from "embed" to "logits" does not affect it.
 
     Args:
         model: as for `edges`.
-        clean: the same.
-        corrupted: the same.
+        clean: as for `edges`.
+        corrupted: as for `edges`.
         metric: the same.
         threshold: keep the edges with at least this absolute score.
-        edges: keep this number of edges, those with the largest absolute scores. Give one of the
-            two.
+        edges: keep this number of edges, those with the largest absolute scores. Give either
+            `threshold` or `edges`.
         method: as for `edges`.
 
     Returns:
         A `Graph` of the kept edges.
 
     Raises:
-        TypeError: as for `edges`; `threshold` or `edges` is no number.
-        ValueError: as for `edges`; not one of `threshold` and `edges` is given; `threshold` is
-            below 0 or there are not as many edges; the metric of both runs is the same.
+        TypeError: as for `edges`; or `threshold` or `edges` is not a number.
+        ValueError: as for `edges`; `threshold` and `edges` are both given or both missing;
+            `threshold` is below 0; the graph has fewer edges; or the metric is equal in both runs.
 
     Source:
         Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic Interpretability";
@@ -198,7 +201,9 @@ def discover(
     """
     call = "discover"
     if (threshold is None) == (edges is None):
-        raise ValueError(f"{call}: give threshold, the least absolute score, or edges, how many")
+        raise ValueError(
+            f"{call}: give threshold, the least absolute score, or edges, the number of edges"
+        )
     least = 0.0 if threshold is None else real_number(threshold, call=call, name="threshold")
     if not least >= 0:
         raise ValueError(f"{call}: threshold is {shown(threshold)}: give a number of at least 0")
@@ -206,13 +211,13 @@ def discover(
     most = sum(one.senders for one in wiring.receivers.values())
     if edges is not None and whole_number(edges, call=call, name="edges", least=0) > most:
         raise ValueError(
-            f"{call}: edges is {edges} and the graph of {model.name} has {most}: give at most that"
+            f"{call}: edges is {edges} and {model.name} has {most}: give at most {most}"
         )
     stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
             f"{call}: metric is {stream.base:.6g} for clean and for corrupted, so there is no "
-            "difference to explain: take another metric, or texts that differ in it"
+            "difference to explain: take another metric or other texts"
         )
     whole = _graph(stream, metric, method)
     kept = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
@@ -227,7 +232,7 @@ def discover(
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """Return the model, if it has edges and the method supports the metric."""
+    """Return the model. Raise an error if it has no edges or the method needs another metric."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
@@ -258,10 +263,10 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
 
 
 def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
-    """Return Pearson's correlation of estimated and exact scores, on a sample of edges.
+    """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
-    Half of the sample are the edges with the largest estimates; the others are drawn at random from
-    the rest, and are weighted to represent all of it.
+    One half of the sample are the edges with the largest estimates. The other half is drawn at
+    random from the remaining edges, and weighted to represent all of them.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))
@@ -281,12 +286,14 @@ def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
 
 
 def _known(name: Any, names: Sequence[str], given: str) -> str:
-    """Return a name, if it is among `names`; the error has the nearest ones."""
+    """Return a name from `names`; for another name, raise an error with the nearest ones."""
     if not isinstance(name, str):
-        raise TypeError(f"path: {given} has {shown(name)}: give names, as 'mlp.3'")
+        raise TypeError(f"path: {given} has {shown(name)}: give names, for example 'mlp.3'")
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
-        raise KeyError(f"path: {given} has {shown(name)}; the nearest are {', '.join(near)}")
+        raise KeyError(
+            f"path: {given} has {shown(name)}, which is unknown; the nearest are {', '.join(near)}"
+        )
     return name
 
 
@@ -295,14 +302,14 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     """Return the estimated effects of each receiver's edges, (senders,) of float64.
 
-    An estimate is a sender's difference between the runs times the metric's gradient for the input
-    of the receiver.
+    An estimate is a sender's difference between the runs, times the gradient of the metric for the
+    receiver's input.
 
     Args:
-        stream: of both runs.
-        of: the logit, or a difference of two.
-        steps: the number of gradients to average, with embeddings between those of the corrupted
-            and the clean run; None for the gradient of the clean run alone.
+        stream: both runs.
+        of: the logit, or the difference of two logits.
+        steps: the number of gradients to average, for embeddings between those of the corrupted run
+            and those of the clean run; None for one gradient, in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))
@@ -348,7 +355,7 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
-    """Return the effects (n, senders) of the first `count` senders, by gradients (m, n, T, D)."""
+    """Return the effects (n, senders) of the first `count` senders from gradients (m, n, T, D)."""
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)
     return np.asarray(np.tensordot(slope, deltas, ([1, 2], [1, 2])))

@@ -15,23 +15,24 @@ from qkv.trace import Trace
 
 
 def rollout(trace: Trace) -> Result:
-    """Attention rollout: the share of each token of the text in each token's vector.
+    """Attention rollout: how much each token of the text contributes to each vector.
 
-    In each layer the weights are averaged over the heads, the residual connection counts as much as
-    the attention, `(weights + 1) / (sum of the row)`, and layers are multiplied. Rollout uses the
-    weights alone. It ignores MLPs and values, so a block whose MLP stands beside its attention
-    (GPT-NeoX) is treated like any other block.
+    In each layer, the weights are averaged over the heads. The residual connection counts as much
+    as the attention: the identity matrix is added, and each row is divided by its sum. The matrices
+    of all layers are then multiplied. Rollout uses only the weights and ignores MLPs and values, so
+    parallel blocks (GPT-NeoX) are treated like all others.
 
     Args:
-        trace: of one text, with the "pattern" of all layers; of any model, images included.
+        trace: a trace of one text or image, with the "pattern" of all layers.
 
     Returns:
         (layers, T, T), float64, whose rows sum to 1. `[l, i, j]` is the share of position `j` in
-        the vector of position `i` behind layer `l`. The last layer is the rollout of the model.
+        the vector of position `i` after layer `l`. The matrix of the last layer is the rollout of
+        the model.
 
     Raises:
         TypeError: `trace` is no trace.
-        ValueError: the trace has several texts, or queries and keys are not the same tokens.
+        ValueError: the trace has several texts, or the queries are other tokens than the keys.
         KeyError: the trace lacks the pattern of a layer.
 
     Source:
@@ -59,25 +60,27 @@ def rollout(trace: Trace) -> Result:
 
 
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
-    """Weights times the lengths of their values: a large weight on a short vector adds little.
+    """Multiply attention weights by the lengths of the values: short values add little.
 
-    An idle head attends to a token whose value is near 0 ([CLS], the first word): its weight is
-    large, but its output is not.
+    An idle head attends to a token with a value near 0 ([CLS], the first word). The weight is then
+    large, but the output of the head is small.
 
     Args:
-        trace: of one text, with "pattern" and "v" of the layer.
+        trace: a trace of one text, with "pattern" and "v" of the layer.
         layer: counted from 0, or from the end with -1.
-        model: the model of the trace. With it, the length of a value is measured behind the head's
-            part of the output projection, as in the source. Without it, before that projection.
+        model: the model of the trace. If it is given, the length of a value is measured after the
+            head's part of the output projection, as in the source; otherwise before that
+            projection.
 
     Returns:
-        (Hq, T, T), float64: `[h, i, j]` is the length of `weight * value`, for query `i` and key
-        `j`; with `model` of `weight * value @ W_O`.
+        (Hq, T, T), float64: `[h, i, j]` is the length of `weight * value` for query `i` and key
+        `j`; with `model`, the length of `weight * value @ W_O`.
 
     Raises:
-        TypeError: `trace` is no trace, `model` no model, or `layer` not a whole number.
-        ValueError: the trace has several texts or another model, or there is no such layer.
-        KeyError: the trace lacks pattern or values of the layer.
+        TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not a whole number.
+        ValueError: the trace has several texts or comes from another model, or the layer does not
+            exist.
+        KeyError: the trace lacks the pattern or the values of the layer.
 
     Source:
         Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector
@@ -111,27 +114,26 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
 
 def _words(trace: Trace) -> dict[str, list[str]]:
-    """Return the tokens as words of queries and of keys."""
+    """Return the tokens as the words of both axes, queries and keys."""
     return dict.fromkeys(("query", "key"), words_of(trace))
 
 
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """Measure how strongly later heads read the outputs of earlier heads.
 
-    With `OV` of the writing head and `QK` or `OV` of the reading head, as
-    `model.head_weights(layer)` has them (`x @ OV` is the output of the writing head), a score is
+    `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. The output of the writing head
+    is `x @ OV`; `QK` and `OV'` belong to the reading head. The score of each input is
 
     - "q", its queries: `|OV @ QK| / (|OV| |QK|)`,
     - "k", its keys: `|OV @ QK.T| / (|OV| |QK|)`,
     - "v", its values: `|OV @ OV'| / (|OV| |OV'|)`,
 
-    where `|M|` is the root of the sum of squares. Even random matrices have scores above 0, and
-    higher ones for a smaller D: compare a score with those of other heads.
-
-    The weights are raw: no norm is folded in (TransformerLens folds norms when it loads a model, so
-    its scores differ by the norm's weight); rotary positions and norms of queries and keys are
-    left out. If norms stand behind the parts of a block (BERT), they rescale an output before a
-    later head reads it; the score ignores that.
+    where `|M|` is the root of the sum of squares. Random matrices have scores above 0 too, and the
+    scores are higher for a smaller D: compare a score with those of other heads. The weights are
+    raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so its scores
+    differ by the norm's weight.) Rotary positions and norms of queries and keys are left out. If
+    norms follow the parts of a block (BERT), they rescale an output before a later head reads it;
+    the score ignores these norms.
 
     Args:
         model: an encoder or decoder that `qkv.load` has read.
@@ -140,8 +142,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
         "reader_layer" and "reader_head". `[l, h, m, n]` is the score of head `h` of layer `l`,
-        which writes, and head `n` of layer `m`, which reads; 0 if `m` is not later than `l`. Key
-        heads that several query heads share are repeated.
+        which writes, and head `n` of layer `m`, which reads. It is 0 if layer `m` is not later than
+        layer `l`. A key head that several query heads share counts for each of them.
 
     Raises:
         TypeError: `model` is no model.
@@ -167,7 +169,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for layer in range(layers):
         weights = model.head_weights(layer)
         q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
-        write.append(_triangle(v) @ o)  # (Hq, d, D), as long as OV
+        write.append(_triangle(v) @ o)  # (Hq, d, D), with the length of OV
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
@@ -196,31 +198,30 @@ def _triangle(tall: Array) -> Array:
 
 
 def _lengths(matrices: Array) -> Array:
-    """Return the root of the sum of squares of each matrix, (H,)."""
+    """Return the norm of each matrix, (H,): the root of the sum of squares."""
     return np.asarray(np.linalg.norm(matrices, axis=(1, 2)))
 
 
 def copying_scores(model: Model) -> Result:
-    """Measure copying: how much each head raises the logits of the tokens that it attends to.
+    """Measure copying: how much each head raises the logits of the tokens it attends to.
 
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
     `OV` as `model.head_weights(layer)` has it. The score is the sum of the eigenvalues of that
-    matrix, divided by the sum of their sizes: 1 if all are positive, so that the head raises the
-    tokens that it reads, -1 if all are negative, and about 0 if their directions are random.
-
-    The weights are raw: no norm is folded in, and the parts of positions and MLPs in the vectors
-    are left out.
+    matrix, divided by the sum of their absolute values. It is 1 if all eigenvalues are positive, so
+    that the head raises the tokens it reads; -1 if all are negative; and about 0 if their
+    directions are random. The weights are raw: norms are not folded in, and the parts of the
+    vectors that come from positions and MLPs are left out.
 
     Args:
-        model: with a head over words that is a norm and a matrix.
+        model: a model with a head over words that consists of a norm and a matrix.
 
     Returns:
-        (layers, Hq), float64, between -1 and 1; NaN for a head that adds nothing to the logits.
+        (layers, Hq), float64, between -1 and 1. A head that adds nothing to the logits has NaN.
 
     Raises:
         TypeError: `model` is no model.
-        ValueError: the model gives no logits over words, or its head is not linear (BERT's has a
-            layer and an activation).
+        ValueError: the model gives no logits over words, or its head is not linear (BERT's head has
+            a layer with an activation).
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Copying".
@@ -234,7 +235,7 @@ def copying_scores(model: Model) -> Result:
     model = check_words(model, "copying_scores")
     if not has_linear_head(model):
         raise ValueError(
-            f"copying_scores: the output head of {model.name} has a layer before its last matrix, "
+            f"copying_scores: the output head of {model.name} has a layer before the last matrix, "
             "so no product of matrices gives a head's part of the logits: take a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
@@ -242,7 +243,7 @@ def copying_scores(model: Model) -> Result:
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):
         ov = model.head_weights(layer).ov
-        # those of (V, V) other than 0 are those of the small product (Hq, d, d)
+        # nonzero eigenvalues: equal for (V, V) and this product (Hq, d, d)
         values = np.linalg.eigvals(ov.right.astype(np.float64) @ there_and_back @ ov.left)
         with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
             scores[layer] = values.sum(-1).real / np.abs(values).sum(-1)

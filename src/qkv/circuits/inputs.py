@@ -1,4 +1,4 @@
-"""Check models, traces and logits, and run texts as they come, in batches."""
+"""Check models, traces and logits, and run many texts in batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qkv.trace.activations import activation, parse, short_name
 
 
 class Logit(NamedTuple):
-    """A logit at a position, or its difference to another logit.
+    """A logit at a position, or the difference of two logits.
 
     Attributes:
         position: counted from 0.
-        tokens: one or two ids.
+        tokens: the ids of one or two tokens.
 
     >>> Logit(0, [2, 0]).of(np.array([1.0, 0.0, 4.0])).item()
     3.0
@@ -36,13 +36,13 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Return the number (...) of the logits (..., V) at the position, in float64."""
+        """Return the logit (difference) from the logits (..., V) of the position, in float64."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
 
 def check_model(model: Any, call: str) -> Model:
-    """Return the model, if its queries and keys are the tokens of one text."""
+    """Return the model. Raise an error unless its queries and keys are the tokens of one text."""
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: model is {kind}: give what qkv.load(name) gives")
@@ -54,7 +54,7 @@ def check_model(model: Any, call: str) -> Model:
 
 
 def check_words(model: Any, call: str) -> Model:
-    """Return the model, if it is one of text that gives logits over words."""
+    """Return the model. Raise an error unless it reads text and gives logits over words."""
     checked = check_model(model, call)
     head = checked.design.head
     if head is None or head.pool is not None or head.classes:
@@ -70,12 +70,12 @@ def check_words(model: Any, call: str) -> Model:
 def check_trace(
     trace: Any, call: str, model: Model | None = None, *, several: bool = False
 ) -> Trace:
-    """Return the trace, if it is of one text (or of `several`) and fits the model."""
+    """Return the trace. Raise an error unless it holds one text (or `several`) of this model."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give what model.trace(text) gives")
     if len(trace) > 1 and not several:
-        raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, as trace[0]")
+        raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
             f"{call}: trace has {trace.num_layers} layers and {model.name} {model.num_layers}: "
@@ -87,7 +87,7 @@ def check_trace(
 def check_index(
     number: Any, count: int, call: str, name: str, error: type[Exception] = IndexError
 ) -> int:
-    """Return the index that `number` means among `count`, counted from the end if negative.
+    """Return `number` as an index below `count`; negative numbers count from the end.
 
     >>> check_index(-1, 3, "examples", "layer")
     2
@@ -100,22 +100,22 @@ def check_index(
 
 
 def kept(trace: Trace, call: str, *names: Any) -> Array:
-    """Return the array (B, ...) of the first of these names that the trace has.
+    """Return the array (B, ...) of the first name that is in the trace.
 
     Raises:
-        KeyError: it has none of them; the message says what to trace.
+        KeyError: the trace has none of the names; the message says what to trace.
     """
     for name in names:
         if name in trace:
             return np.asarray(trace[name])
     short = names[0] if isinstance(names[0], str) else names[0][0]
     raise KeyError(
-        f"{call}: trace has no {shown(names[0])}: trace all, or with {short!r} among names="
+        f"{call}: trace has no {shown(names[0])}: trace without names=, or add {short!r} to names="
     )
 
 
 def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
-    """Return an argument for each of several texts, which is one value or a list of values.
+    """Return a value for each text. The argument is one value for all, or a list of values.
 
     >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
     ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
@@ -126,21 +126,21 @@ def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
         return [value] * count
     if len(value) != count:
         raise ValueError(
-            f"{call}: {name} is a list of {len(value)} and the texts are {count}: give one for "
-            "all, or a list with one for each"
+            f"{call}: {name} is a list of {len(value)} for {count} texts: give one value for "
+            "all texts, or a list with one value for each text"
         )
     return value
 
 
 def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> Logit:
-    """Return the logit that `(position, token)` or `(position, token, other token)` means.
+    """Read `(position, token)` or `(position, token, other token)` as a `Logit`.
 
     Args:
-        value: the tuple; its position may be negative, a token may be a string that is one token.
-        model: has a head over words.
+        value: the tuple. The position may be negative. A token may be a string that is one token.
+        model: a model with a head over words.
         length: T.
-        call: named in errors.
-        name: the argument, named in errors.
+        call: the name of the call in errors.
+        name: the name of the argument in errors.
     """
     parts = tuple(value) if isinstance(value, tuple | list) else ()
     if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
@@ -154,15 +154,15 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-TEXTS, LETTERS = 4096, 2**19  # the most that are read and sorted at once
+TEXTS, LETTERS = 4096, 2**19  # the most texts and characters that are read and sorted at once
 PLACES = 2**11  # the most positions that run at once, padding included; a longer text runs alone
 
 
 class Read(NamedTuple):
     """One text that was read."""
 
-    number: int  # counted from 0
-    given: str | Array  # a string, or the ids of its tokens
+    number: int  # the number of the text, from 0
+    given: str | Array  # the text as given: a string, or token ids
     ids: Array  # (T,), truncated as in `trace`
 
 
@@ -176,13 +176,13 @@ class _Reader:
         )
 
     def checked(self, text: Any, number: int) -> str | Array:
-        """Return a text that the model can read, or ids that it knows."""
+        """Return a text or its ids. Raise an error if the model cannot read the text or the ids."""
         model, name, text = self.model, f"text {number}", as_ids(text)
         if not isinstance(text, np.ndarray | list | tuple):
             if self.truncator is None:
                 raise ValueError(
-                    f"{self.call}: {name} is no list of ids and {model.name} has no "
-                    "tokenizer: give the ids of tokens"
+                    f"{self.call}: {name} is not a list of ids and {model.name} has no "
+                    "tokenizer: give token ids"
                 )
             return check_text(text, call=self.call, name=name)
         rows, limit = len(model.embedding.table), model.max_seq_length
@@ -191,7 +191,7 @@ class _Reader:
         return ids[1][0].ids
 
     def __call__(self, window: Sequence[str | Array], first: int) -> list[Read]:
-        """Return texts that were checked with their tokens; `first` is the number of the first."""
+        """Return checked texts with their tokens; `first` is the number of the first text."""
         strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
         cut = iter(self.truncator(strings) if self.truncator else ())
         texts = [
@@ -202,17 +202,18 @@ class _Reader:
 
 
 def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
-    """Yield texts as they come, up to a few thousand at a time; warn at the end of truncated texts.
+    """Yield lists of at most a few thousand texts; at the end, warn if texts were truncated.
 
     Args:
         model: its tokenizer cuts the texts into tokens.
-        texts: any iterable of texts, or of the ids of their tokens; or one of these.
-        call: named in errors.
+        texts: any iterable of texts, or a single text. A text is a string or its token ids.
+        call: the name of the call in errors.
         empty: whether to keep texts without a token.
 
     Raises:
-        TypeError: `texts` is no iterable, or a text is neither a string nor ids.
-        ValueError: ids are not the model's, or a text is a string and the model has no tokenizer.
+        TypeError: `texts` is not iterable, or a text is neither a string nor ids.
+        ValueError: an id is not in the model's table, or a text is a string and the model has no
+            tokenizer.
     """
     texts = as_ids(texts)
     if isinstance(texts, str) or _is_ids(texts):
@@ -242,9 +243,11 @@ def _is_ids(texts: Any) -> bool:
 
 
 def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
-    """Yield texts of similar length together: at most `most` weights a head and `PLACES`, or one.
+    """Yield batches of texts of similar length.
 
-    Half of `PLACES` are enough if the next text is shorter: texts of one length need no padding.
+    A batch has at most `PLACES` positions and `most` weights for each head, or a single text. It
+    ends at half of `PLACES` if the next text is shorter, because texts of one length need no
+    padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -268,16 +271,16 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
 CELLS = 2**21  # the most weights of one layer that are held at once
 
-# Gets a layer, the position of the first of some queries, and their weights (B, Hq, Q, K).
+# A function that gets a layer, the position of the first query, and the weights (B, Hq, Q, K).
 Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """Stops the run behind the weights of the last layer."""
+    """Stops the run after the weights of the last layer."""
 
 
 def room(model: Model) -> int:
-    """Return how many weights of one head are held at once."""
+    """Return the largest number of weights that one head may hold at once."""
     return CELLS // model.num_heads
 
 
@@ -287,9 +290,10 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     Args:
         model: reads one text at a time.
         batch: the ids of texts, (T,) each.
-        use: called for each layer in order with its own copy of the weights (B, Hq, Q, K), 0 in the
-            padding. If a single text has more than `CELLS` weights in a layer, `use` gets some
-            queries at a time, for each of them all layers.
+        use: called for each layer in order, with a copy of the weights (B, Hq, Q, K), 0 in the
+            padding. If a single text has more than `CELLS` weights in a layer, its queries are
+            split: `use` gets all layers for the first queries, then all layers for the next
+            queries.
 
     >>> import numpy as np
     >>> import qkv
@@ -315,7 +319,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
 
 def _in_parts(model: Model, ids: Array, use: Use) -> None:
-    """Like `watch`, for one long text, whose weights would not fit."""
+    """Like `watch`, for one long text with more than `CELLS` weights in a layer."""
     rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
     step = max(1, room(model) // len(ids))
@@ -329,17 +333,17 @@ def _in_parts(model: Model, ids: Array, use: Use) -> None:
 
 
 def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
-    """Return the full names of activations, each of which has a row for each token.
+    """Return the full names of activations. Each activation must have a row for each token.
 
     Args:
         model: reads one text at a time.
         names: as for `model.trace`.
-        call: named in errors.
-        argument: named in errors.
+        call: the name of the call in errors.
+        argument: the name of the argument in errors.
 
     Raises:
-        KeyError: there is no such activation; the message has the nearest names.
-        ValueError: an activation has no row for each token, or there is none.
+        KeyError: an activation does not exist; the message has the nearest names.
+        ValueError: an activation lacks a row for each token, or `names` is empty.
 
     >>> import qkv
     >>> sites(qkv.load("random"), ("z", 0), "cache", "names")
@@ -350,11 +354,14 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
     for name in full:
         if activation(name).axes[:2] != ("text", "token"):
             raise ValueError(
-                f"{call}: {argument} has {name}, which has no row for each token: name vectors, as "
+                f"{call}: {argument} has {name}, which has no row for each token: name "
+                "vectors, for example "
                 '("resid_post", 0) or ("z", 0)'
             )
     if not full:
-        raise ValueError(f"{call}: {argument} is empty: name activations, as ('resid_post', 0)")
+        raise ValueError(
+            f"{call}: {argument} is empty: name activations, for example ('resid_post', 0)"
+        )
     return full
 
 
@@ -372,20 +379,22 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
 def rows_of(
     model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False
 ) -> Iterator[tuple[list[Read], Array]]:
-    """Yield texts of similar length together, with the rows of an activation.
+    """Yield batches of texts of similar length with the rows of an activation.
 
     Args:
         model: reads one text at a time.
-        texts: any iterable of texts, or of the ids of their tokens.
+        texts: any iterable of texts. A text is a string or its token ids.
         name: the full name of the activation.
-        call: named in errors.
-        may_be_empty: yield nothing, instead of an error, if the texts hold no token.
+        call: the name of the call in errors.
+        may_be_empty: whether to yield nothing, instead of raising an error, if the texts hold no
+            token.
 
     Yields:
-        Some texts, and the rows of their tokens end to end, (tokens, n); heads are joined.
+        `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). Heads are
+        joined.
 
     Raises:
-        ValueError: the texts hold no token, and must hold some.
+        ValueError: the texts hold no token and `may_be_empty` is false.
     """
     empty = not may_be_empty
     for window in windows(model, texts, call):
@@ -394,11 +403,11 @@ def rows_of(
             empty = False
             yield batch, rows.reshape(len(rows), -1)
     if empty:
-        raise ValueError(f"{call}: texts hold no token: give some")
+        raise ValueError(f"{call}: texts hold no token: give a text with tokens")
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return the rows of texts that run together, end to end; no layer above the last name runs."""
+    """Run texts together; return the rows of activations. Layers after the last name do not run."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)

@@ -1,4 +1,4 @@
-"""The parts of a logit: logit lens, direct logit attribution, integrated gradients."""
+"""Logit lens, and the parts of a logit: direct logit attribution, integrated gradients."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from qkv.trace import Trace
 
 
 def logit_lens(model: Model, trace: Trace) -> Result:
-    """Apply the final norm and the head to the hidden states in front of and behind each layer.
+    """Apply the final norm and the head to the hidden states before and after each layer.
 
-    In a model whose norms stand behind its parts (BERT), these are the vectors behind a layer's
-    last norm, and the head is the whole masked-LM head.
+    In a model with norms after its parts (BERT), the hidden state after a layer is the output of
+    its last norm, and the head is the whole masked-LM head.
 
     Args:
         model: has a head over words.
-        trace: by this model, with the inputs of its layers ("resid_pre") and the output of the last
-            ("resid_post", or "normalized_resid_post" for BERT).
+        trace: a trace by this model with the inputs of its layers ("resid_pre") and the output of
+            the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        For a trace of one text (layers + 1, T, V), float32, or float64 for a model of that type:
-        row 0 is of the embeddings, row `l` of the output of layer `l - 1`; the last row is the
-        logits. For a trace of several texts (B, layers + 1, T, V), 0 in the padding.
+        For a trace of one text, an array (layers + 1, T, V) of float32, or float64 for a model of
+        that type. Entry 0 belongs to the embeddings, entry `l` to the output of layer `l - 1`. The
+        last entry is the model's logits. For several texts (B, layers + 1, T, V), 0 in the padding.
 
     Raises:
-        TypeError: `model` is no model, or `trace` no trace.
+        TypeError: `model` is not a model, or `trace` is not a trace.
         ValueError: the model gives no logits over words, or the trace is of another model.
         KeyError: the trace lacks the input of a layer; the message says what to trace.
 
@@ -75,13 +75,13 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
 
 def has_linear_head(model: Model) -> bool:
-    """Return whether only a matrix stands between the final norm and the logits over words."""
+    """Return whether the head over words is only a matrix after the final norm."""
     head = model.design.head
     return head is not None and not (head.dense or head.activation is not None or head.norm)
 
 
 def unembedding(model: Model) -> Array:
-    """Return the matrix (D, V) from vectors to logits: the head's own, or the embeddings'."""
+    """Return the matrix (D, V) from vectors to logits: of the head, or the tied embeddings."""
     weight = model.parameters.get("head.out_proj.weight")
     return model.parameters["embed.weight"].T if weight is None else weight
 
@@ -93,42 +93,41 @@ def attribute_logits(
     *,
     by: Literal["neuron"] | None = None,
 ) -> dict[str, Any]:
-    """Divide a logit among the parts of a model: direct logit attribution.
+    """Direct logit attribution: divide a logit among the parts of a model.
 
-    If norms stand before the parts of a block, every head and every MLP adds its vector to one sum,
-    and a norm and a matrix turn that sum into logits. A norm divides by a number that depends on
-    all parts together. With that number fixed at its value in this run, the rest is linear, and the
-    shares sum to the logit, before a soft cap if the head has one.
-
-    A share is the direct effect of a part's output. Later parts read that output too: `patch` and
-    `ablate=` measure the whole effect.
+    If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
+    and a norm and a matrix turn that sum into logits. The norm divides by a number that depends on
+    all parts together. With that number fixed at its value in this run, the computation is linear,
+    and the shares sum to the logit (before a soft cap, if the head has one). A share is the direct
+    effect of a part's output. Later parts read that output too; `patch` and `ablate=` measure the
+    whole effect.
 
     Args:
-        model: a decoder whose norms stand before its parts, with or without norms behind them
-            (GPT-2, Llama, Gemma), in parallel too (GPT-NeoX), and whose head is a norm and a
-            matrix.
-        trace: by this model, of one text or several, with "full_embed", "z" (or "result") and
-            "mlp_out" of all layers and the scales of the norms. A trace without `names=` has all of
-            these. By neuron also "post".
+        model: a decoder with norms before its parts (GPT-2, Llama), and with a head that consists
+            of a norm and a matrix. More norms after the parts (Gemma) and parallel parts (GPT-NeoX)
+            are supported too.
+        trace: a trace by this model of one or several texts, with "full_embed", "z" (or "result")
+            and "mlp_out" of all layers, and the scales of the norms. Division by neuron also needs
+            "post". A trace without `names=` has all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits. A
             position counts from the end of each text with -1; a token is an id, or a string that is
-            one token. For several texts, a list has one such tuple for each.
+            one token. For several texts, a list may give each text its own tuple.
         by: "neuron" to divide the MLPs' shares among their neurons.
 
     Returns:
         "embed", the share of the embeddings, positions included; "heads" (layers, Hq); "mlp"
-        (layers,), each with its own bias, 0 for a block without an MLP; and "bias", the share of
-        the biases of output projections, final norm and head. By neuron also "neurons" (layers, F),
-        which are parts of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)` are the shares of the
-        MLPs' output biases. Several texts add a first axis, (B, ...). Numbers and arrays are
-        float64.
+        (layers,), with the bias of each MLP, 0 for a block without an MLP; and "bias", the share of
+        the biases of the output projections, the final norm and the head. With `by="neuron"` also
+        "neurons" (layers, F), which are parts of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)`
+        is the share of the MLPs' output biases. Several texts add a first axis, (B, ...). Numbers
+        and arrays are float64.
 
     Raises:
         TypeError: an argument is of a wrong type.
-        ValueError: the model gives no logits over words; its head is not linear (BERT's has a layer
-            and an activation), or its norms stand behind its parts; by neuron, its blocks have no
-            MLP or a mixture of experts; the trace is of another model; there is no such `by`,
-            position or token; or `of` is a list of another length.
+        ValueError: the model gives no logits over words; its head is not linear (BERT's head has a
+            layer with an activation); it has norms only after its parts; `by` is "neuron" and a
+            block has no MLP or a mixture of experts; the trace is of another model; `by`, the
+            position or the token does not exist; or `of` is a list of another length.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -176,7 +175,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
     towards, bias = _from_head(model, logits)  # (B, D), (B,)
     design = model.design
-    assert isinstance(design, Design)  # of a model of one text
+    assert isinstance(design, Design)  # for a trace of one text
     final = design.norm(model.parameters, "final_norm")
     towards, more = _through(final, "ln_final", towards, at)
     bias += more
@@ -203,18 +202,18 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Raise an error if logits are no sum of parts, even with the scales of the norms fixed."""
+    """Raise an error if logits are not a sum of parts, even with the scales of norms fixed."""
     if by not in (None, "neuron"):
-        raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or leave it out")
+        raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise ValueError(
             f"attribute_logits: by is 'neuron' and a block of {model.name} has no MLP, or a "
-            "mixture of experts: leave by out"
+            "mixture of experts: omit by"
         )
     if not has_linear_head(model):
         raise ValueError(
             f"attribute_logits: the head of {model.name} has a layer before its last matrix, so a "
-            "logit is no sum of parts: take a decoder, or measure effects with patch(model, ...)"
+            "logit is not a sum of parts: take a decoder, or measure effects with patch(model, ...)"
         )
     if any(block.post_norm for block in model.layers):
         raise ValueError(
@@ -224,7 +223,7 @@ def _check_linear(model: Model, by: Any) -> None:
 
 
 def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
-    """Return the factors (B, D) of the vectors in front of the head, and its biases (B,)."""
+    """Return `(factors, biases)`: factors (B, D) of the vectors before the head; biases (B,)."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
     out, bias = unembedding(model), parameters.get("head.out_proj.bias")
@@ -235,7 +234,7 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
 def _through(
     norm: LayerNorm | RMSNorm | None, name: str, towards: Array, at: Callable[..., Array]
 ) -> tuple[Array, Array | float]:
-    """Return the factors in front of a norm, and the part of its bias; its scale is fixed."""
+    """Return `(factors, bias)` of the vectors before a norm, whose scale is fixed."""
     if norm is None:
         return towards, 0.0
     before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
@@ -254,7 +253,7 @@ def _wide(array: Array) -> Array:
     return np.asarray(array).astype(np.float64)
 
 
-TOKENS = 2**11  # the most whose gradients are computed at once, or those of one text
+TOKENS = 2**11  # the most positions per backward pass; a longer text runs alone
 
 
 def integrated_gradients(
@@ -262,19 +261,20 @@ def integrated_gradients(
 ) -> Result:
     """Integrated gradients: divide a logit among the embeddings of a text.
 
-    The gradient of the logit is averaged along the straight line from a baseline to the embeddings
-    of the tokens, and multiplied by their difference. The shares sum to the difference of the logit
-    from that of the baseline; shares by a single gradient do not. Positions keep their embeddings.
+    The gradient of the logit is averaged along the straight line from the baseline to the
+    embeddings of the tokens, and then multiplied by the difference between embeddings and baseline.
+    The shares sum to the logit of the text minus the logit of the baseline; shares from a single
+    gradient do not. Position embeddings stay as they are.
 
     Args:
         model: has a head over words, in float32 or float64.
         text: one text, or the ids of its tokens.
         of: (position, token) for that logit, or (position, token, other token) for the difference
-            of two. A position counts from the end with -1; a token is an id, or a string that is
-            one token.
+            of two logits. A position counts from the end with -1; a token is an id, or a string
+            that is one token.
         baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
             at every position; vectors (D,) or (T, D) instead of the embeddings; or None for vectors
-            of 0. If only a norm stands between embeddings and the first layer (Llama), it enlarges
+            of 0. If embeddings pass only a norm before the first layer (Llama), this norm enlarges
             vectors near 0 to full size, so a token is the better baseline.
         steps: the number of points at which the gradient is computed (Gauss-Legendre points).
 
@@ -282,13 +282,12 @@ def integrated_gradients(
         (T, D), float64; its sum over D is the share of each token.
 
     Warns:
-        UserWarning: the shares miss their sum by over a twentieth of it: this baseline needs more
-            steps.
+        UserWarning: the sum of the shares is wrong by more than 5%; this baseline needs more steps.
 
     Raises:
         TypeError: an argument is of a wrong type, or the model is in half precision.
-        ValueError: the model gives no logits over words; `text` is several; there is no such
-            position or token; `baseline` has another shape; `steps` is below 1.
+        ValueError: the model gives no logits over words; `text` is several texts; the position or
+            the token does not exist; `baseline` has another shape; or `steps` is below 1.
 
     Source:
         Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1; the
@@ -306,7 +305,7 @@ def integrated_gradients(
     steps = whole_number(steps, call=call, name="steps", least=1)
     trace = model.trace(text, names="embed", logits=True)
     if len(trace) > 1:
-        raise ValueError(f"{call}: text is {len(trace)} texts: give one")
+        raise ValueError(f"{call}: text is a list of {len(trace)} texts: give one text")
     ids, end = trace[0].ids, trace["embed"][0].astype(np.float64)  # (T, D)
     logit = check_logit(of, model, len(end), call, "of")
     start = _baseline(model, baseline, end.shape, call)

@@ -1,4 +1,4 @@
-"""Means over many texts: measures of the attention of heads, and differences of two models."""
+"""Means over many texts: measures of attention heads, and differences of two models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRONGEST = "strongest"
 
 
 def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the requested measures, each once."""
+    """Return the names of the requested measures without duplicates."""
     names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
     odd = [name for name in names if name not in known]
     if odd or not names:
@@ -30,7 +30,7 @@ def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> t
 
 
 class Measured:
-    """Measure the weights of some texts: a number for each query.
+    """Measures of the attention weights of some texts: a number for each query.
 
     Args:
         batch: the ids of the texts, (T,) each.
@@ -45,7 +45,7 @@ class Measured:
         self.there = padded(np.ones(len(packed), bool), starts)
         self.words = padded(
             ~np.isin(packed, special), starts
-        )  # (B, T), which keys `STRONGEST` counts
+        )  # (B, T), the keys that `STRONGEST` counts
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 
@@ -56,23 +56,23 @@ class Measured:
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """Return a measure of each query (B, H, Q), 0 for queries without one.
+        """Return a measure of each query, (B, H, Q). It is 0 for queries that it does not count.
 
         Args:
             name: of the measure.
             weights: (B, H, Q, K), 0 in the padding.
-            first: the position of the first of the queries.
+            first: the position of the first query.
         """
         if name in ("same", "induction"):
             return self._pairs(first, weights.shape[2]).values(weights, int(name == "induction"))
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return the key that a measure of a query counts; of several, the one with most weight.
+        """Return the key that a measure counts for each query: of several keys, the heaviest.
 
         Args:
             name: of the measure.
-            weights: (n, K), of n queries.
+            weights: (n, K), the weights of n queries.
             text: (n,), the text of each query.
             query: (n,), the position of each query.
 
@@ -99,7 +99,7 @@ class Measured:
 
 
 class _Pairs:
-    """Some queries, and the earlier positions with the same token as each."""
+    """Pairs of a query and an earlier position with the same token."""
 
     def __init__(self, about: Measured, first: int, count: int) -> None:
         rows = np.arange(first, first + count)[:, None]  # (Q, 1)
@@ -108,12 +108,12 @@ class _Pairs:
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # where the pairs of each query begin, which are adjacent
+        # pairs of one query are adjacent: the index of each query's first pair
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Return the sum of the weights `shift` positions behind these, (B, H, Q)."""
+        """Return for each query the sum of weights `shift` positions after its pairs, (B, H, Q)."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -123,7 +123,7 @@ class _Pairs:
 
 
 def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
-    """Return a function for the weight on the position `shift` behind the query's."""
+    """Return a function for the weight on the position `shift` after the query."""
 
     def weight(about: Measured, weights: Array, first: int) -> Array:
         out = np.zeros(weights.shape[:3], weights.dtype)
@@ -145,7 +145,7 @@ def _entropy(about: Measured, weights: Array, first: int) -> Array:
 
 
 def _strongest(about: Measured, weights: Array, first: int) -> Array:
-    """Return the largest weight on a position that is neither the first nor a special token's."""
+    """Return the largest weight, without special tokens and the first position."""
     seen = weights * about.words[:, None, None].astype(weights.dtype)
     # NumPy's argmax is faster than its max
     return np.take_along_axis(seen, seen.argmax(-1)[..., None], -1)[..., 0]
@@ -157,7 +157,7 @@ _MEASURES = {
     "first": lambda about, weights, first: weights[..., 0],
     "last": lambda about, weights, first: weights[
         np.arange(len(weights)), :, :, about.ends - 1
-    ],  # the end of each text
+    ],  # the last token of each text
     "entropy": _entropy,
     STRONGEST: _strongest,
 }
@@ -165,13 +165,13 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """The sums over queries that `head_scores` divides, and the numbers of queries.
+    """Sums over queries and numbers of queries, from which `head_scores` computes means.
 
-    The sums of two parts of a corpus add up to those of the whole: `one + other`.
+    `one + other` adds the sums of two parts of a corpus.
 
     Attributes:
-        sums: name to (layers, heads) of float64.
-        counts: name to the number of queries.
+        sums: arrays (layers, heads) of float64, by the names of the measures.
+        counts: the numbers of queries, by the names of the measures.
     """
 
     sums: dict[str, Array]
@@ -184,7 +184,7 @@ class HeadSums:
         )
 
     def means(self) -> dict[str, Result]:
-        """Return the mean (layers, heads) of each measure, NaN if it counts no query."""
+        """Return the mean (layers, heads) of each measure; NaN if the measure counts no query."""
         results = {}
         for name, part in self.sums.items():
             mean = part / (self.counts[name] or np.nan)
@@ -196,31 +196,31 @@ class HeadSums:
 def head_scores(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> dict[str, Result]:
-    """Measure each head, as means over all queries of all texts, special tokens included.
+    """Measure each head: means over all queries of all texts, special tokens included.
 
-    Texts are read once, as they come; memory grows neither with their number nor with the square
-    of their length. Texts are truncated as in `trace`, and a warning counts them. A text without
-    tokens adds nothing.
+    Each text is read once. Memory grows neither with the number of texts nor with the square of
+    their length. Texts are truncated as in `trace`, and a warning gives the number of truncated
+    texts. A text without tokens adds nothing.
 
     Args:
         model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
+        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
         of: the measures:
 
-            - "previous", "next": the weight on the position before the query's, and after it.
-            - "first", "last": the weight on the first position of the text, and on the last.
-            - "same": the weight on earlier positions with the query's token.
-            - "induction": the weight on the positions after those, over the queries whose token
-              stands earlier in the text too.
+            - "previous", "next": the weight on the position before or after the query.
+            - "first", "last": the weight on the first or last position of the text.
+            - "same": the weight on all earlier positions with the same token as the query.
+            - "induction": the weight on the positions right after those of "same". Only queries
+              with a token that occurs earlier in the text count.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
-        For each name an array (layers, heads) of float64; NaN if no query counts.
+        An array (layers, heads) of float64 for each name; NaN if no query counts.
 
     Raises:
-        TypeError: a text is neither a string nor ids, or `model` is no model.
-        ValueError: there is no such measure, the model reads two texts or images, or ids are not
-            the model's.
+        TypeError: a text is neither a string nor ids, or `model` is not a model.
+        ValueError: a measure does not exist, the model reads two texts or images, or an id is not
+            in the model's table.
 
     Source:
         Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", prefix matching.
@@ -237,7 +237,7 @@ def head_scores(
 def head_sums(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> HeadSums:
-    """Return the sums and counts of `head_scores`, which can be added to those of other texts."""
+    """Return the sums and counts of `head_scores`; results for several parts can be added."""
     call = "head_scores"
     return summed(check_model(model, call), texts, checked_names(of, call, NAMES), call)
 
@@ -247,11 +247,11 @@ class Measurement(NamedTuple):
 
     name: str
     layer: int
-    first: int  # the position of the first of the queries
+    first: int  # the position of the first query
     batch: Sequence[Read]
     measured: Measured
     values: Array  # (B, H, Q)
-    weights: Array  # (B, H, Q, K), which were measured
+    weights: Array  # (B, H, Q, K), the measured weights
 
 
 def summed(
@@ -262,15 +262,15 @@ def summed(
     visit: Callable[[Measurement], None] | None = None,
     after: Callable[[Sequence[Read]], None] | None = None,
 ) -> HeadSums:
-    """Return the sums of `head_scores` for arguments that were checked.
+    """Return the sums of `head_scores`; the arguments must have been checked.
 
     Args:
-        model: of one text at a time.
+        model: a model that reads one text at a time.
         texts: as for `head_scores`.
-        names: of measures.
+        names: the names of the measures.
         call: the name of the call in errors.
         visit: gets each measure of each layer.
-        after: gets the texts of each window when all of them were measured.
+        after: gets the texts of each window after all of them were measured.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
@@ -300,29 +300,29 @@ def summed(
 
 
 def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[str, Result | float]:
-    """Compare the runs of two models, such as one before and after further training.
+    """Compare two models on many texts, for example a model before and after further training.
 
-    Texts are read once, as they come; memory does not grow with their number.
+    Each text is read once. Memory does not grow with the number of texts.
 
     Args:
         model_a: a model of `qkv.load` that reads one text at a time.
-        model_b: another model with equally many layers and heads of the same sizes, whose tokenizer
-            gives the same tokens.
+        model_b: another model with the same tokenizer, the same numbers of layers and heads, and
+            vectors of the same size.
         texts: any iterable of texts, or of the ids of their tokens, (T,) each.
 
     Returns:
-        Means over all tokens of all texts, float64. The cosines of the vectors of both runs:
-        "resid" (layers,), the outputs of layers; "attn" and "mlp" (layers,), the outputs of their
-        attention and MLPs; "heads" (layers, Hq), the weighted values of each head (`z`). Two
-        zero vectors count as cosine 1, a zero and a nonzero vector as cosine 0. Models of attention
-        alone have no "mlp". If both models give logits over words, also three numbers: "logits",
-        the size of the change of a logit; "kl", the divergence of model_b's probabilities from
-        model_a's, in nats; and "same", the share of tokens at which both models have the same most
-        probable word.
+        Means over all tokens of all texts, float64. Four entries are cosines between the vectors of
+        both models: "resid" (layers,) for the outputs of layers; "attn" and "mlp" (layers,) for the
+        outputs of attention and MLPs; "heads" (layers, Hq) for the weighted values of each head
+        (`z`). Two zero vectors count as cosine 1, a zero and a nonzero vector as cosine 0. Models
+        without MLPs have no "mlp". If both models give logits over words, there are three more
+        numbers: "logits", the mean absolute change of a logit; "kl", the divergence of model_b's
+        probabilities from model_a's, in nats; and "same", the share of tokens at which both models
+        have the same most probable word.
 
     Raises:
-        TypeError: a model is no model, or a text is neither a string nor ids.
-        ValueError: the models have different sizes or cut a text into different tokens, or the
+        TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.
+        ValueError: the models have different sizes, or cut a text into different tokens; or the
             texts hold no token.
 
     >>> import qkv
@@ -338,14 +338,14 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     count = 0
     for batch in _pairs(one, other, texts):
         kept = [name for group in names.values() for name in group]
-        runs = [  # rows of ids are arrays, which mypy does not take for sequences of int
+        runs = [  # mypy does not accept arrays as sequences of int
             model.trace([text.ids for text in batch], names=kept, logits=words)  # type: ignore[arg-type]
             for model in (one, other)
         ]
         ends = np.array([len(text.ids) for text in batch])
         there = np.arange(ends.max()) < ends[:, None]
         count += int(ends.sum())
-        measured: list[tuple[str, Array]] = []  # of some tokens, (tokens, ...)
+        measured: list[tuple[str, Array]] = []  # arrays (tokens, ...)
         for group, own in names.items():
             rows = [[run[name][there] for name in own] for run in runs]  # (tokens, ...) each
             cosines = [_cosines(*both) for both in zip(*rows, strict=True)]
@@ -356,7 +356,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         for name, values in measured:
             sums[name] = sums.get(name, 0.0) + values.sum(0, dtype=np.float64)
     if not count:
-        raise ValueError("diff: texts hold no token: give some")
+        raise ValueError("diff: texts hold no token: give a text with tokens")
     axes = {"heads": ("layer", "head")}
     return {
         name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)
@@ -367,7 +367,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
 
 
 def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
-    """Return the activations to compare, after a check of the sizes of both models."""
+    """Check that both models have the same sizes; return the activations to compare."""
     for kind, sizes in (
         ("layers", (one.num_layers, other.num_layers)),
         ("heads", (one.num_heads, other.num_heads)),
@@ -390,18 +390,18 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     for group, name in (("attn", "attn_out"), ("mlp", "mlp_out"), ("heads", "z")):
         names[group] = [(name, layer) for layer in layers]
     if any("hook_mlp_out" not in own for own in hooks[0]):
-        del names["mlp"]  # of a model of attention alone
+        del names["mlp"]  # models without MLPs
     return names
 
 
 def _words(model: Model) -> int | None:
-    """Return the number of words that a model gives logits over; None if it gives none."""
+    """Return the number of words in a model's logits; None if it gives no logits over words."""
     head = model.head
     return head.steps.outputs if head is not None and head.predicts else None
 
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
-    """Yield texts of similar length together, after a check that both models have their tokens."""
+    """Yield batches of texts of similar length; check that both models give the same tokens."""
     for window in windows(one, texts, "diff"):
         if not window:
             continue
@@ -410,7 +410,8 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(
                     f"diff: {one.name} cuts text {text.number} into {len(text.ids)} tokens and "
-                    f"{other.name} into {len(same.ids)} others: give models with one tokenizer"
+                    f"{other.name} into {len(same.ids)} other tokens: give models with one "
+                    "tokenizer"
                 )
         for batch in batches(window, PLACES * PLACES):
             step = max(1, PLACES // 4 // len(batch[0].ids))  # for their logits
@@ -419,7 +420,7 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
 
 
 def _cosines(one: Array, other: Array) -> Array:
-    """Return the cosines of vectors (tokens, ..., d), (tokens, ...)."""
+    """Return the cosine (tokens, ...) of each pair of vectors (tokens, ..., d)."""
     one, other = one.astype(np.float64), other.astype(np.float64)
     lengths = np.linalg.norm(one, axis=-1), np.linalg.norm(other, axis=-1)
     product, size = (one * other).sum(-1), lengths[0] * lengths[1]
@@ -428,7 +429,7 @@ def _cosines(one: Array, other: Array) -> Array:
 
 
 def _changes(one: Array, other: Array) -> dict[str, Array]:
-    """Measure the change of logits (tokens, V), with a number for each token."""
+    """Return three measures of the change of logits (tokens, V): a number for each token."""
     logs = []
     for logits in (one, other):
         wide = logits - logits.max(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Activation patching: a metric with one activation at a time from another run."""
+"""Activation patching: the effect of single activations from another run on a metric."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 NEURONS = ("pre", "post")
 SITES = (*PLACES, *HEADS, *NEURONS)
-TOKENS = 2**11  # the most that run at once, or those of one text
+TOKENS = 2**11  # the most tokens that run at once; a longer text runs alone
 
-# (position, token), (position, token, other token), or a function of logits (1, T, V) to a number.
+# (position, token), (position, token, other token), or a function from logits (1, T, V) to a
+# number.
 Metric = Callable[[Array], Any] | tuple[Any, ...]
 
 
@@ -35,11 +36,12 @@ def attribution_patch(
     metric: tuple[Any, ...],
     normalize: bool = False,
 ) -> Result:
-    """Attribution patching: `patch` to first order, by one backward pass for all activations.
+    """Attribution patching: estimate the changes of `patch` with one backward pass.
 
-    The result is each activation's difference between the runs, times the metric's gradient for it
-    in the run of `corrupted`. It is good if the difference is small, and worst for whole vectors
-    ("resid_pre") of early layers: `np.corrcoef` with `patch` on one pair of texts shows its error.
+    An estimate is an activation's difference between the runs, times the gradient of the metric for
+    this activation in the run of `corrupted`. Estimates are good for small differences, and worst
+    for whole vectors ("resid_pre") of early layers. To see the error, compare with `patch` on one
+    pair of texts by `np.corrcoef`.
 
     Args:
         model: as for `patch`, in float32 or float64.
@@ -50,10 +52,10 @@ def attribution_patch(
         normalize: as for `patch`.
 
     Returns:
-        As `patch`.
+        An array like that of `patch`.
 
     Raises:
-        TypeError: as for `patch`; the metric is a function, or the model is in half precision.
+        TypeError: as for `patch`; or the metric is a function, or the model is in half precision.
         ValueError: as for `patch`.
 
     Source:
@@ -82,7 +84,7 @@ def attribution_patch(
 
 @dataclass(frozen=True)
 class Pair:
-    """Both runs of a pair of texts, and the metric."""
+    """A pair of texts: the traces of both runs, and the metric."""
 
     model: Model
     at: str
@@ -90,7 +92,7 @@ class Pair:
     corrupted: Trace
     metric: Logit | Callable[[Array], Any]
     call: str
-    which: str = ""  # names the pair in errors, if there are several
+    which: str = ""  # the name of the pair in errors, if there are several pairs
 
     @cached_property
     def low(self) -> float:
@@ -98,12 +100,12 @@ class Pair:
         return self._of(self.corrupted)
 
     def normalized(self, values: Array) -> Array:
-        """Scale values so that 0 is the metric of `corrupted` and 1 that of `clean`."""
+        """Scale values so that 0 is the metric of `corrupted` and 1 is the metric of `clean`."""
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise ValueError(
                 f"{self.call}: metric{self.which} is {low:.6g} for corrupted and {high:.6g} for "
-                "clean, so there is nothing to normalize by: leave normalize out, or take another "
+                "clean, so the result cannot be normalized: omit normalize, or take another "
                 "metric"
             )
         return np.asarray((values - low) / (high - low))
@@ -115,7 +117,7 @@ class Pair:
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
     def both(self, layer: int) -> tuple[Array, Array]:
-        """Return the activation of a layer in the run of `clean` and in that of `corrupted`."""
+        """Return `(clean, corrupted)`: the activation of a layer in both runs."""
         return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
 
     def values(self, resid: Array) -> Array:
@@ -128,7 +130,7 @@ class Pair:
         return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
     def handed(self, trace: Trace, layer: int) -> Array:
-        """Return the input of a layer in a run, (T, D); of a layer behind the last, its output."""
+        """Return the input of a layer in a run, (T, D); after the last layer, the final output."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
         return np.asarray(trace[name][0])
@@ -139,11 +141,12 @@ class Pair:
         number = np.asarray(self.metric(logits))
         if number.shape:
             raise ValueError(
-                f"{self.call}: metric gave an array {number.shape} of logits {logits.shape}: give "
+                f"{self.call}: metric returned an array {number.shape} of logits "
+                f"{logits.shape}: give "
                 "one number"
             )
         if number.dtype.kind not in "fiub":
-            raise TypeError(f"{self.call}: metric gave {shown(number.item())}: give one number")
+            raise TypeError(f"{self.call}: metric returned {shown(number.item())}: give one number")
         return float(number)
 
 
@@ -163,14 +166,14 @@ def pair_of(
     if at not in sites:
         raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join(sites)}")
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
-        raise ValueError(f"{call}: at is {at!r}, and a layer of {model.name} has none")
+        raise ValueError(f"{call}: at is {at!r}, and the layers of {model.name} have no {at!r}")
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
     names.append(handed_on(model, model.num_layers - 1)[0])
     runs = []
     for name, text in (("clean", clean), ("corrupted", corrupted)):
         trace = model.trace(text, names=[*dict.fromkeys(names)])
         if len(trace) > 1:
-            raise ValueError(f"{call}: {name} is {len(trace)} texts: give one")
+            raise ValueError(f"{call}: {name} is a list of {len(trace)} texts: give one text")
         runs.append(trace[0])
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
@@ -183,7 +186,7 @@ def pair_of(
 
 
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
-    """Return the change of the metric with each position or head patched, to first order."""
+    """Return first-order estimates of the metric's change for each patched position or head."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
     each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
@@ -200,48 +203,48 @@ def patch(
     by: Literal["position", "head", "neuron"] | None = None,
     normalize: bool = False,
 ) -> Result:
-    """Activation patching: run `corrupted` with one activation at a time from `clean`.
+    """Activation patching: run `corrupted` with single activations from `clean`.
 
     An activation that restores the clean metric carries the difference between the two texts. All
-    patches of a layer run together, those of several pairs too, and layers below are not computed
-    again.
-
-    In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer, so a patch
-    of "attn_out" or of a head reaches only later layers.
+    patches of a layer run together, even for several pairs, and earlier layers are not computed
+    again. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer, so a
+    patch of "attn_out" or of a head affects only later layers.
 
     Args:
-        model: has a head over words.
+        model: a model with a head over words.
         clean: one text, or the ids of its tokens; or a list of texts. A list of one text, or ids
             (1, T), counts as one text.
-        corrupted: the same, as many texts. The two texts of a pair have equally many tokens; pairs
-            may differ in length.
+        corrupted: one text or a list, like `clean`, with the same number of texts. Both texts of a
+            pair must have the same number of tokens. Different pairs may differ in length.
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
-            patched at one position at a time; "z", "pattern", "q", "k" and "v" one head at a time;
-            "pre" and "post" (the MLP's neurons before and after the activation function) one neuron
-            at a time. Heads and neurons are patched at all positions together. A list of sites
-            with results of one shape patches each in turn.
+            patched at each position separately; "z", "pattern", "q", "k" and "v" in each head;
+            "pre" and "post" (the MLP's neurons before and after the activation function) in each
+            neuron. A patch of a head or neuron covers all positions. A list of sites patches one
+            site after the other; all results must have one shape.
         metric: (position, token) for that logit, (position, token, other token) for the difference
-            of two logits (a position counts from the end with -1; a token is an id, or a string
-            that is one token), or a function from logits (1, T, V) to a number. The first two need
-            the logits of one position only. For several pairs, a list has one metric for each pair.
-        by: "position" patches heads and neurons at one position at a time as well ("pattern": the
-            weights of one query). "head" and "neuron" are the default of the sites that have them.
-        normalize: return 0 where the metric is that of `corrupted` and 1 where it is that of
-            `clean`, in place of the metric.
+            of two logits, or a function from logits (1, T, V) to a number. Negative positions count
+            from the end. A token is an id, or a string that is one token. A tuple is faster than a
+            function, because only the logits of one position are computed. For several pairs, a
+            list may give each pair its own metric.
+        by: "position" patches each head or neuron at each position separately (for "pattern", the
+            weights of one query). "head" and "neuron" are the defaults for sites with heads and for
+            sites with neurons.
+        normalize: scale the metric so that 0 is the metric of `corrupted` and 1 is the metric of
+            `clean`.
 
     Returns:
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
         and "v"), (layers, F) for neurons; by position (layers, Hq, T) and (layers, F, T). Several
-        pairs add a first axis, (pairs, layers, ...), with NaN behind the end of shorter texts. A
-        list of sites adds an axis "site" before all others.
-        Activations that are equal in both runs are not run: their metric is that of `corrupted`.
+        pairs add a first axis, (pairs, layers, ...), with NaN after the end of shorter texts. A
+        list of sites adds an axis "site" before all others. Activations that are equal in both runs
+        are not patched: the metric of `corrupted` is returned for them.
 
     Raises:
         TypeError: an argument is of a wrong type, or the metric gives no number.
         ValueError: the two texts of a pair have different numbers of tokens, or the lists have
-            different lengths; there is no such `at`, `by`, position or token; the model gives no
-            logits over words; the metric gives an array; or `normalize` is true and the metric is
-            the same in both runs.
+            different lengths; `at`, `by`, the position or the token does not exist; the model gives
+            no logits over words; the metric returns an array; or `normalize` is true and the metric
+            is equal in both runs.
 
     Source:
         Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
@@ -268,7 +271,7 @@ def patch(
     axes = _axes(at, by)
     pairs = _pairs(model, clean, corrupted, at, metric)
     for pair in pairs if normalize else ():
-        pair.normalized(np.array(pair.low))  # an error, if there is nothing to normalize by
+        pair.normalized(np.array(pair.low))  # raises an error if both metrics are equal
     lengths = [len(pair.clean.ids) for pair in pairs]
     metrics: dict[int, Array] = {}
     for length in dict.fromkeys(lengths):
@@ -281,7 +284,7 @@ def patch(
 
 
 def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
-    """Name the axes of the metrics of each pair, (layers, ...); shorter texts end with NaN."""
+    """Join the metrics of all pairs, (layers, ...), as one result; shorter texts end with NaN."""
     at = pairs[0].at
     unit = "token" if at in PLACES else "neuron" if at in NEURONS else "head"
     axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
@@ -300,11 +303,11 @@ def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bo
 
 
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
-    """Return the results of several sites as one, with an axis for the sites."""
+    """Join the results of several sites as one result, with a first axis for the sites."""
     if not sites:
         raise ValueError(f"patch: at is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
-        _axes(site, by)  # an unknown site is an error before any runs
+        _axes(site, by)  # check all sites before the first run
     results = [patched(at=site) for site in sites]
     first = results[0]
     for site, other in zip(sites, results, strict=True):
@@ -320,7 +323,7 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
-    """Return the axes of one text's activation along which it is patched, positions last."""
+    """Return the axes along which one text's activation is patched, positions last."""
     if at not in SITES:
         raise ValueError(f"patch: at is {shown(at)}: choose among {', '.join(SITES)}")
     unit, own = ("position", 0) if at in PLACES else ("neuron" if at in NEURONS else "head", 1)
@@ -342,7 +345,7 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
     )
     if len(one) != len(other):
         raise ValueError(
-            f"patch: clean is {len(one)} texts and corrupted {len(other)}: give as many of each"
+            f"patch: clean has {len(one)} texts and corrupted has {len(other)}: give equal numbers"
         )
     metrics = for_each(metric, len(one), "patch", "metric")
     names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
@@ -357,7 +360,7 @@ class _Group:
 
     Args:
         pairs: N pairs.
-        axes: the axes of the activation of one text along which it is patched.
+        axes: the axes along which one text's activation is patched.
     """
 
     def __init__(self, pairs: Sequence[Pair], axes: tuple[int, ...]) -> None:
@@ -378,13 +381,13 @@ class _Group:
         for number, pair in enumerate(self.pairs):
             metrics[number] = pair.low
             if self.by_position and self.model.generates and isinstance(pair.metric, Logit):
-                # no earlier position sees these
+                # positions after the metric's position do not affect it
                 differ[number, ..., 1 + pair.metric.position :] = False
         first, base = layer, self._inputs(layer)
         is_resid = self.at in PLACES
         if is_resid and self.at != "resid_pre":
-            # behind its attention a block computes each position on its own: one run with all of
-            # them patched gives at each position the result of patching this position alone
+            # After its attention, a block computes each position independently. So one run with all
+            # positions patched gives for each position the result of patching only this position.
             clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
             first, base = layer + 1, self._inputs(layer + 1)
         for parts in self._batches(np.nonzero(differ)):
@@ -404,7 +407,7 @@ class _Group:
         return metrics
 
     def _cut(self, array: Array) -> Array:
-        """Return a view of an activation (n, ...), whose first axes are the texts and the parts."""
+        """Return a view of an activation (n, ...) with the texts and the parts as first axes."""
         return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
 
     def _inputs(self, layer: int) -> Array:
@@ -412,7 +415,7 @@ class _Group:
         return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-        """Yield as many parts at a time as have `TOKENS`, or one."""
+        """Yield groups of parts whose texts have at most `TOKENS` tokens together, or one part."""
         step = max(1, TOKENS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

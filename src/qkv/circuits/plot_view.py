@@ -1,4 +1,4 @@
-"""The view of a result: `PlotView`, pages of cards, and graphs of edges."""
+"""Views of results: `PlotView`, pages of cards, and graphs of edges."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from qkv.text.tokenized import plain_tokens
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlotView(View):
-    """A result of `qkv.circuits`, drawn.
+    """A drawn result of `qkv.circuits`.
 
     Attributes:
-        said: the strongest of its numbers, in words.
+        said: a sentence about the strongest number.
         facts: other sentences about the numbers.
-        rows: its panels.
-        numbers: the content of `to_dict`.
+        rows: the panels of the picture, row by row.
+        numbers: the other entries of `to_dict`.
     """
 
     said: str
@@ -35,7 +35,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """The strongest number and its position, in words."""
+        """A sentence about the strongest number and its position."""
         return self.said
 
     @property
@@ -56,13 +56,13 @@ class PlotView(View):
 
 MOST_CARDS = 24
 MOST_EDGES = 150
-_LISTED = 20  # edges in a terminal
-_MEASURES = {  # of a graph
+_LISTED = 20  # the most edges that a terminal shows
+_MEASURES = {  # attributes of a graph, and their names in the view
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
 }
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
-_BEFORE, _AFTER = 12, 7  # the words of a long text that are shown around its main word
+_BEFORE, _AFTER = 12, 7  # words of a long text shown before and after its main word
 _IN_ROW = 3
 
 
@@ -70,7 +70,9 @@ def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str
     """Return a view of some cards out of a `whole` number of units."""
     check_theme(theme, "cards")
     if not cards:
-        raise ValueError(f"cards: there is no {unit} to show: none is ever above 0, or none named")
+        raise ValueError(
+            f"cards: there is no {unit} to show: no value is above 0, or none was named"
+        )
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:
         facts.append(f"{len(cards)} of {whole:,} {unit}s have a card here.")
@@ -107,7 +109,7 @@ def is_graph(result: Any) -> bool:
 
 
 def graph_view(graph: Any) -> PlotView:
-    """Return a view of nodes in layers that go upwards, and the strongest edges between them."""
+    """Return a view of a graph: nodes in layers from bottom to top, and the strongest edges."""
     nodes = [str(name) for name in graph.nodes]
     known = frozenset(nodes)
     every = [_edge(edge.sender, edge.receiver, edge.score, known) for edge in graph.edges]
@@ -123,7 +125,7 @@ def graph_view(graph: Any) -> PlotView:
         edges=drawn,
         labels={name: name.removeprefix("attn.").replace("mlp.", "MLP ") for name in nodes},
         rows=rows,
-        of="the size of the score",
+        of="the absolute score",
         whole=len(edges),
     )
     form, listed = panel.form, drawn[:_LISTED]
@@ -154,7 +156,7 @@ def graph_view(graph: Any) -> PlotView:
 
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
-    """Return an edge of a graph, after a check that both ends are nodes."""
+    """Return an edge of a graph. Raise an error if an end is not a node."""
     end, _, last = str(receiver).rpartition(".")
     node, kind = (end, last) if last in INPUTS else (str(receiver), "")
     for name in (str(sender), node):
@@ -167,7 +169,7 @@ def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge
 
 
 def _cells(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:
-    """Return the column and row of each node, and the names of rows: MLPs stand above heads."""
+    """Return `(cells, rows)`: the column and row of each node, and the names of the rows."""
     known = {name: match.groups() for name in nodes if (match := _NODE.fullmatch(name))}
     odd = [name for name in nodes if name not in known]
     if odd:

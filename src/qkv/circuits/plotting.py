@@ -29,42 +29,43 @@ from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
-_SHARES = ("weight", "mean weight", "probability")  # from 0 to 1, and so is their scale
+_SHARES = ("weight", "mean weight", "probability")  # values from 0 to 1; the scale is 0 to 1 too
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
-    """Draw the result of a call of `qkv.circuits`.
+    """Draw a result of `qkv.circuits`.
 
-    The axes of a result decide the picture:
+    The axes of the result decide the picture:
 
     - One axis: a bar for each number.
-    - Two axes: a heat map of the numbers, each rounded once.
-    - Three axes: a small heat map for each index of the first axis, and a large one of the
-      strongest number, or of the last layer for `rollout`. Of four axes, layers and heads become
-      one axis.
+    - Two axes: a heat map of the numbers.
+    - Three axes: a small heat map for each index of the first axis, and a large heat map for the
+      index with the strongest number (for `rollout`, the last layer). With four axes, layers and
+      heads are joined to one axis.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
-    - Vectors (`integrated_gradients`): their sums, one number for each token.
-    - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: each of its results.
+    - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
+    - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all results in it.
     - A `Scan`: its page of cards (`Scan.cards`).
-    - A graph (`edges`, `discover`): nodes in layers that go upwards, and edges as wide as their
-      scores. At most 150 edges are drawn, the strongest, and the view says how many there are.
+    - A graph (`edges`, `discover`): nodes in layers from bottom to top, and edges with widths by
+      their scores. Only the 150 strongest edges are drawn; the view says how many edges the graph
+      has.
 
     Weights and probabilities have a scale from 0 to 1. The scale of other numbers ends at the
-    largest. It starts at 0 or, for `patch` without `normalize`, at the metric of the corrupted
-    text; values below the start are red.
+    largest number. It starts at 0 or, for `patch` without `normalize`, at the metric of the
+    corrupted text. Values below the start are red.
 
     Args:
-        result: the result of the call; or an `xarray.DataArray`, such as a slice of
-            `result.to_xarray()`, or a difference.
-        theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
-        stretch: whether scales of weights end at the largest weight, and not at 1.
+        result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
+            `result.to_xarray()` or the difference of two.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
+        stretch: whether scales of weights end at the largest weight instead of 1.
 
     Returns:
         A view: a notebook and a terminal show it, and `to_html`, `to_png`, `to_svg` and `to_dict`
         write it.
 
     Raises:
-        TypeError: `result` is of another kind, or an array whose axes have no names.
+        TypeError: `result` has another type, or is an array without named axes.
         ValueError: `result` is empty, `theme` is unknown, or an edge joins a node that the graph
             does not have.
 
@@ -90,7 +91,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
 
 
 class _Axis(NamedTuple):
-    """An axis of numbers to draw, with the number of each index, and its word if it has one."""
+    """An axis of numbers to draw, with a number and perhaps a word for each index."""
 
     name: str
     numbers: list[Any]
@@ -98,12 +99,12 @@ class _Axis(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its indices."""
+        """The kind of the indices, for example "kv head"."""
         return self.name.replace("_", " ")
 
     @property
     def names(self) -> Sequence[str]:
-        """The labels of its indices in a picture."""
+        """The labels of the indices in a picture."""
         if self.words is not None:
             return self.words
         counted = self.name.endswith(("layer", "head"))
@@ -113,7 +114,7 @@ class _Axis(NamedTuple):
         ]
 
     def said(self, index: int) -> str:
-        """Describe an index in words: layer 3, token 4 (the)."""
+        """Describe an index in words, for example "layer 3" or "token 4 (the)"."""
         counted = f"{self.kind} {self.numbers[index]}"
         if self.words is None:
             return counted
@@ -129,28 +130,28 @@ class _Drawing:
     of: str
     title: str
     ground: float = 0.0
-    tokens: Array | None = None  # shaped as `values`, if each number is of a token
+    tokens: Array | None = None  # of the shape of `values`, if each number belongs to a token
     note: str = ""
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The meaning and the ground of its numbers; drawings of one kind share a scale."""
+        """`(of, ground)`: the meaning and the ground of the numbers. One kind shares one scale."""
         return self.of, self.ground
 
     @property
     def sizes(self) -> Array:
-        """The distance of each number from the ground; 0 for a number that is not finite."""
+        """The distance of each number from the ground; 0 for numbers that are not finite."""
         far = np.abs(self.values - self.ground)
         return np.where(np.isfinite(far), far, 0.0)
 
     @property
     def strongest(self) -> tuple[int, ...]:
-        """The index of the number that is furthest from the ground."""
+        """The index of the number with the largest distance from the ground."""
         return tuple(map(int, np.unravel_index(int(self.sizes.argmax()), self.values.shape)))
 
     @property
     def sentence(self) -> str:
-        """The strongest number and its index, in words."""
+        """A sentence about the strongest number and its index."""
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
         form = number_format(self.values)
@@ -165,7 +166,7 @@ class _Drawing:
         return f"{self.title}: {at}{form(float(self.values[index]))} ({of})."
 
     def described(self, index: Sequence[int]) -> str:
-        """Describe an index in words: layer 3, head 2, token 4 (the)."""
+        """Describe an index of all axes in words: layer 3, head 2, token 4 (the)."""
         return ", ".join(axis.said(number) for axis, number in zip(self.axes, index, strict=True))
 
     def at(self, index: int) -> _Drawing:
@@ -183,7 +184,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry; a plain number has the meaning of the results beside it."""
+    """Read each entry; plain numbers get the meaning of the other results."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
@@ -193,7 +194,7 @@ def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
         for name, value in results.items()
     ]
     if not parts:
-        raise ValueError("plot: result is an empty dict: give one that holds results")
+        raise ValueError("plot: result is an empty dict: give a dict with results")
     return parts
 
 
@@ -208,15 +209,15 @@ def _read(result: Any) -> _Drawing:
     else:
         kind = type(result).__name__
         if isinstance(result, np.ndarray):
-            kind += f" {result.shape}, whose axes have no names"
+            kind += f" {result.shape}, without named axes"
         raise TypeError(
             f"plot: result is {kind}: give what a call of qkv.circuits returns, or an "
             "xarray.DataArray, such as a slice of result.to_xarray()"
         )
     if part.values.size == 0:
-        raise ValueError(f"plot: result is empty, {part.values.shape}: give one that has numbers")
+        raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
-    # a DataArray may lack some words, and its logits are then no distribution
+    # a DataArray may lack some words of the table, so it gives no probabilities
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)
@@ -227,9 +228,11 @@ def _read(result: Any) -> _Drawing:
 
 
 def _from_xarray(array: Any) -> _Drawing:
-    """Read a DataArray, with its names and numbers of indices."""
+    """Read a DataArray with the names of its axes and the numbers of its indices."""
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"plot: result is a DataArray of {array.dtype}: give one of numbers")
+        raise TypeError(
+            f"plot: result is a DataArray of {array.dtype}: give a DataArray of numbers"
+        )
     axes = []
     for name in map(str, array.dims):
         words = array.coords.get(f"{name}_text")
@@ -240,7 +243,7 @@ def _from_xarray(array: Any) -> _Drawing:
 
 
 def _likeliest(part: _Drawing) -> _Drawing:
-    """Return the most probable token of each position for logits (..., T, V)."""
+    """Return the most probable token of each position, for logits (..., T, V)."""
     best = part.values.argmax(-1)
     probabilities = np.empty(best.shape)
     for index in np.ndindex(best.shape[:-1]):
@@ -249,7 +252,7 @@ def _likeliest(part: _Drawing) -> _Drawing:
             exponentials = np.exp(logits - logits.max(-1, keepdims=True))
             probabilities[index] = 1 / exponentials.sum(-1)
     words = np.array(part.axes[-1].names, object)
-    # "##" where a token continues the word before it, as `Model.predict` has it
+    # a token that continues a word begins with "##", as in `Model.predict`
     before = ["Ġ", "a"] if marks_blanks(part.axes[-1].names) else []
     plain = {
         word: plain_tokens([*before, word], [False] * (len(before) + 1))[-1]
@@ -262,7 +265,7 @@ def _likeliest(part: _Drawing) -> _Drawing:
 
 
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
-    """Join axes of layers and heads, and then others, until there are at most three."""
+    """Join axes until there are at most three: first layers with heads, then others."""
     axes, index = list(part.axes), 0
     while len(part.axes) > 3 and index + 1 < len(axes):
         one, other = axes[index : index + 2]
@@ -279,7 +282,7 @@ def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
 
 
 def _together(parts: Sequence[_Drawing]) -> str:
-    """Describe several results in words."""
+    """Return a sentence about several results."""
     if parts[0].of.startswith("share of"):
         numbers = np.array([part.values.sum() for part in parts])
         return f"The parts sum to {number_format(numbers)(numbers.sum())} ({parts[0].of})."
@@ -288,7 +291,7 @@ def _together(parts: Sequence[_Drawing]) -> str:
 
 
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
-    """Return the panels of all parts; numbers of one kind with at most one axis share bars."""
+    """Return panels for all parts. Parts of one kind with at most one axis share one bar chart."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
@@ -329,7 +332,7 @@ def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> Hea
 
 
 def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]:
-    """Return a map for each index of the first axis, on one scale, and one of them large."""
+    """Return small heat maps for all indices of the first axis, and a large map for one index."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
     # the last layer of a rollout is the rollout of the whole model
@@ -350,9 +353,9 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
             Column("at", [each[n].described(each[n].strongest) for n in kept], left=True),
         ],
     )
-    said = "Small maps: the rows, columns and colours of the large one."
+    said = "The small maps have the same rows, columns and colours as the large map."
     if len(kept) < count:
-        said += f" Shown: {len(kept)} of {count}, those of the largest numbers."
+        said += f" Shown: the {len(kept)} of {count} maps with the largest numbers."
     return [
         [_heat_map(large, scale)],
         *in_rows(tiles, 6),
@@ -361,7 +364,7 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
 
 
 def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool) -> list[Panel]:
-    """Return a bar for each number of parts that have at most one axis."""
+    """Return a bar chart of all numbers of parts with at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [
         name if alone else f"{part.title} {name}".strip()
@@ -382,4 +385,4 @@ def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool)
     )
     if len(kept) == len(values):
         return [bars]
-    return [bars, Prose(text=f"Shown: {len(kept)} of {len(values)}, the largest numbers.")]
+    return [bars, Prose(text=f"Shown: the {len(kept)} largest of {len(values)} numbers.")]

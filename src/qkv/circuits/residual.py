@@ -1,4 +1,4 @@
-"""The residual stream of two runs: the output of each part, and the effects of changes to it."""
+"""The residual stream of two runs: the outputs of all parts, and the effects of edges."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
 from qkv.ops.threads import one_blas_thread
 
-INPUTS = "qkv"  # a head reads the stream once for each
+INPUTS = "qkv"  # a head has an input of its own for each
 
 
 class Receiver(NamedTuple):
     """An input of a part.
 
     Attributes:
-        layer: its layer; the number of layers for the logits.
-        kind: "q", "k" or "v" of a head, "mlp" or "logits".
-        head: its number; 0 for a part that is no head.
-        senders: it reads this many of all senders, the first ones.
+        layer: the layer of the part; for the logits, the number of layers.
+        kind: "q", "k" or "v" for a head, "mlp" or "logits".
+        head: the number of the head; 0 for other parts.
+        senders: the number of senders it reads: the first ones in the model's order.
     """
 
     layer: int
@@ -41,12 +41,12 @@ class Receiver(NamedTuple):
 
 
 class Wiring:
-    """The senders and the receivers of a model, in the order in which it computes them.
+    """The senders and receivers of a model, in the order of computation.
 
     Attributes:
         senders: their names.
         receivers: by their names.
-        starts: for each layer the number of senders before it.
+        starts: for each layer, the number of senders before the layer.
     """
 
     def __init__(self, layers: Sequence[Block]) -> None:
@@ -69,12 +69,12 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model, if the input of each part is a sum of outputs of other parts."""
+    """Return the model. Raise an error unless each part reads a sum of other parts' outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(
-                f"{call}: {model.name} has norms behind its parts, so no part reads a sum "
-                "of outputs: take a decoder whose norms stand before its parts (GPT-2, Llama, "
+                f"{call}: {model.name} has norms after its parts, so no part reads a sum "
+                "of outputs: take a decoder with norms before its parts (GPT-2, Llama, "
                 "GPT-NeoX), or call patch(model, ...)"
             )
         norm = block.attn.q_norm
@@ -87,7 +87,7 @@ def check_residual(model: Model, call: str) -> Model:
 
 
 def ungrouped(model: Model) -> Model:
-    """Return the model with a key head for each query head, so that each has its own input."""
+    """Return the model with a separate key head for each query head."""
     other = copy(model)
     other._network = copy(model.network)
     other._network.layers = [_ungrouped(block) for block in model.layers]
@@ -115,7 +115,7 @@ _KINDS = (*INPUTS, "mlp", "logits")
 
 
 def mlp_parts(block: Block) -> list[Any]:
-    """Return the layers from the input of an MLP to its output, in order."""
+    """Return the layers between the stream and the output of an MLP, in order of computation."""
     shares = block.parallel and block.norm2 is None
     norm = block.norm1 if shares else block.norm2
     parts = (norm, block.mlp, block.out_norm2, block.scale2)
@@ -126,18 +126,18 @@ class Kept(NamedTuple):
     """Activations of a layer in the clean run, at the computed positions."""
 
     pre: Array  # (n, D), the input of the layer
-    parts: dict[str, Array]  # "q", "k", "v" (1, H, n, d), as attention takes them
-    before: dict[str, Array]  # "k", "v" (H, first, d) of earlier positions
+    parts: dict[str, Array]  # "q", "k", "v" (1, H, n, d), the inputs of attention
+    before: dict[str, Array]  # "k", "v" (H, first, d), for earlier positions
     z: Array  # (1, H, n, dv)
     raw: Array  # (1, n, D), the result of the output projection
-    mid: Array  # (n, D), the stream with the output of attention
+    mid: Array  # (n, D), the stream after attention
 
 
 class Stream:
-    """A clean and a corrupted run, and changed versions of the clean run.
+    """A clean run and a corrupted run, and changed versions of the clean run.
 
-    For a decoder, positions before the first different token and behind the position of a logit are
-    not computed. If the metric is a logit, the last MLP computes only its position.
+    A decoder skips positions before the first token that differs, and positions after the metric's
+    position if the metric is a logit. For a logit, the last MLP computes only this position.
 
     Attributes:
         wiring: the senders and receivers.
@@ -175,13 +175,13 @@ class Stream:
     @quiet
     @one_blas_thread()
     def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the change of the metric by each edge alone, taken from the corrupted run.
+        """Return the change of the metric for single edges that come from the corrupted run.
 
         Args:
-            wanted: the numbers of senders (n,), by receivers.
+            wanted: for each receiver, the numbers of its senders (n,).
 
         Returns:
-            (n,) float64, by receivers.
+            For each receiver, the changes (n,) of float64.
         """
         about = [self.wiring.receivers[name] for name in wanted]
         sizes = [len(senders) for senders in wanted.values()]
@@ -192,7 +192,7 @@ class Stream:
             np.concatenate(list(wanted.values())),
         )
         changes = np.zeros(len(edges.sender))
-        alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # where both runs differ
+        alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # outputs that differ between runs
         readers = {INPUTS: self._behind_heads, ("mlp",): self._behind_mlp}
         readers[("logits",)] = self._behind_all
         for layer in range(len(self.layers) + 1):
@@ -206,19 +206,20 @@ class Stream:
     @quiet
     @one_blas_thread()
     def metric(self, corrupted: Mapping[str, Array]) -> float:
-        """Return the metric of the clean run with some edges from the corrupted run, all at once.
+        """Return the metric of a clean run in which some edges come from the corrupted run.
 
-        On all other edges, receivers read the outputs of senders in this run.
+        All other edges carry the outputs of this run.
 
         Args:
-            corrupted: the corrupted senders of receivers, (n,) of bool; by default none.
+            corrupted: for each receiver, a mask (n,) of its corrupted senders. A missing receiver
+                has no corrupted senders.
         """
         now = np.zeros_like(self.deltas)  # outputs of the corrupted run minus those of this run
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
         def read(x: Array, *names: str) -> Array:
-            """Return the inputs of receivers from a stream (n, D), (names, n, D)."""
+            """Return the inputs (names, n, D) of receivers, given a stream (n, D)."""
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
@@ -247,7 +248,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Return the computed positions that matter behind the attention of a layer."""
+        """Return the positions that are needed after the attention of a layer."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:
@@ -276,7 +277,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield some edges into heads of a layer, and its output with each of them, (n, ...)."""
+        """Yield `(edges, outputs)` for edges into heads: outputs (n, ...) of the changed layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -308,13 +309,13 @@ class Stream:
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
-        """Yield as many numbers at a time as have `TOKENS` positions together, or one."""
+        """Yield groups of numbers with at most `TOKENS` positions together, or one number."""
         step = max(1, TOKENS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
 
     def _run(self, first: int, x: Array) -> Array:
-        """Return the output of the last layer if `x` is the input of layer `first`, (n, ...)."""
+        """Return the output of the last layer, (n, ...), if `x` is the input of layer `first`."""
         for layer in range(first, len(self.layers)):
             cut, block = self.cut(layer), self.layers[layer]
             parts = self._project(layer, x, self.span)
@@ -325,7 +326,7 @@ class Stream:
         return x
 
     def _project(self, layer: int, x: Array, positions: slice) -> dict[str, Array]:
-        """Return queries, keys and values (n, H, t, d) of streams (n, t, D) at these positions."""
+        """Return queries, keys and values (n, H, t, d) for streams (n, t, D) at these positions."""
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
         x, dtype = promoted(
@@ -341,7 +342,7 @@ class Stream:
         before: Mapping[str, Array],
         cut: slice = slice(None),
     ) -> Array:
-        """Return the outputs of heads, (n, H, t, dv); queries also see the earlier positions."""
+        """Return the outputs of heads, (n, H, t, dv). Queries also see the positions `before`."""
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:
             key, value = (
@@ -357,14 +358,14 @@ class Stream:
         return attention_out(z, self.layers[layer].attn.parameters, None, None, None)
 
     def _finished(self, layer: int, raw: Array) -> Array:
-        """Return the output of attention to the stream, from the result of its projection."""
+        """Return what attention adds to the stream, given the result of its output projection."""
         block = self.layers[layer]
         for part in (block.out_norm1, block.scale1):
             raw = raw if part is None else part.run(raw)[0]
         return raw
 
     def _fed(self, layer: int, x: Array) -> Array:
-        """Return the output of an MLP for its input; 0 if the block has none."""
+        """Return what the MLP adds to the stream for this input; 0 for a block without an MLP."""
         parts = mlp_parts(self.layers[layer])
         if not parts:
             return np.zeros_like(x)
@@ -373,9 +374,10 @@ class Stream:
         return x
 
     def _each(self, layer: int, z: Array) -> Array:
-        """Return the output of each head to the stream, (H, t, D), for its context (1, H, t, dv).
+        """Return what each head adds to the stream, (H, t, D), given the contexts (1, H, t, dv).
 
-        A norm behind the attention divides all heads by one number of this run.
+        A norm after the attention divides the outputs of all heads by one number, taken from this
+        run.
         """
         block = self.layers[layer]
         outputs = np.asarray(z[0] @ _output_weights(block))
@@ -386,7 +388,7 @@ class Stream:
         return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
 
     def _head_of(self, pair: Pair) -> BuiltHead:
-        """Return the head, with only the words of the metric."""
+        """Return the head over words, reduced to the words of the metric."""
         head = self.body.head
         assert head is not None
         if not isinstance(pair.metric, Logit):
@@ -407,7 +409,7 @@ class Stream:
 
 
 class _Edges(NamedTuple):
-    """Edges as arrays (n,): the layer, the kind and the head of their receivers, and senders."""
+    """Edges as arrays (n,): the layer, kind and head of each receiver, and each sender."""
 
     layer: Array
     kind: Array

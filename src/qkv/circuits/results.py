@@ -19,17 +19,17 @@ from qkv.trace import Trace
 
 
 class Result(np.ndarray[Any, Any]):
-    """An array with names for its axes, which `to_xarray` and `qkv.circuits.plot` read.
+    """A NumPy array with named axes, for `to_xarray` and `qkv.circuits.plot`.
 
-    In all other respects it is a plain array. Slices, sums and differences of it are plain arrays
-    without names; `to_xarray()` keeps the names through slices and arithmetic.
+    Slices, sums and differences of a result are plain arrays without names. To keep the names, call
+    `to_xarray()` first and compute with its result.
 
     Attributes:
         axes: a name for each axis: "layer", "head", "token", "query", "key" and so on, as the
             dimensions of `Trace.to_xarray()`; empty for an array made from a result.
-        words: for some axes a word for each index, such as the tokens of the text.
+        words: for some axes, a word for each index, such as the tokens of the text.
         of: the meaning of the numbers.
-        ground: the number that means "no effect", if that is not 0.
+        ground: the number that means "no effect", usually 0.
         title: the name of the measure.
 
     >>> found = Result(np.eye(2), ("query", "key"), of="weight", words={"key": ["a", "b"]})
@@ -55,7 +55,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of numbers; words are kept for axes of the same length."""
+        """Name the axes of an array. Words are kept only for an axis of the same length."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -66,16 +66,17 @@ class Result(np.ndarray[Any, Any]):
     def to_xarray(self) -> Any:
         """Return the numbers as an `xarray.DataArray`, without a copy.
 
-        Its dimensions are `axes`, counted from 0. Words are coordinates: `token_text` beside
-        `token`.
+        The dimensions are named by `axes` and numbered from 0. Words become coordinates:
+        `token_text` for the dimension `token`.
 
         Raises:
-            ValueError: the array was made from a result, and its axes have no names.
+            ValueError: the array was computed from a result, so its axes have no names.
             ImportError: xarray is missing (the extra `tables`).
         """
         if not self.axes:
             raise ValueError(
-                f"to_xarray: this array {self.shape} was made from a result, and its axes have no "
+                f"to_xarray: this array {self.shape} was computed from a result, so its "
+                "axes have no "
                 "names: call to_xarray() on the result, and change what that returns"
             )
         xarray = need("xarray", "tables")
@@ -103,24 +104,24 @@ class Result(np.ndarray[Any, Any]):
 
 
 def _unpickled(values: Array, names: dict[str, Any]) -> Result:
-    """Return a result as it was pickled."""
+    """Return the result that was pickled."""
     result = values.view(Result)
     vars(result).update(names)
     return result
 
 
 def words_of(trace: Trace) -> list[str]:
-    """Return the tokens of one text as readers know them."""
+    """Return the tokens of one text as plain words."""
     return plain_tokens(trace.tokens, trace.special)
 
 
 class Edge(NamedTuple):
-    """One sender's part of the input of one receiver.
+    """An edge: the output of one sender as part of one receiver's input.
 
     Attributes:
         sender: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
-        receiver: "attn.{layer}.{head}.q" (".k" or ".v" for the input of its keys and values),
-            "mlp.{layer}" or "logits".
+        receiver: "mlp.{layer}", "logits", or an input of a head: "attn.{layer}.{head}.q", ".k" or
+            ".v".
         score: the effect of the edge on the metric.
     """
 
@@ -134,16 +135,16 @@ class Graph:
     """The result of `edges` and `discover`.
 
     Attributes:
-        nodes: the names of the parts that have an edge, in the order in which the model computes
-            them: "embed", then of each layer its heads "attn.{layer}.{head}" and its MLP
-            "mlp.{layer}", then "logits".
-        edges: each with its sender, its receiver and its score, the largest absolute score first.
+        nodes: the names of the parts that have an edge, in the order of computation: "embed"; for
+            each layer its heads "attn.{layer}.{head}" and its MLP "mlp.{layer}"; "logits".
+        edges: the edges, the largest absolute score first.
         method: "exact", "eap" or "eap-ig".
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted run.
-        correlation: of estimated scores with exact scores (Pearson's), on a sample of all edges;
-            None for exact scores, NaN if all estimates or all exact scores are equal.
-        faithfulness: of the edges that `discover` keeps; None for the graph of all edges.
+        correlation: Pearson's correlation between estimated and exact scores, on a sample of all
+            edges. None for exact scores; NaN if all estimates or all exact scores are equal.
+        faithfulness: the faithfulness of the edges that `discover` keeps; None for the graph of all
+            edges.
     """
 
     nodes: list[str]
@@ -163,7 +164,7 @@ class Graph:
         """Return the score of one edge.
 
         Raises:
-            KeyError: there is no such edge; the message has the nearest names.
+            KeyError: the edge does not exist; the message has the nearest names.
         """
         if (sender, receiver) in self._scores:
             return self._scores[sender, receiver]
@@ -177,19 +178,19 @@ class Graph:
         )
 
     def top(self, count: int) -> list[Edge]:
-        """Return the first `count` edges, the largest absolute score first.
+        """Return the `count` edges with the largest absolute scores, the largest first.
 
         Raises:
             TypeError: `count` is not a whole number.
-            ValueError: it is below 0.
+            ValueError: `count` is below 0.
         """
         return self.edges[: whole_number(count, call="top", name="count", least=0)]
 
     def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with a row for each edge, in the order of `edges`.
+        """Return a `pandas.DataFrame` with a row for each edge, ordered as in `edges`.
 
         Returns:
-            The columns are "sender", "receiver" and "score".
+            A table with the columns "sender", "receiver" and "score".
 
         Raises:
             ImportError: pandas is not installed.
@@ -202,7 +203,7 @@ class Graph:
 
 
 def strongest(edges: Sequence[Edge]) -> list[Edge]:
-    """Sort edges, the largest absolute score first; equal ones keep their order.
+    """Sort edges, the largest absolute score first. Equal scores keep their order.
 
     >>> [edge.score for edge in strongest([Edge("embed", "logits", x) for x in (1.0, -3.0, 2.0)])]
     [-3.0, 2.0, 1.0]

@@ -1,4 +1,4 @@
-"""Sparse autoencoders: they write vectors of a model as sums of a few out of many features."""
+"""Sparse autoencoders: write a model's vectors as sums of a few out of many features."""
 
 from __future__ import annotations
 
@@ -27,30 +27,34 @@ _INNER = {"z": "attn.", "q": "attn.", "k": "attn.", "v": "attn.", "pre": "mlp.",
 
 
 class SAE:
-    """A sparse autoencoder, which writes vectors as sums of a few out of many features.
+    """A sparse autoencoder: it writes vectors as sums of a few out of many features.
 
-    `features = encode(x)` are n numbers of at least 0, few of them above 0; `decode(features)` is
-    `features @ W_dec + b_dec`, which should be near `x`. The arguments decide how `encode` works:
+    `features = encode(x)` gives n numbers of at least 0, and only a few of them are above 0.
+    `decode(features)` is `features @ W_dec + b_dec`, which should be near `x`. The arguments decide
+    how `encode` works:
 
     - `relu((x - b_dec) @ W_enc + b_enc)`;
-    - with `k`, the k largest of these in each row, all others 0 (TopK);
-    - with `threshold`, those above it, all others 0 (JumpReLU);
-    - with `b_gate`, `b_mag` and `r_mag`, for `y = (x - b_dec) @ W_enc` a feature is
-      `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0 (gated).
+    - with `k`, only the k largest of these numbers in each row are kept; all others become 0
+      (TopK);
+    - with `threshold`, only numbers above the threshold are kept; all others become 0 (JumpReLU);
+    - with `b_gate`, `b_mag` and `r_mag` (gated): let `y = (x - b_dec) @ W_enc`. A feature is
+      `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
 
     An SAE is an edit of its site: `model.trace(text, edit={sae.at: sae})` runs the model on the
-    decoded vectors. The trace then has the features too, by the name that SAELens gives them
-    ("blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3)), and an edit of that
-    name changes the features before they are decoded.
+    decoded vectors. The trace then has the features too. Their name is the same as in SAELens:
+    "blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3). An edit of that name
+    changes the features before they are decoded.
 
     Args:
-        encoder: `W_enc` (D, n). For a site of heads ("z") D is the size of all heads together.
+        encoder: `W_enc` (D, n). For activations of heads ("z"), D is the size of all heads
+            together.
         decoder: `W_dec` (n, D).
-        b_enc: (n,), default 0; not for a gated SAE.
-        b_dec: (D,), default 0.
-        at: the activation, by its full name or as ("resid_post", 3).
-        k: the most features that fire in a row.
-        threshold: (n,), below which a feature is 0.
+        b_enc: (n,), by default 0; not used by a gated SAE.
+        b_dec: (D,), by default 0.
+        at: the activation that the SAE encodes: a full name, or a short name such as ("resid_post",
+            3).
+        k: the largest number of features that fire for one vector.
+        threshold: (n,), the threshold of each feature.
         b_gate: (n,).
         b_mag: (n,).
         r_mag: (n,).
@@ -61,10 +65,11 @@ class SAE:
         architecture: "standard", "topk", "jumprelu" or "gated".
         parameters: the arrays by their names in the file, float32 or float64, read-only.
         at: the full name of the activation, or None.
-        keeps_error: whether, as an edit, it adds its reconstruction error (`keeping_error`).
+        keeps_error: whether the SAE, used as an edit, adds its reconstruction error (see
+            `keeping_error`).
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has a wrong type.
         ValueError: shapes do not fit, or the arguments belong to two architectures.
 
     Source:
@@ -101,12 +106,15 @@ class SAE:
         own = [kind for kind, values in kinds.items() if any(x is not None for x in values)]
         if len(own) > 1:
             raise ValueError(
-                f"SAE: arguments of {' and '.join(own)} are given: give k, threshold, or b_gate, "
-                "b_mag and r_mag"
+                f"SAE: arguments of {' and '.join(own)} are given: give only k, only threshold, or "
+                "only b_gate, b_mag and r_mag"
             )
         self.architecture = own[0] if own else "standard"
         if self.architecture == "gated" and b_enc is not None:
-            raise ValueError("SAE: b_enc is given, and a gated one has b_gate and b_mag instead")
+            raise ValueError(
+                "SAE: b_enc is given, but a gated autoencoder has b_gate and "
+                "b_mag instead: omit b_enc"
+            )
         arrays = {"W_enc": encoder, "W_dec": decoder, "b_enc": b_enc, "b_dec": b_dec}
         arrays |= {"threshold": threshold, **gate}
         self.parameters = _checked(arrays, self.architecture)
@@ -143,29 +151,30 @@ class SAE:
         tokens: int = 1_000_000,
         seed: int = 0,
     ) -> Self:
-        """Train a TopK autoencoder on the activations of texts, as they come.
+        """Train a TopK autoencoder on the activations of texts.
 
-        A few texts run at a time, and their activations are shuffled in a pool of 64 MB: memory
-        does not grow with the number of texts. Adam makes a step for every 1,024 tokens, at a rate
-        that rises for a twentieth of the run and then falls to 0. Features that have not fired for
-        32,768 tokens learn to reconstruct the error of the others.
+        A few texts run together, and their activations are shuffled in a pool of 64 MB, so memory
+        does not grow with the number of texts. Adam makes a step for every 1,024 tokens. The
+        learning rate rises during the first twentieth of the run and then falls to 0. Features that
+        have not fired for 32,768 tokens learn to reconstruct the error of the other features.
 
         Args:
             model: a model of `qkv.load` that reads one text at a time.
-            texts: any iterable of texts, or of the ids of their tokens. A list is read again as
-                often as needed; an iterator is read once.
+            texts: any iterable of texts. A text is a string or its token ids. A list is read again
+                as often as needed; an iterator is read once.
             at: one activation of one layer with a vector for each token.
             features: n, the number of features.
-            k: the most features that fire for a token.
+            k: the largest number of features that fire for one token.
             tokens: the number of tokens to learn from.
-            seed: of the first directions and of the order.
+            seed: the seed of the initial directions and of the order of tokens.
 
         Warns:
-            UserWarning: an iterator ended before that number of tokens.
+            UserWarning: an iterator ended before `tokens` tokens were read.
 
         Raises:
-            TypeError: an argument is of a wrong type.
-            ValueError: there is no such activation or number, or the texts hold no token.
+            TypeError: an argument has a wrong type.
+            ValueError: the activation does not exist, a number is out of range, or the texts hold
+                no token.
 
         Source:
             Gao et al. 2024, "Scaling and evaluating sparse autoencoders".
@@ -206,18 +215,17 @@ class SAE:
 
         Args:
             folder: has "cfg.json" and "sae_weights.safetensors". The architectures "standard",
-                "topk", "jumprelu" and "gated" are supported, in files of SAELens before version 6
-                too.
+                "topk", "jumprelu" and "gated" are supported, also in files from before SAELens 6.
 
         Returns:
-            The autoencoder, in float32, or float64 if the file has that type. Its `.at` is the
-            file's `hook_name`. SAELens runs TransformerLens's models, which put an extra token in
-            front of each text if `.metadata["prepend_bos"]` is true.
+            The autoencoder, in float32, or in float64 if the file has that type. Its `.at` is the
+            file's `hook_name`. If `.metadata["prepend_bos"]` is true, it was trained with an extra
+            token before each text, which TransformerLens adds.
 
         Raises:
-            FileNotFoundError: there is no such folder, or a file is missing.
+            FileNotFoundError: the folder or a file in it does not exist.
             ModelError: a file is broken; or its architecture, activation function or normalization
-                of activations is not supported, and the message names it.
+                of activations is not supported. The message says which.
         """
         about, arrays = read_folder(folder, "SAE.load")
         return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
@@ -227,11 +235,11 @@ class SAE:
 
         Args:
             folder: created if it does not exist.
-            dtype: of the weights in the file: "float16", "bfloat16", "float32" or "float64".
-                Default: the type of the parameters.
+            dtype: the type of the weights in the file: "float16", "bfloat16", "float32" or
+                "float64"; by default the type of the parameters.
 
         Raises:
-            ValueError: the type does not hold one of the numbers.
+            ValueError: a weight is too large for the type.
             OSError: the folder cannot be written.
 
         >>> import tempfile
@@ -251,14 +259,14 @@ class SAE:
         write_folder(folder, self.parameters, self.architecture, config, dtype, "SAE.save")
 
     def encode(self, x: ArrayLike) -> Array:
-        """Return the features of vectors, (..., n), each at least 0.
+        """Return the features of vectors, (..., n); all are at least 0.
 
         Args:
-            x: (..., D), float; for a site of heads also (..., Hq, d).
+            x: (..., D), floats; for activations of heads also (..., Hq, d).
 
         Raises:
-            TypeError: `x` is not of floats.
-            ValueError: its vectors have another size.
+            TypeError: `x` does not hold floats.
+            ValueError: the vectors in `x` have another size.
         """
         parameters = self.parameters
         rows = self._rows(x, "encode")
@@ -279,13 +287,13 @@ class SAE:
         """Return the vectors (..., D) that features (..., n) encode.
 
         Raises:
-            TypeError: `features` are not floats.
-            ValueError: the number of features is another.
+            TypeError: `features` does not hold floats.
+            ValueError: `features` has another number of features.
         """
         array = self._float(features, "decode", "features")
         if array.shape[-1:] != (self.num_features,):
             raise ValueError(
-                f"SAE.decode: features has shape {array.shape} and there are {self.num_features}: "
+                f"SAE.decode: features has shape {array.shape} for {self.num_features} features: "
                 f"give (..., {self.num_features})"
             )
         return linear(array, self.parameters["W_dec"], self.parameters["b_dec"])
@@ -295,9 +303,9 @@ class SAE:
         return self.run(self._float(x, "encode", "x"))
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
-        """Return the replacement of an activation that this SAE edits, of the shape of `x`.
+        """Return the replacement of an activation that this SAE edits, in the shape of `x`.
 
-        `record` gets the features, and may return others, which are decoded instead.
+        `record` gets the features; the features that it returns are decoded.
         """
         features = self.encode(x)
         kept = features if record is None else record("hook_sae_acts_post", features)
@@ -307,10 +315,10 @@ class SAE:
         return out
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """Return the gradient of `sum(grad * run(x))` for `x`, of its shape.
+        """Return the gradient of `sum(grad * run(x))` for `x`, in the shape of `x`.
 
         The set of features above 0 is treated as constant. `record` gets the gradient for the
-        features, and may return another, which continues.
+        features; the backward pass continues with the gradient that it returns.
         """
         parameters = self.parameters
         slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
@@ -322,10 +330,10 @@ class SAE:
         return out + grad if self.keeps_error else out
 
     def keeping_error(self) -> Self:
-        """Return a copy that, as an edit, adds its reconstruction error.
+        """Return a copy that adds its reconstruction error when it is used as an edit.
 
-        The run then equals the model's own run until an edit changes features, so every change is
-        due to those features.
+        The run then equals the model's own run unless an edit changes features, so every change
+        comes from the edited features.
 
         Source:
             Marks et al. 2024, "Sparse Feature Circuits", section 2 (the error term).
@@ -335,9 +343,9 @@ class SAE:
         return other
 
     def explained_variance(self, x: ArrayLike) -> float:
-        """Return the share of the variance of vectors (..., D) that it reconstructs, at most 1.
+        """Return the share of the vectors' variance that is reconstructed, at most 1.
 
-        The share is 1 minus the sum of squares of `x - self(x)` over that of `x` minus its mean.
+        For vectors (..., D), the share is `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
         """
         rows = self._rows(x, "explained_variance")
         left = np.square(rows - self(rows)).sum(dtype=np.float64)
@@ -345,36 +353,40 @@ class SAE:
         return 1 - float(left / np.square(rows - rows.mean(0)).sum(dtype=np.float64))
 
     def l0(self, x: ArrayLike) -> float:
-        """Return the mean number of features above 0 for these vectors (..., D)."""
+        """Return the mean number of features above 0 for vectors (..., D)."""
         return float((self.encode(x) > 0).sum(-1).mean())
 
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
-        """Measure the autoencoder on texts, which should not be those of its training.
+        """Measure the autoencoder on texts. Take other texts than those of its training.
 
         Args:
             model: it encodes activations of this model.
             texts: any iterable of texts, or of the ids of their tokens, read once.
 
         Returns:
-            "explained_variance" and "l0", over all tokens; "dead", the share of features that never
-            fire; and for a decoder the mean loss of a token in nats: "loss" of the model,
-            "loss_spliced" with the reconstruction instead of the activation, and "loss_mean" with
-            the mean of the activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean
-            - loss)`. NaN if there is nothing to measure.
+            "explained_variance" and "l0", over all tokens; and "dead", the share of features that
+            never fire. For a decoder also the mean loss of a token in nats: "loss" of the unchanged
+            model, "loss_spliced" with the reconstruction in place of the activation, and
+            "loss_mean" with the mean of the activation in its place. "loss_recovered" is
+            `(loss_mean - loss_spliced) / (loss_mean - loss)`. A value that cannot be measured is
+            NaN.
 
         Raises:
-            TypeError: an argument is of a wrong type.
-            ValueError: the autoencoder has no `at`, or its vectors another size.
+            TypeError: an argument has a wrong type.
+            ValueError: the autoencoder has no `at`, or its vectors have another size than the
+                activation.
         """
         call = "SAE.evaluate"
         if self.at is None:
-            raise ValueError(f"{call}: {self!r} has no site: set its at, as ('resid_post', 3)")
+            raise ValueError(
+                f"{call}: {self!r} has no site: set its at, for example ('resid_post', 3)"
+            )
         model = check_model(model, call)
         at = one_site(model, self.at, call, "at")
         return measures(model, texts, at, self, call)
 
     def _rows(self, x: ArrayLike, call: str) -> Array:
-        """Return vectors as (..., D) in the type of the parameters, with heads joined."""
+        """Return vectors (..., D) in the type of the parameters; heads are joined."""
         array = self._float(x, call, "x")
         if array.shape[-1:] == (self.dim,):
             return array
@@ -399,7 +411,7 @@ def _floats(x: ArrayLike, call: str, name: str) -> Array:
 
 
 def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
-    """Return the arrays of an architecture, after a check of their shapes."""
+    """Check the shapes of an architecture's arrays, and return the arrays."""
     arrays = {name: _floats(x, "SAE", name) for name, x in values.items() if x is not None}
     kind = np.result_type(np.float32, *(array.dtype for array in arrays.values()))
     shape = arrays["W_enc"].shape
@@ -411,7 +423,9 @@ def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[
     parameters = {}
     for name, expected in shapes.items():
         if name not in arrays and architecture == "gated" and name != "b_dec":
-            raise ValueError(f"SAE: {name} is missing: a gated one has b_gate, b_mag and r_mag")
+            raise ValueError(
+                f"SAE: {name} is missing: a gated autoencoder needs b_gate, b_mag and r_mag"
+            )
         array = np.array(arrays.get(name, np.zeros(expected)), kind)
         if array.shape != expected:
             raise ValueError(
@@ -429,12 +443,12 @@ def _full_name(at: Any) -> str | None:
     if isinstance(short, str) and is_whole_number(layer) and layer >= 0:
         return f"blocks.{layer}.{_INNER.get(short, '')}hook_{short}"
     raise ValueError(
-        f'SAE: at is {shown(at)}: give the full name of an activation, or one as ("resid_post", 3)'
+        f'SAE: at is {shown(at)}: give a full name, or a short name such as ("resid_post", 3)'
     )
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of texts, again and again unless `texts` is an iterator."""
+    """Yield the rows (n, D) of texts. Read a list again and again, but an iterator only once."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

@@ -16,22 +16,22 @@ from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# The version of the format, by which SAELens recognises folders of version 6 or later.
+# The version of the format. SAELens reads it to recognise folders of version 6 or later.
 _VERSION = "6.0.0"
-# The parameters (n,) of each architecture, in addition to W_enc (D, n), W_dec (n, D), b_dec (D,).
+# The parameters (n,) of each architecture; all have W_enc (D, n), W_dec (n, D) and b_dec (D,) too.
 ARCHITECTURES = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),
     "jumprelu": ("b_enc", "threshold"),
     "gated": ("b_gate", "b_mag", "r_mag"),
 }
-# Keys of versions before 6, and their names since.
+# Keys of versions before 6, and their present names.
 _FORMER = {
     "hook_point": "hook_name",
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys that may change the computation, and their values that do not.
+# Keys that may change the computation, and the values that leave it unchanged.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -42,11 +42,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the autoencoder of a folder as arguments of `SAE`.
+    """Read the folder of an autoencoder.
 
     Returns:
-        "at" (the full name of an activation, or None), "subtracts_bias" and "metadata"; and the
-        arrays by their names in the file, with "k" among them.
+        `(about, arrays)`. `about` has the arguments "at" (the full name of an activation, or None),
+        "subtracts_bias" and "metadata" of `SAE`. `arrays` has the arrays by their names in the
+        file, and "k".
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -64,7 +65,8 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
     about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
-        about |= {"architecture": "topk", "activation_fn": "relu"}  # of versions before 3.17
+        # written by versions before 3.17
+        about |= {"architecture": "topk", "activation_fn": "relu"}
     architecture = about["architecture"]
     supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
     for name, values in (supported | _PLAIN).items():
@@ -90,11 +92,11 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     """Return the arrays of a file by name, float32 or float64."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # of a version that supported fine-tuning
+    scale = stored.pop("scaling_factor", None)  # written by versions with fine-tuning
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "
-            "rows of W_dec by it, and save it without"
+            "rows of W_dec by scaling_factor, and save the file without scaling_factor"
         )
     names = ("W_enc", "W_dec", "b_dec", *ARCHITECTURES[architecture])
     for name in (*names, *stored):
@@ -119,18 +121,19 @@ def write_folder(
     dtype: Any,
     call: str,
 ) -> None:
-    """Write an autoencoder, each file whole or not at all.
+    """Write an autoencoder. Each file is written completely or not at all.
 
     Args:
         folder: created if it does not exist.
-        arrays: by their names in the file.
+        arrays: the arrays by their names in the file.
         architecture: one of `ARCHITECTURES`.
         config: the other entries of cfg.json, with "metadata".
-        dtype: of the file: float16, bfloat16, float32 or float64; None for that of the arrays.
+        dtype: the type in the file: float16, bfloat16, float32 or float64; None for the arrays'
+            type.
         call: named in errors.
 
     Raises:
-        ValueError: the type does not hold a number.
+        ValueError: a number is too large for the type.
     """
     from safetensors.numpy import save
 

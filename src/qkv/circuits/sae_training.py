@@ -1,4 +1,4 @@
-"""Train a sparse autoencoder, and measure how much of a model it keeps."""
+"""Train a sparse autoencoder, and measure how much of the model it preserves."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from qkv.ops.adamw import adamw
 from qkv.ops.linear import linear, linear_grad
 from qkv.ops.loss import cross_entropy
 
-BATCH = 1024  # tokens of a step
-POOL = 2**24  # numbers that are shuffled at once: 64 MB
-DEAD = 2**15  # tokens after which a feature that has not fired is dead
-AUXILIARY = 1 / 32  # the weight of the loss of dead features
+BATCH = 1024  # the tokens of one training step
+POOL = 2**24  # the most numbers that are shuffled at once: 64 MB
+DEAD = 2**15  # a feature is dead if it has not fired for this number of tokens
+AUXILIARY = 1 / 32  # the weight of the loss for dead features
 
 
 def largest(x: Array, k: int) -> Array:
@@ -37,15 +37,15 @@ def largest(x: Array, k: int) -> Array:
 def gradients(
     parameters: dict[str, Array], x: Array, k: int, dead: Array
 ) -> tuple[float, dict[str, Array], Array]:
-    """Return the loss of a step, its gradient by parameter, and which features fired.
+    """Return `(loss, gradients, fired)` for one step: gradients by parameter, and a mask (n,).
 
-    The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add `AUXILIARY`
-    times the loss of reconstructing the error of the others by the D / 2 largest dead features.
+    The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
+    times `AUXILIARY`: the D / 2 largest dead features reconstruct the error of the other features.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
         x: (rows, D).
-        k: the number of features that fire in a row.
+        k: the number of features that fire for one row.
         dead: the numbers of the dead features.
 
     Source:
@@ -77,9 +77,9 @@ def gradients(
 
 
 def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Yield batches (BATCH, D) of rows that are drawn from a pool of rows (n, D).
+    """Shuffle rows (n, D) in a pool; yield batches (BATCH, D) from the pool.
 
-    When the pool is full, half of it is yielded. It holds at most `tokens` rows.
+    When the pool is full, half of its rows are yielded. The pool holds at most `tokens` rows.
     """
     pool: list[Array] = []
     count = 0
@@ -106,7 +106,7 @@ def trained(
     rng: np.random.Generator,
     advance: Callable[[int], None],
 ) -> tuple[dict[str, Array], int]:
-    """Train an autoencoder; return its parameters and the number of rows it learned from.
+    """Train an autoencoder; return `(parameters, count)`, with the number of rows it learned from.
 
     Features begin in random directions; the encoder begins as the transposed decoder. Rows are
     scaled so that their root mean square distance from the mean is sqrt(D); the result undoes that
@@ -115,9 +115,9 @@ def trained(
     Args:
         batches: rows (n, D).
         features: the number of features.
-        k: the number of features that fire in a row.
+        k: the number of features that fire for one row.
         tokens: the number of rows to learn from.
-        rng: draws the directions.
+        rng: the generator that draws the directions.
         advance: gets the number of rows after each step.
     """
     first = next(batches)
@@ -134,12 +134,13 @@ def trained(
     parameters["b_dec"][...] = mean * scale
     schedule = Schedule(2e-4 * np.sqrt(2**14 / features))
     seen = 0
-    quiet = np.zeros(features, np.int64)  # tokens since each feature fired
+    quiet = np.zeros(features, np.int64)  # for each feature, the tokens since it last fired
     for step, batch in enumerate(chain([first], batches), 1):
         x = batch[: tokens - seen] * scale
         _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
         along = (grads["W_dec"] * decoder).sum(1, keepdims=True)
-        grads["W_dec"] -= along * decoder  # the part that would only change the length of a row
+        # remove the part that would only change the lengths of rows
+        grads["W_dec"] -= along * decoder
         for name, slope in grads.items():
             slopes[name][...] = slope
         seen += len(x)
@@ -157,7 +158,7 @@ def trained(
 
 
 def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
-    """Return the parameters as views of one array, in which they lie end to end."""
+    """Return the parameters as consecutive views of one array."""
     parts = np.split(flat, np.cumsum([size * features, features * size, features]))
     shapes = {"W_enc": (size, -1), "W_dec": (features, -1), "b_enc": (-1,), "b_dec": (-1,)}
     pairs = zip(shapes.items(), parts, strict=True)
@@ -199,7 +200,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """Return the mean loss in nats of all tokens but the first of each text; NaN without any."""
+    """Return the mean loss in nats, without the first token of each text; NaN without tokens."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

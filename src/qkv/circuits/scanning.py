@@ -22,21 +22,21 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """The texts with the largest values of each unit: a neuron, a feature or a measure of a head.
+    """The texts with the largest values for each unit: a neuron, a feature or a measure of a head.
 
-    A text counts once for each unit, and only with a value above 0. Of equal values the earlier
-    text comes first.
+    A text is kept once for each unit, and only if its value is above 0. If values are equal, the
+    earlier text comes first.
 
     Args:
         units: the number of units.
-        count: the number of texts to keep for each.
+        count: the number of texts to keep for each unit.
 
     Attributes:
-        values: (units, count) float64, the largest first, 0 where there are fewer.
-        numbers: (units, count), the number of the text, -1 where there are fewer.
-        positions: (units, count), the position in the text.
-        rows: (units, count), other data of each value.
-        texts: the texts that are kept, by their numbers.
+        values: (units, count) float64, the largest first; 0 in unused entries.
+        numbers: (units, count), the number of each text; -1 in unused entries.
+        positions: (units, count), the position of each value in its text.
+        rows: (units, count), more data for each value.
+        texts: the kept texts, by their numbers.
     """
 
     def __init__(self, units: int, count: int) -> None:
@@ -46,15 +46,15 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Return which values (B, n) of the texts `numbers` (B,) are among the largest so far.
+        """Find the values (B, n) of the texts `numbers` (B,) that are among the largest so far.
 
         Returns:
-            Their rows and columns in `values`; column 0 is the first of `units`.
+            The row and the column of each found value; column 0 belongs to the first of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
         count = self.values.shape[1]
-        if len(values) > count:  # more than are kept
+        if len(values) > count:  # more texts than can be kept
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
             np.put_along_axis(fits, rest, False, 0)
@@ -63,7 +63,7 @@ class Best:
     def add(
         self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
     ) -> None:
-        """Add one value to each of some units, (n,) each; a unit may occur several times."""
+        """Add values: entry i of each array (n,) belongs to unit `units[i]`. Units may repeat."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
@@ -85,19 +85,19 @@ class Best:
             array[owner[kept], rank[kept]] = new[order][kept]
 
     def keep(self, window: Sequence[Read]) -> None:
-        """Keep the texts, of this window and earlier ones, that still have a value."""
+        """Keep only texts that still have a value, from this window and earlier windows."""
         used = set(np.unique(self.numbers).tolist())
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}
 
     def spelled(self, model: Model) -> dict[int, str]:
-        """Return the names of all tokens of the kept texts, by their ids."""
+        """Return the names of all tokens in the kept texts, by token ids."""
         ids = np.unique([token for text in self.texts.values() for token in text.ids.tolist()])
         tokens = named(ids, np.ones(len(ids), bool), model.tokenizer).tokens
         return dict(zip(ids.tolist(), tokens, strict=True))
 
     def entries(self, unit: int, spelled: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
-        """Yield the value, number, text, tokens, position and row of each text, largest first."""
+        """Yield `(value, number, text, tokens, position, row)` of texts, largest value first."""
         columns = (self.numbers, self.values, self.positions, self.rows)
         for number, value, position, row in zip(*(x[unit].tolist() for x in columns), strict=True):
             if number >= 0:
@@ -108,7 +108,7 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class _InText:
-    """A value of a text."""
+    """The value of a unit in a text."""
 
     value: float
     number: int
@@ -118,10 +118,10 @@ class _InText:
 
 @dataclass(frozen=True, eq=False)
 class Example(_InText):
-    """A text in which a neuron or feature is large.
+    """A text in which a neuron or feature has a large activation.
 
     Attributes:
-        value: its largest activation in the text.
+        value: the largest activation in the text.
         number: the number of the text, counted from 0.
         text: the text as it was given, a string or the ids of its tokens (T,).
         tokens: the names of its tokens.
@@ -141,7 +141,7 @@ class Scan:
         at: the full name of the activation.
         unit: "neuron" or "feature".
         tokens: the number of tokens that were read.
-        density: (n,), the share of tokens at which each is above 0.
+        density: (n,), the share of tokens at which each activation is above 0.
         mean: (n,), the mean over all tokens.
         largest: (n,), the largest activation, 0 where there is none above 0.
     """
@@ -162,7 +162,7 @@ class Scan:
 
     @property
     def largest(self) -> Array:
-        """(n,), the largest activation, 0 where there is none above 0."""
+        """(n,), the largest activation of each neuron or feature; 0 if none is above 0."""
         return np.asarray(self._best.values[:, 0])
 
     def _repr_html_(self) -> str:
@@ -176,25 +176,26 @@ class Scan:
         top: int = 5,
         theme: str = "auto",
     ) -> PlotView:
-        """Return a page of cards: for each neuron or feature, the texts in which it is largest.
+        """Return a page of cards with the texts that activate each neuron or feature most.
 
-        Words are shaded by the activation, from 0 to the largest of the card. A frame marks the
-        largest word of each text. Of long texts only the words around it are shown.
+        Words are shaded by their activation, from 0 to the largest activation of the card. In each
+        text, a frame marks the word with the largest activation; from a long text, the card shows
+        only the words around the frame.
 
         Args:
-            numbers: the neurons or features, or a mapping from them to names for their cards.
-                Default: at most 24, those with the largest activations.
-            top: the most texts on a card.
-            theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
+            numbers: the numbers of neurons or features, or a mapping from these numbers to names
+                for the cards. By default, the 24 with the largest activations.
+            top: the largest number of texts on a card.
+            theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
             A view: a notebook and a terminal show it, and `to_html`, `to_png`, `to_svg` and
             `to_dict` write it.
 
         Raises:
-            TypeError: a number is not a whole number.
+            TypeError: an entry of `numbers` is not a whole number.
             ValueError: `numbers` is empty, `top` is below 1, or `theme` is unknown.
-            IndexError: there is no neuron or feature of a number.
+            IndexError: a neuron or feature does not exist.
         """
         top = whole_number(top, call="cards", name="top", least=1)
         if numbers is None:
@@ -216,17 +217,17 @@ class Scan:
         return cards_of(cards, summary, len(self), self.unit, theme)
 
     def examples(self, number: int) -> list[Example]:
-        """Return the texts in which a neuron or feature is largest, the largest first.
+        """Return the texts that activate a neuron or feature most, the largest activation first.
 
-        Each text occurs once, and only if the activation is above 0 in it. Of texts with equal
-        values the earlier ones are kept.
+        Each text occurs at most once, and only if it has an activation above 0. If texts have equal
+        values, the earlier texts are kept.
 
         Args:
-            number: of the neuron or feature, counted from 0, or from the end with -1.
+            number: the number of the neuron or feature; negative numbers count from the end.
 
         Raises:
             TypeError: `number` is not a whole number.
-            IndexError: there is no neuron or feature of this number.
+            IndexError: the neuron or feature does not exist.
         """
         number = check_index(number, len(self), "examples", self.unit)
         return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
@@ -235,28 +236,30 @@ class Scan:
 def scan(
     model: Model, texts: Iterable[Any] | Array, *, of: str | tuple[str, int] | SAE, top: int = 20
 ) -> Scan:
-    """Find, for all neurons or all features of an autoencoder, the texts that activate each most.
+    """Find the texts that most activate each neuron, or each feature of an autoencoder.
 
-    Texts are read once, one after the other. Memory grows with the number of neurons and `top`, not
-    with the number of texts. Texts are truncated as in `trace`, and a warning counts them.
+    Each text is read once. Memory grows with the number of neurons and with `top`, but not with the
+    number of texts. Texts are truncated as in `trace`, and a warning gives the number of truncated
+    texts.
 
     Args:
         model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
-        of: one activation of one layer, such as ("post", 3), whose numbers are the neurons; or an
-            `SAE`, whose features are scanned at its site.
-        top: the number of texts to keep for each, at least 1.
+        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
+        of: one activation of one layer, such as ("post", 3), to scan its neurons; or an `SAE`, to
+            scan its features.
+        top: the number of texts to keep for each neuron or feature, at least 1.
 
     Returns:
-        `.density`, `.mean` and `.largest` (n,) of each, and `.examples(number)`, the `top` texts
-        with its largest activations. Neurons of several heads are counted head by head.
+        A `Scan`: `.density`, `.mean` and `.largest` (n,) have a number for each neuron or feature,
+        and `.examples(number)` gives the `top` texts with the largest activations of one. In
+        activations of heads, neurons are numbered head by head.
 
     Raises:
-        TypeError: a text is neither a string nor ids, `model` is no model, or `top` is not a whole
-            number.
-        ValueError: `of` is no activation of one layer with a row for each token, `top` is below 1,
-            the model is of two texts or of images, or ids are not the model's.
-        KeyError: there is no such activation.
+        TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not a
+            whole number.
+        ValueError: `of` is not one activation of one layer with a row for each token; `top` is
+            below 1; the model reads two texts or images; or an id is not in the model's table.
+        KeyError: the activation does not exist.
 
     Source:
         Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
@@ -272,7 +275,9 @@ def scan(
     model = check_model(model, "scan")
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
-        raise ValueError(f"scan: of is {sae!r} without a site: set its at, as ('resid_post', 3)")
+        raise ValueError(
+            f"scan: of is {sae!r} without a site: set its at, for example ('resid_post', 3)"
+        )
     name = one_site(model, of if sae is None else sae.at, "scan", "of")
     top = whole_number(top, call="scan", name="top", least=1)
     best: Best | None = None
@@ -297,14 +302,14 @@ def scan(
             best.add(units, largest[cells], numbers[which], positions[cells], kept)
             best.keep(batch)
     if best is None:
-        raise ValueError("scan: texts hold no token: give some")
+        raise ValueError("scan: texts hold no token: give a text with tokens")
     unit = "neuron" if sae is None else "feature"
     return Scan(name, unit, count, above / count, total / count, best, best.spelled(model))
 
 
 @dataclass(frozen=True, eq=False)
 class HeadExample(_InText):
-    """A query of a text at which a measure of a head is large.
+    """A text in which a measure of a head is large, and the query where it is largest.
 
     Attributes:
         value: the measure at this query.
@@ -312,8 +317,8 @@ class HeadExample(_InText):
         text: the text as it was given, a string or the ids of its tokens (T,).
         tokens: the names of its tokens.
         query: the position of the query.
-        key: the position of the key; the one with the most weight where the measure counts
-            several; None for the entropy.
+        key: the position of the key. If the measure counts several keys, the key with the most
+            weight. None for the entropy.
         weights: (T,), the weights of the query.
     """
 
@@ -327,7 +332,7 @@ class HeadScan:
     """The result of `scan_heads`.
 
     Attributes:
-        scores: the mean of each measure over all queries, as of `head_scores`.
+        scores: the mean of each measure over all queries, as in `head_scores`.
     """
 
     scores: dict[str, Result]
@@ -335,17 +340,17 @@ class HeadScan:
     _spelled: Mapping[int, str]
 
     def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
-        """Return a page of cards: for each head, the texts with the most of a measure.
+        """Return a page of cards with the texts that have the largest values of a measure.
 
         Words are shaded by the weights of the query, from 0 to 1. A frame marks the query.
 
         Args:
             name: the measure.
-            top: the most texts on a card.
-            theme: of the page: "light", "dark", or "auto" for that of the site or system around it.
+            top: the largest number of texts on a card.
+            theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
-            A view of the heads with the largest values, 24 at most.
+            A view of the heads with the largest values, at most 24.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
@@ -369,13 +374,14 @@ class HeadScan:
             )
             for layer, head, examples in sorted(largest, key=lambda entry: entry[:2])
         ]
-        summary = f"Each head, and the queries with most {name!r}."
+        summary = f"For each head, the queries with the largest {name!r}."
         return cards_of(cards, summary, self.scores[name].size, "head", theme)
 
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
-        """Return the texts where a head has most of a measure, largest first, each text once.
+        """Return the texts with the largest values of a head's measure, the largest first.
 
-        Of texts with equal values the earlier ones are kept; texts with a value of 0 are left out.
+        Each text occurs at most once. If texts have equal values, the earlier texts are kept. Texts
+        with a value of 0 are left out.
 
         Args:
             name: the measure.
@@ -384,7 +390,8 @@ class HeadScan:
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
-            TypeError, IndexError: `layer` or `head` is no whole number, or there is none such.
+            TypeError: `layer` or `head` is not a whole number.
+            IndexError: the layer or the head does not exist.
         """
         layers, heads = self._shape(name, "examples")
         layer = check_index(layer, layers, "examples", "layer")
@@ -397,9 +404,11 @@ class HeadScan:
         ]
 
     def _shape(self, name: str, call: str) -> tuple[int, int]:
-        """Return the numbers of layers and heads of a measure."""
+        """Return the shape `(layers, heads)` of a measure."""
         if name not in self.scores:
-            raise KeyError(f"{call}: there is no {shown(name)}: it has {', '.join(self.scores)}")
+            raise KeyError(
+                f"{call}: {shown(name)} was not measured: choose among {', '.join(self.scores)}"
+            )
         layers, heads = self.scores[name].shape
         return layers, heads
 
@@ -407,29 +416,30 @@ class HeadScan:
 def scan_heads(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = _NAMES, top_k: int = 10
 ) -> HeadScan:
-    """Measure all heads over many texts, and keep for each the texts with the largest values.
+    """Measure all heads over many texts, and keep the texts with the largest values.
 
-    Texts are read once, one after the other. Memory grows neither with their number nor with the
-    square of their length: weights are measured as they are computed, and `top_k` texts are kept
-    for each head and measure. Nothing after the weights of the last layer is computed. Texts are
-    truncated as in `trace`, and a warning counts them.
+    Each text is read once. Memory grows neither with the number of texts nor with the square of
+    their length: weights are measured when they are computed, and `top_k` texts are kept for each
+    head and measure. A run stops after the weights of the last layer. Texts are truncated as in
+    `trace`, and a warning gives the number of truncated texts.
 
     Args:
         model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts, or of the ids of their tokens, (T,) integers each.
+        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
         of: the measures: those of `head_scores`, and "strongest", the largest weight on one
-            position. It leaves out special tokens and the first position, where idle heads look.
+            position. "strongest" leaves out special tokens and the first position, which idle heads
+            attend to.
         top_k: the number of examples to keep for each head and measure, at least 1.
 
     Returns:
-        `.scores`, the mean of each measure over all queries, (layers, heads) of float64; and
-        `.examples(name, layer, head)`, the `top_k` texts with the query that has most of it.
+        A `HeadScan`: `.scores` has the mean of each measure over all queries, (layers, heads) of
+        float64; `.examples(name, layer, head)` gives the `top_k` texts with the largest values.
 
     Raises:
-        TypeError: a text is neither a string nor ids, `model` is no model, or `top_k` is not a
+        TypeError: a text is neither a string nor ids, `model` is not a model, or `top_k` is not a
             whole number.
-        ValueError: there is no such measure, `top_k` is below 1, the model is of two texts or of
-            images, or ids are not the model's.
+        ValueError: a measure does not exist; `top_k` is below 1; the model reads two texts or
+            images; or an id is not in the model's table.
 
     Source:
         Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
@@ -452,7 +462,7 @@ def scan_heads(
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """Add the best query of each text and head, if it is among the best so far."""
+        """Add the best query of each text for each head, if it is among the best so far."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads
