@@ -1,4 +1,4 @@
-"""Attention to look at: in the terminal, as static figures, and as pages that explain."""
+"""Views of attention: in a terminal, as static figures, and as interactive pages."""
 
 from qkv.see.page.play import Stories, Story, stories
 from qkv.see.views.compare import CompareView, compare

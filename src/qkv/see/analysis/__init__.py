@@ -1,1 +1,1 @@
-"""What heads look at, in numbers and in words."""
+"""Analysis of attention heads: the tokens they attend to, in numbers and in words."""

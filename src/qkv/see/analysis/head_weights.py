@@ -16,17 +16,17 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # a text of so many tokens shows only the largest weights of each query
-_MOST = 1e30  # the largest weight that is shown as a number
+LONG = 512  # at this many tokens, only each query's largest weights are shown
+_MOST = 1e30  # larger weights are replaced by NaN
 
 
 class Summary(NamedTuple):
-    """The part of one layer's weights that is kept of a long text.
+    """A summary of one layer's weights, kept in place of all weights for a long text.
 
     Attributes:
-        indices: `(H, L, k)` the keys of the largest weights; -1 fills rows with fewer weights.
-        weights: `(H, L, k)` those weights, largest first.
-        received: `(H, S)` the weight on each key, summed over all queries.
+        indices: `(H, L, k)`, for each query the keys with the largest weights; -1 fills short rows.
+        weights: `(H, L, k)`, the weights on these keys, largest first.
+        received: `(H, S)`, the weight on each key, summed over all queries.
     """
 
     indices: Array
@@ -40,9 +40,9 @@ class Axis:
 
     Attributes:
         tokens: the L queries, or the S keys.
-        special: which of them are special tokens, such as [CLS] and [SEP].
-        shown: the names that a reader sees; the tokens themselves if left out.
-        spans: the tokens that make up each word, if the axis has words.
+        special: for each token, whether it is a special token, such as [CLS] or [SEP].
+        shown: the names that a reader sees; by default the tokens themselves.
+        spans: the range of tokens of each word, if the axis consists of words.
     """
 
     tokens: list[str]
@@ -57,20 +57,20 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Mark the parts of content words, and number the words."""
+        """Return `(flags, numbers)`: the tokens of content words, and the number of each word."""
         return content(self.tokens, self.special)
 
     @cached_property
     def is_word(self) -> Array:
-        """Mark words and subwords: neither special tokens nor punctuation."""
+        """Mark words and subwords, but not special tokens or punctuation."""
         return is_word(self.tokens, self.special)
 
     def place(self, row: int) -> int:
-        """Return the position of the first token of a word; a token's own position."""
+        """Return the position of a row's first token in the text."""
         return row if self.spans is None else self.spans[row][0]
 
     def rows_of(self, places: Iterable[int]) -> list[int]:
-        """Return the rows that hold these tokens of the text."""
+        """Return the rows that contain the tokens at these positions."""
         if self.spans is None:
             return list(places)
         firsts = [first for first, _, _ in self.spans]
@@ -79,24 +79,24 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """All heads of one text.
+    """The attention weights of all heads over one text.
 
     Attributes:
         queries: the L queries.
         layers: the numbers of the layers.
-        weights: `(H, L, S)` for each layer; empty if only summaries were kept.
-        summary: the summary of each layer; empty if all weights are there.
-        other_keys: the S keys, if they are other tokens than the queries.
-        scores: scaled scores `(H, L, S)` by layer, -inf where masked; always between tokens.
-        scale: the factor of the raw scores by layer, if it is known.
-        norms: `(H, S)` for each layer, the length of each key's contribution; or empty.
-        name: the name of this text beside other texts.
-        text: the text as it was given, if it is known.
+        weights: `(H, L, S)` for each layer; an empty list if only summaries were kept.
+        summary: the summary of each layer; an empty list if all weights were kept.
+        other_keys: the S keys, if they differ from the queries.
+        scores: scaled scores `(H, L, S)` by layer, -inf where masked; between tokens, never words.
+        scale: for each layer, the factor by which raw scores are multiplied, if it is known.
+        norms: `(H, S)` for each layer, the length of each key's contribution; empty if unknown.
+        name: a name that distinguishes this text from the others in a view.
+        text: the original text, if it is known.
         split: the position at which the second of two sentences begins.
-        others: a description of each layer that is left out because its queries or keys are other
+        others: descriptions of layers that are left out because their queries or keys are other
             tokens.
-        num_layers: the number of layers of the model, if it is known.
-        untrained: whether the parameters of queries and keys are random.
+        num_layers: the number of layers of the model; 0 if it is unknown.
+        untrained: whether the parameters that compute queries and keys are random.
     """
 
     queries: Axis
@@ -115,7 +115,7 @@ class Heads:
     untrained: bool = False
 
     def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
-        """Count a layer or a head from 0 if it was counted from the end.
+        """Convert a negative layer or head number, which counts from the end, to one from 0.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0, 1], num_layers=6)
         >>> heads.from_start(-1, of="layer"), heads.from_start(0, of="layer")
@@ -128,7 +128,7 @@ class Heads:
 
     @property
     def keys(self) -> Axis:
-        """Return the axis of the keys, which may be that of the queries."""
+        """Return the axis of the keys: `queries` if both are the same tokens."""
         return self.queries if self.other_keys is None else self.other_keys
 
     @property
@@ -138,11 +138,11 @@ class Heads:
 
     @property
     def cells(self) -> int:
-        """Count the weights of all layers, kept or not."""
+        """Count the weights of all layers, including weights that were not kept."""
         return len(self.layers) * self.count * len(self.queries.tokens) * len(self.keys.tokens)
 
     def content_keys(self, query: int) -> list[int]:
-        """List the keys that belong to other content words than this query."""
+        """List the keys of content words that differ from the query's word."""
         kept, numbers = self.keys.content
         if self.other_keys is None:
             kept = kept & (numbers != numbers[query])
@@ -160,16 +160,16 @@ class Heads:
     def links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array]:
-        """Return a layer's weights between two different content words, and their keys.
+        """Return `(weights, keys)`: a layer's weights between two different content words.
 
         Args:
             layer: the layer.
-            queries: positions to look from, content words or not.
-            keys: positions to look at, content words or not.
+            queries: the positions of the queries; by default all content words.
+            keys: the positions of the keys; by default all content words.
 
         Returns:
-            weights and keys, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept; a
-            weight is -1 unless it joins two such words.
+            `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept.
+            Weights of all other pairs are -1.
         """
         place = self.layers.index(layer)
         if self.weights:
@@ -182,7 +182,7 @@ class Heads:
     def best_links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array, Array]:
-        """Return the largest of each head's `links`: weights, queries and keys, each `(H,)`."""
+        """Return `(weights, queries, keys)`, each `(H,)`: the largest of each head's `links`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
         best = weights.reshape(self.count, -1).argmax(axis=1)
@@ -190,12 +190,12 @@ class Heads:
         return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
-        """Return two averages to compare one weight with: of its distance, and of its key.
+        """Return the average weights at the same distance and on the same key, for comparison.
 
         Returns:
-            the mean weight of all pairs of words at the same distance, this pair included; and the
-            mean weight on this key from the other words that may attend to it. Keys that are other
-            tokens than the queries have no distance: 0.
+            `(at_distance, on_key)`. The first is the mean weight of all pairs of words at the same
+            distance, including this pair; it is 0 if queries and keys are different tokens. The
+            second is the mean weight on this key from the other words that may attend to it.
         """
         places = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, places, np.full(len(places), key)))
@@ -212,7 +212,7 @@ class Heads:
         return _mean(np.nan_to_num(along)), _mean(column[others])
 
     def at(self, layer: int, head: int, queries: Any, keys: Array) -> Array:
-        """Return one head's weights between queries and keys; 0 for weights that were not kept."""
+        """Return one head's weights from queries to keys; weights that were not kept are 0."""
         place = self.layers.index(layer)
         if self.weights:
             return np.asarray(self.weights[place][head][queries, keys])
@@ -221,20 +221,20 @@ class Heads:
         return np.asarray(np.where(same, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
 
     def row(self, layer: int, head: int, query: int) -> Array:
-        """Return the weights of one query on all keys, `(S,)`; 0 for weights that were not kept."""
+        """Return the weights of one query on all keys, `(S,)`; weights that were not kept are 0."""
         return self.at(layer, head, query, self._every_key)
 
     def known(self, layer: int, head: int) -> Array:
-        """Return the known weights of a head: `(L, S)`, or the largest of each query `(L, k)`."""
+        """Return a head's kept weights: all, `(L, S)`, or the largest of each query, `(L, k)`."""
         place = self.layers.index(layer)
         weights = self.weights[place] if self.weights else self.summary[place].weights
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
-        """Return the queries and keys of the largest kept links, at most `most` of each.
+        """Return the largest kept links with at most `most` queries and `most` keys.
 
         Returns:
-            queries, keys, and the weights between them, NaN for weights that were not kept.
+            `(queries, keys, weights)`. Weights that were not kept are NaN.
         """
         links, keys = (part[head] for part in self.links(layer))
         rows, columns = _corner(links, keys, most)
@@ -243,9 +243,9 @@ class Heads:
         return rows, columns, np.where(at.any(axis=1), values, np.nan)
 
     def hidden(self, layer: int, head: int) -> Array | None:
-        """Return the masked cells `(L, S)` of a head; None if the scores are not known.
+        """Mark the masked cells of a head, `(L, S)`; return None if the scores are not known.
 
-        A word is masked if all of its tokens are.
+        The cell of two words is masked if the cells of all their tokens are masked.
         """
         if layer not in self.scores:
             return None
@@ -263,9 +263,10 @@ class Heads:
     def _joined(
         self, at: Array, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> Array:
-        """Mark pairs of a query and its keys `(S,)` or `(..., L, k)` that join two content words.
+        """Mark the pairs of a query and a key in `at` that join two different content words.
 
-        The positions in `queries` and `keys` count as content words.
+        `at` has the keys, `(S,)` or `(..., L, k)`. The positions in `queries` and `keys` count as
+        content words.
         """
         (flags, numbers), (key_flags, key_numbers) = self.queries.content, self.keys.content
         if queries is not None:
@@ -281,9 +282,9 @@ class Heads:
 def kept_in(
     trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
 ) -> tuple[list[int], list[Array], list[Summary]]:
-    """Return the layers whose weights a trace holds, and these; else layers with summaries.
+    """Return `(layers, weights, summaries)`: the weights that a trace holds, or else summaries.
 
-    `prefix` begins the names of the arrays: "cross_attn." for attention between two texts.
+    The names of the arrays begin with `prefix`: "cross_attn." for attention between two texts.
     """
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
@@ -313,9 +314,9 @@ def heads_of(
     """Read the heads from a trace of one text.
 
     Args:
-        trace: of one text, with its weights or with the summaries of `top_k`.
-        parameters: the model's, for the length of each key's contribution.
-        name: the name of the text beside other texts.
+        trace: a trace of one text, with weights or with the summaries of `top_k`.
+        parameters: the model's parameters, which give the length of each key's contribution.
+        name: a name that distinguishes the text from the others in a view.
     """
     own = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
     layers, weights, summary = kept_in(trace, own)
@@ -338,7 +339,7 @@ def heads_of(
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return the queries and keys of the largest links, in order of position."""
+    """Return `(queries, keys)` of the largest links, both in order of position."""
     rows: set[int] = set()
     columns: set[int] = set()
     for place in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -352,7 +353,7 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """Return the factor of the raw scores; None if scores are changed in other ways too."""
+    """Return the factor of the raw scores; None if more than a factor changes the scores."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)
@@ -372,10 +373,11 @@ def value_norms(v: Array, out_proj: Array) -> Array:
 
     Args:
         v: the values `(S, Hkv, dv)`, their bias included.
-        out_proj: `(Hq * dv, D)`, of which head h owns rows `h * dv` to `(h + 1) * dv`.
+        out_proj: `(Hq * dv, D)`; rows `h * dv` to `(h + 1) * dv` belong to head h.
 
     Source:
-        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2: their f(x).
+        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2, where the contribution
+        is f(x).
 
     >>> value_norms(np.array([[[3.0, 4.0]], [[0.0, 1.0]]]), np.eye(2))
     array([[5., 1.]])
@@ -412,7 +414,8 @@ def _mean(values: Array) -> float:
 def by_word(heads: Heads) -> Heads:
     """Merge the subwords of a text into words; return the same heads if no token is a subword.
 
-    The weights on the subwords of a word are summed, the weights from them are averaged.
+    The weight on a word is the sum over its subwords; the weight from a word is the mean over its
+    subwords.
 
     >>> axis = Axis(["a", "##b", "c"], [False] * 3)
     >>> heads = Heads(axis, [0], [np.full((1, 3, 3), 1 / 3)])
@@ -456,7 +459,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # a row of a head
+    line = head * len(rows) + row_of[query]  # the head and the row in one number
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]
@@ -464,7 +467,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     line, key = np.divmod(cells, len(columns))
     order = np.lexsort((key, -sums, line))
     line, key, sums = line[order], key[order], sums[order]
-    place = np.arange(len(line)) - np.searchsorted(line, line)  # of a weight in its row
+    place = np.arange(len(line)) - np.searchsorted(line, line)  # the rank of each weight in its row
     kept = place < top_k
     indices = np.full((heads * len(rows), top_k), -1, np.int64)
     weights = np.zeros(indices.shape, part.weights.dtype)

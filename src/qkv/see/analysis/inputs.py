@@ -1,4 +1,4 @@
-"""The arguments of a view as traces and heads: a text, a trace, or weights with tokens."""
+"""Conversion of a view's arguments (text, trace, or weights with tokens) to traces and heads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
-# A text of up to so many tokens is traced whole, with (T, T) weights for each head.
+# A text of up to this many tokens is traced with all (T, T) weights of each head.
 WHOLE = 2 * LONG
 
 
 def traced(
     given: Any, tokens: Iterable[str] | None, model: Model | str | None, call: str
 ) -> tuple[Trace, Model | None]:
-    """Trace the text that was given, or take its trace; return the model too if there is one."""
+    """Return `(trace, model)` for a text, a trace or weights; the model may be None."""
     if isinstance(given, Trace | Seq2SeqTrace):
         trace = one_text(given, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
@@ -58,7 +58,7 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
 
 
 def model_of(model: Model | str | None, texts: list[str]) -> Model:
-    """Return the model, or load it by name; "random" knows the words of these texts."""
+    """Return the model, or load it by name; the model "random" gets the words of these texts."""
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
@@ -66,7 +66,7 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
     """Return the model, or load it by name, and check that it reads texts.
 
     Raises:
-        ValueError: the model reads images.
+        ValueError: the model takes images instead of texts.
     """
     used = model_of(model, texts)
     if isinstance(used, VisionModel):
@@ -80,11 +80,11 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
 def places_in(
     trace: Trace, model: Model | None, word: str | int, call: str, name: str
 ) -> list[int]:
-    """Find the tokens of a word wherever it stands in the text, or check one position.
+    """Find the tokens of every copy of a word in the text, or check one position.
 
     Raises:
-        ValueError: the word is not in the text; the message names the words there are.
-        IndexError: there is no such place.
+        ValueError: the word is not in the text; the message lists the words of the text.
+        IndexError: the position is out of range.
     """
     size = len(trace.tokens)
     if isinstance(word, str):
@@ -102,13 +102,14 @@ def places_in(
 def places_of(
     model: Model | None, word: str | None, a: Trace, b: Trace
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """Choose the word to compare; return it, the reason, and its positions in each text.
+    """Choose the word to compare: return `(word, reason, positions in each text)`.
 
-    Without a word, choose the content word that both texts share; of several, the word whose
-    vectors after the last layer are least alike.
+    Without a word, choose the content word that both texts share. If they share several, choose the
+    word whose vectors after the last layer are least similar.
 
     Raises:
-        ValueError: the word is not in both, or they share none; the message names the words.
+        ValueError: the word is not in both texts, or they share no word; the message lists their
+            words.
     """
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
@@ -131,7 +132,7 @@ def places_of(
 def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """Choose a word that both texts share, as `places_of` returns it."""
+    """Choose a word that both texts share; return the same tuple as `places_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
@@ -153,13 +154,13 @@ def _shared(
 
 
 def _last(similarity: Array) -> float:
-    """Return the similarity after the last layer; infinity for NaN, which is never the smallest."""
+    """Return the similarity after the last layer, with infinity instead of NaN."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 
 
 def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
-    """Find a word as the model cuts it into tokens; without a model, as its subwords spell it."""
+    """Find the tokens of each copy of a word, with the model's tokenizer or by their spelling."""
     if model is None:
         return _spelled(trace, word)
     cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
@@ -167,7 +168,7 @@ def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
 
 
 def _spelled(trace: Trace, word: str) -> list[list[int]]:
-    """Find a word among tokens of an unknown tokenizer, as its subwords spell it.
+    """Find a word among tokens of an unknown tokenizer by the spelling of its subwords.
 
     >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
     [[1, 2]]
@@ -186,7 +187,7 @@ def _listed(words: list[str], most: int = 20) -> str:
 
 
 def one_text(trace: Any, call: str) -> Trace:
-    """Check that a trace holds exactly one text, and return the trace of this text."""
+    """Return the trace of the only text; raise an error for several texts or none."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
             f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
@@ -219,13 +220,13 @@ def _no_tokens(trace: Trace) -> str:
 
 
 def readable_trace(trace: Trace) -> Trace:
-    """Name the tokens of a trace as a reader knows them."""
+    """Replace the tokens of a trace by names without tokenizer marks."""
     tokens, special = trace[0].tokens, trace[0].special
     names = plain_tokens(tokens, special)
     return trace if names == tokens else trace.with_tokens([names])
 
 
-# The error of a weight near 0 or 1 after a softmax in half precision.
+# The rounding error of a weight near 0 or 1 after a softmax in half precision.
 _SLACK = 1e-2
 
 
@@ -238,16 +239,16 @@ def heads_from(
     name: str = "attention",
     title: str = "",
 ) -> Heads:
-    """Make heads from plain arrays.
+    """Convert plain arrays of weights to `Heads`.
 
     Args:
-        attention: weights, one array `(layers, heads, L, S)`, or for each layer an array or a
+        attention: the weights: one array `(layers, heads, L, S)`, or for each layer an array or a
             tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
         tokens: the L queries.
-        keys: the S keys, if they are other tokens.
-        call: the name of the call in errors.
-        name: the name of the argument in errors.
-        title: the name of the text beside other texts.
+        keys: the S keys, if they differ from the queries.
+        call: the name of the called function, for errors.
+        name: the name of the argument, for errors.
+        title: a name that distinguishes the text from the others in a view.
     """
     arrays = _layers(attention, call, name)
     size, width = arrays[0].shape[1:]
@@ -308,7 +309,7 @@ def _dims(part: Any) -> int:
 
 def _read(x: Any, call: str, name: str) -> Array:
     """Convert weights from any device or library to float32 or float64, and check their range."""
-    for method in ("detach", "cpu"):  # a tensor on another device, or one that wants gradients
+    for method in ("detach", "cpu"):  # a tensor on a GPU, or one that requires gradients
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, call=call, name=name)
     if array.dtype.kind not in "fiuV":

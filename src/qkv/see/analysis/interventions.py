@@ -1,4 +1,4 @@
-"""The effect of removing a head, or of hiding a word, on a model's guess."""
+"""The effect of interventions on a model's guess: removing a head, or hiding a word."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
-MOST_HEADS = 48  # the heads removed in turn, of the last layers; the same in assets/store/rule.js
+MOST_HEADS = 48  # at most this many heads are tried; same as in assets/store/rule.js
 MOST_TOKENS = 512
 
 
@@ -31,11 +31,11 @@ class Removal:
         layer: the layer.
         head: the head.
         place: the position of the gap: the token where a word is missing.
-        moved: the probability that goes to other words: half the sum of the differences.
+        moved: the probability that moves to other words: half the sum of all absolute changes.
         word: the first guess of the unchanged model.
-        before: its probability.
-        after: its probability without the head.
-        layers: the layers whose heads were removed in turn.
+        before: the probability of `word` with all heads.
+        after: the probability of `word` without the head.
+        layers: the layers whose heads were tried.
     """
 
     layer: int
@@ -49,12 +49,12 @@ class Removal:
 
     @property
     def stands_out(self) -> bool:
-        """Whether the effect is large enough to be a finding."""
+        """Return whether the effect is large enough to be a finding."""
         return self.moved >= STANDS_OUT
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return the first gap of a text, if the run is unchanged and its model fills gaps."""
+    """Return a text's first gap; None if the run was changed or its model cannot fill gaps."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -63,22 +63,22 @@ def gap_of(model: Model | None, trace: Trace) -> int | None:
 
 
 def removed_in_turn(model: Model) -> list[int]:
-    """List the layers whose heads are removed: all, or the last ones up to 48 heads."""
+    """List the layers whose heads are tried: the last layers, with up to 48 heads in total."""
     return [*range(model.num_layers)][-max(1, MOST_HEADS // model.num_heads) :]
 
 
 def removal_of(
     model: Model | None, trace: Trace, layer: int | None = None, head: int | None = None
 ) -> Removal | None:
-    """Find the head whose removal changes the guess at the first gap most; None without a gap.
+    """Find the head whose removal changes the guess most; return None for a text without a gap.
 
-    Ties go to the lowest layer, then head.
+    The guess is the guess at the first gap. Ties go to the lowest layer, then the lowest head.
 
     Args:
         model: the model.
-        trace: of the text, with its ids; its activations do not matter.
-        layer: consider this layer alone.
-        head: consider this head of each layer alone.
+        trace: the trace of the text, with token ids; its activations are not used.
+        layer: the only layer to consider, if given.
+        head: the only head of each layer to consider, if given.
     """
     place = gap_of(model, trace)
     if place is None or model is None:
@@ -98,7 +98,7 @@ def removal_of(
 def moved_in_both(
     model: Model | None, traces: Sequence[Trace], places: Sequence[int]
 ) -> dict[tuple[int, int], float] | None:
-    """Average the effect of each head's removal over two gaps; None unless both are gaps."""
+    """Average the effect of each head's removal over two gaps; return None without two gaps."""
     if model is None or [gap_of(model, trace) for trace in traces] != list(places):
         return None
     layers = removed_in_turn(model)
@@ -111,14 +111,14 @@ def moved_in_both(
 def removals(
     model: Model, trace: Trace, place: int, layers: Iterable[int]
 ) -> tuple[Array, dict[tuple[int, int], tuple[float, float]]]:
-    """Compute the logits at a position, and the effect of each head's removal on them.
+    """Compute the logits at a position, and how the removal of each head changes the guess.
 
-    For each layer, one batch runs copies of the text that each lack another head; lower layers are
-    not computed again.
+    For each layer, one batch runs one copy of the text for each head, without that head. Lower
+    layers are not computed again.
 
     Returns:
-        Logits (V), and for each (layer, head) the probability that goes to other words, and the
-        probability that the first guess keeps.
+        The logits (V), and for each (layer, head) two probabilities: the probability that moves to
+        other words, and the new probability of the first guess.
     """
     layers = list(layers)
     last = handed_on(model, model.num_layers - 1)[0]
@@ -132,7 +132,7 @@ def removals(
         heads = np.arange(model.layers[layer].attn.num_heads)
 
         def remove(z: Array, heads: Array = heads) -> Array:
-            """Remove another head of each copy of the text."""
+            """Remove one head from each copy of the text, a different head from each."""
             z[heads, :, heads] = 0
             return z
 
@@ -147,20 +147,20 @@ def removals(
     return logits, effects
 
 
-COUNT = 5  # words that are shown
+COUNT = 5  # the number of words to show
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A position of a text, the guess of a model there, and the guess with one word hidden.
+    """A position in a text with two guesses of a model: as it is, and with one word hidden.
 
     Attributes:
         place: the position of the token.
-        before: the likeliest words there, with their probabilities.
-        hidden: the positions of the word whose hiding changes most; empty if there is no other
-            word.
-        word: this word.
-        after: the likeliest words with this word hidden; `before` if there is none.
+        before: the likeliest words at the position, with their probabilities.
+        hidden: the positions of the hidden word: the word whose hiding changes the guess most.
+            Empty if the text has no other word.
+        word: the hidden word.
+        after: the likeliest words with `word` hidden; the same as `before` if no word is hidden.
     """
 
     place: int
@@ -171,12 +171,12 @@ class Opening:
 
 
 def opening_of(model: Model, trace: Trace) -> Opening:
-    """Choose the position of a text to begin with, and the word to hide.
+    """Choose the first position that the page of a text shows, and the word to hide.
 
-    The position is the first mask token, else the last content word; in a decoder it is the last
-    token, which the next word follows. The word is the content word whose hiding changes the
-    probabilities there most (half the sum of the differences), among the words whose hiding changes
-    the likeliest word, if there are any.
+    The position is the first mask token, or else the last content word; for a decoder it is the
+    last token, which the guessed word follows. The hidden word is a content word. Words whose
+    hiding changes the likeliest word come first; among them, the word whose hiding changes the
+    probabilities at the position most (half the sum of the absolute changes) is chosen.
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)
@@ -205,7 +205,7 @@ def opening_of(model: Model, trace: Trace) -> Opening:
 
 
 def _probabilities(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:
-    """Compute the probability of each word of the vocabulary at a position, in float64 (V)."""
+    """Compute the probability of each word of the vocabulary at a position, `(V,)` float64."""
     [last] = handed_on(model, model.num_layers - 1)
     run = model.trace(np.asarray(trace.ids), names=[last], hide=hide or ())
     return softmax(model.unembed(run[last][0, place]).astype(np.float64))

@@ -1,4 +1,4 @@
-"""Numbers that describe heads: their measures, and links between words with large weights."""
+"""Measures that describe heads, and links: large weights between two words."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads, Summary
 
-# Limits of the rule for a head, here and in assets/store/rule.js; docs/views.md gives the reasons.
-STANDS_OUT = 0.1  # of a weight, or of the probability at a gap
-OF_PLACES = 0.4  # a head with this average for a distance, or for a key, attends to a position
+# The limits by which views choose a head. They are the same in assets/store/rule.js, and
+# docs/views.md explains them.
+STANDS_OUT = 0.1  # the least difference of a weight or a probability
+OF_PLACES = 0.4  # from this average weight on, a head attends to a position
 
-Measure = Callable[[Array], Array]  # of one layer's weights (H, L, S): a number for each head
+Measure = Callable[[Array], Array]  # from one layer's weights (H, L, S) to one number for each head
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
-    """Compute every measure of every head, each `(layers, heads)`; None for unknown ones.
+    """Compute each measure of all heads, `(layers, heads)`; a measure that is unknown is None.
 
-    If only the largest weights of a text were kept, `first` and `separators` are known: they need
-    no more than the weight on each key.
+    If only the largest weights of a text were kept, only `first` and `separators` are known, since
+    they need no other numbers than the weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
@@ -48,9 +49,10 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
 
 
 def entropy(weights: Array) -> Array:
-    """Compute how spread out the weights of a token are, `(H,)` in bits: 1 bit is two equal keys.
+    """Compute the entropy of each head's weights, `(H,)` in bits: two equal weights have 1 bit.
 
-    The mean over queries of `-sum(w * log2(w))`, without queries that attend to nothing.
+    The entropy is the mean over queries of `-sum(w * log2(w))`, without queries that attend to
+    nothing.
 
     Source:
         Clark et al. 2019, "What Does BERT Look At?", section 3.3.
@@ -64,9 +66,9 @@ def entropy(weights: Array) -> Array:
 
 
 def on_offset(weights: Array, offset: int) -> Array:
-    """Compute the mean weight on the token `offset` positions on, `(H,)`: -1 is the previous token.
+    """Compute the mean weight on the token `offset` positions later; -1 is the previous token.
 
-    Queries count if they have such a token and attend to anything.
+    The result is `(H,)`. Only queries that have such a token, and that attend to anything, count.
 
     Source:
         Clark et al. 2019, section 3.1.
@@ -80,9 +82,10 @@ def on_offset(weights: Array, offset: int) -> Array:
 
 
 def on_keys(weights: Array, keys: Any) -> Array:
-    """Compute the mean over queries of the summed weight on these keys, `(H,)`.
+    """Sum each query's weights on these keys, and average the sums over the queries, `(H,)`.
 
-    Key 0 gives the weight on the first token, the later special tokens the weight on separators.
+    With key 0 this is the weight on the first token; with the later special tokens it is the weight
+    on separators.
 
     Source:
         Clark et al. 2019, section 3.2.
@@ -95,9 +98,9 @@ def on_keys(weights: Array, keys: Any) -> Array:
 
 
 def on_cells(weights: Array, cells: Array) -> Array:
-    """Compute the mean of the summed weight of a query on its cells `(L, S)`, `(H,)`.
+    """Sum each query's weights on the marked cells `(L, S)`, and average the sums, `(H,)`.
 
-    Queries count if they have such a cell and attend to anything.
+    Only queries that have a marked cell, and that attend to anything, count.
 
     >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
     array([0.75])
@@ -107,10 +110,10 @@ def on_cells(weights: Array, cells: Array) -> Array:
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Mark the targets of induction, `(L, L)` bool: the tokens behind earlier copies of a token.
+    """Mark the targets of induction, `(L, L)` bool: tokens that follow earlier copies of a token.
 
-    In "a b c a", from the second "a" to "b". Special tokens have no copies, and a token's weight on
-    itself, as in "a a", does not count.
+    In "a b c a", the target of the second "a" is "b". Special tokens have no targets. A token is
+    never its own target, as it would be in "a a".
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
@@ -128,7 +131,9 @@ def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
 
 
 def distance(weights: Array) -> Array:
-    """Compute the mean distance of attention, `(H,)` in tokens: the mean of `sum(w * |i - j|)`.
+    """Compute the mean distance of attention, `(H,)` in tokens.
+
+    The distance is the mean over queries of `sum(w * |i - j|)`.
 
     Source:
         Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language
@@ -143,9 +148,9 @@ def distance(weights: Array) -> Array:
 
 
 def summarize(weights: Array, top_k: int) -> Summary:
-    """Keep the largest weights of each query, and the sum on each key, of weights `(H, L, S)`.
+    """Reduce weights `(H, L, S)` to the largest weights of each query and the sum on each key.
 
-    Ties go to the lower key.
+    If weights are equal, the lower key comes first.
 
     >>> part = summarize(np.array([[[0.2, 0.5, 0.3], [0.5, 0.0, 0.5]]]), 2)
     >>> part.indices.tolist(), part.weights.tolist(), part.received.tolist()
@@ -153,7 +158,8 @@ def summarize(weights: Array, top_k: int) -> Summary:
     """
     kept = min(top_k, weights.shape[2])
     indices = np.empty((*weights.shape[:2], kept), np.int64)
-    for place, head in enumerate(weights):  # one head at a time: the order is as large as the head
+    # one head at a time: the sorted indices of a head need as much memory as its weights
+    for place, head in enumerate(weights):
         indices[place] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
     largest = np.take_along_axis(weights, indices, axis=-1)
     received = np.asarray(np.nansum(weights, axis=1, dtype=np.float64))
@@ -161,7 +167,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """Average each head's parts `(H, L)` over the queries that attend to anything, `(H,)`."""
+    """Average numbers of queries `(H, L)` over the queries that attend to anything, `(H,)`."""
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
@@ -169,7 +175,7 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
 
 
 def strongest(score: Array, count: int) -> list[int]:
-    """Return the positions of the `count` largest numbers in their own order; ties go to the first.
+    """Return the positions of the `count` largest numbers in ascending order; ties go to the first.
 
     >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
     [1, 3]
@@ -178,7 +184,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """Return the rows and columns that hold the largest numbers, each in its own order.
+    """Return `(rows, columns)` with the largest numbers, both in ascending order.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])
@@ -207,7 +213,7 @@ class Link:
         query: the position of the token that attends.
         key: the position of the token that is attended to.
         weight: the weight.
-        usual: the averages of its distance and of its key, from `Heads.usual`.
+        usual: the average weights at the same distance and on the same key, from `Heads.usual`.
     """
 
     layer: int
@@ -219,25 +225,26 @@ class Link:
 
     @property
     def of_places(self) -> bool:
-        """Whether its head attends to that distance, or to that word, whatever the words are."""
+        """Return whether the head attends to this distance or this key regardless of the words."""
         return max(self.usual) >= OF_PLACES
 
     @property
     def above(self) -> float:
-        """Return its weight above the expected one; 0 for a head that attends to a position."""
+        """Return how far the weight is above the usual one; 0 if the head attends to a position."""
         expected = max(2 * self.usual[0], self.usual[1])
         return 0.0 if self.of_places else max(0.0, self.weight - expected)
 
     @property
     def stands_out(self) -> bool:
-        """Whether it is far enough above the expected weight to be a finding."""
+        """Return whether the weight is far enough above the usual one to be a finding."""
         return self.above >= STANDS_OUT
 
 
 def strongest_links(heads: Heads, layer: int, head: int, count: int | None = None) -> list[Link]:
     """List a head's largest weights between two different content words, largest first.
 
-    Ties go to the earlier query, then the earlier key. Weights of 0 are no links.
+    Of equal weights, the earlier query comes first, then the earlier key. Weights of 0 are left
+    out.
     """
     # (L, S), or (L, k) if only the k largest are kept
     weights, keys = (part[head] for part in heads.links(layer))
@@ -251,14 +258,14 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
 
 
 def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
-    """Return the weights from a word in one head, `(T,)`, as the mean over its subwords."""
+    """Return the weights from a word in one head, `(T,)`, averaged over the word's subwords."""
     return np.asarray(np.mean([heads.row(layer, head, place) for place in positions], axis=0))
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
     """List the content words that a word attends to most, each in its strongest head.
 
-    The word itself is left out. Ties go to the lowest layer, then head.
+    The word itself is left out. Ties go to the lowest layer, then the lowest head.
     """
     best: dict[int, Link] = {}
     keys = heads.content_keys(rows[0])

@@ -1,4 +1,4 @@
-"""The choice of the head that a view opens on, and the reason for it."""
+"""The choice of the head that a view shows first, and the reason for the choice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qkv.see.analysis.interventions import Removal
 from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was asked for"
-_LEAST = 0.05  # smaller weights are no links to compare
-_WEAK = 0.1  # a head that was asked for shows its largest link if no content link is larger
+_LEAST = 0.05  # smaller weights do not count as links to compare
+_WEAK = 0.1  # if all content links are smaller, a requested head shows its largest link
 
 
 class Notation(NamedTuple):
-    """How a sentence names a head, and how it writes shares and differences of shares."""
+    """The notation of sentences for heads, for shares and for differences of shares."""
 
     head: str
     share: Callable[[float], str]
@@ -28,7 +28,7 @@ class Notation(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """Write a probability or a weight in per cent, as the live page does.
+    """Write a probability or a weight in per cent, in the format of the live page.
 
     >>> [percent(share) for share in (0.138, 0.0731, 0.0004, 0.0)]
     ['14%', '7.3%', 'under 0.1%', '0%']
@@ -42,7 +42,8 @@ def percent(share: float) -> str:
 TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
 PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
-# Finds the head that matters most at a gap, within a layer and a head if they are asked for.
+# A function that finds the head that matters most at a gap. Its arguments limit the search to a
+# layer and a head.
 Removing = Callable[[int | None, int | None], Removal | None]
 
 
@@ -53,10 +54,11 @@ class ChosenHead:
     Attributes:
         layer: the layer.
         head: the head.
-        link: its strongest link, if it has one; at a gap the link from the gap.
-        reason: why this head is shown, in words.
-        stands_out: whether it is a finding; None if the reader asked for it.
-        headline: a sentence about it that says more than its link; or empty.
+        link: the head's strongest link, if it has one; for a text with a gap, the link from the
+            gap.
+        reason: a clause that says why this head is shown.
+        stands_out: whether the head is a finding; None if the reader asked for the head.
+        headline: a sentence about the head that says more than its link; empty if there is none.
     """
 
     layer: int
@@ -78,12 +80,13 @@ def rank_heads(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
 ) -> list[Link]:
-    """Return the strongest link of each head, those furthest above the usual weight first.
+    """Return the strongest link of each head, ordered by how far it is above the usual weight.
 
-    A link joins two different content words, or the positions asked for. The usual weight is the
-    larger of two averages: twice the head's weight for words at that distance, and its weight on
-    that word from other words. Links that are not above it come next, the largest weight first, and
-    last the links of heads with an average of 0.4 or more; ties go to the lowest layer, then head.
+    A link joins two different content words, or the requested positions. The usual weight is the
+    larger of two numbers: twice the head's average weight for words at the same distance, and the
+    head's average weight on the same key from other words. Links that are not above the usual
+    weight come next, the largest weight first. The links of heads with an average of 0.4 or more
+    come last. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:
@@ -101,9 +104,9 @@ def rank_heads(
 def other_heads(
     seen: Heads, links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
 ) -> list[Link]:
-    """Choose the ranked links of other heads that stand out too, each pair of words once.
+    """Choose the links of other heads that stand out too, each pair of words once.
 
-    With `repeat`, for one link that was asked for, choose the links of all other heads.
+    With `repeat`, the reader asked for one link: choose this link in all other heads.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -127,19 +130,18 @@ def choose_head(
     removing: Removing | None = None,
     written: Notation = TERMINAL,
 ) -> tuple[ChosenHead, list[Link]]:
-    """Choose the head to open on by the rule of all views; return it and all ranked links.
+    """Choose the head to show first, by the rule of all views; return `(head, ranked links)`.
 
-    At a gap it is the head whose removal changes the guess most, as `removing` measures it. Without
-    a gap, or if positions were asked for, it is the head whose strongest link is furthest above the
-    usual weight. A difference below 0.1 is no finding, and neither is any head of an untrained
-    model: the headline says so.
+    For a text with a gap, choose the head whose removal changes the guess most, as `removing`
+    measures it. Without a gap, or if positions were requested, choose the head whose strongest link
+    is furthest above the usual weight. If the difference is below 0.1, or the model is untrained,
+    the headline says that no head stands out.
 
-    `layer` and `head` narrow the choice; `queries` and `keys` are the positions that links join. A
-    head that was asked for may have no link between content words; then it shows its largest link
-    to any word.
+    `layer` and `head` limit the choice; `queries` and `keys` are the positions that links join. If
+    a requested head has no link between content words, its largest link to any word is shown.
 
     Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
+        IndexError: `layer` or `head` is out of range; the message names the range.
     """
     layer, head = checked_place(seen, layer, head, call)
     links = rank_heads(seen, None, queries, keys)
@@ -182,7 +184,7 @@ def choose_head(
 
 
 def _none(layer: int | None, head: int | None, untrained: bool) -> str:
-    """Write that no head stands out."""
+    """Write that no head stands out among the heads to choose from."""
     which = "No head" if layer is None else f"No head of layer {layer}"
     which = which if head is None else f"In no layer head {head}"
     return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
@@ -219,7 +221,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key that a query attends to most: another content word if one gets a tenth."""
+    """Return the key with a query's largest weight; prefer content words with at least 0.1."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -236,7 +238,7 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
-    """Write why the head of this link is shown."""
+    """Write the reason why the head of this link is shown."""
     query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
@@ -271,17 +273,19 @@ def contrasting_head(
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
-    The difference is half the sum, over all words, of the differences between its links to content
-    words, each by its weight above the usual one (`rank_heads`). If no link is above it, and among
-    heads that differ alike, all weights are compared in the same way: 0 is the same, 1 nothing in
-    common. Ties go to the lowest layer, then head. A head stands out if a link is above the usual
-    weight by 0.1 more in one text than in the other, and neither model is untrained.
+    For each head, the weight above the usual one (`rank_heads`) of each link from the word is
+    compared between the texts; the head's difference is half the sum of the absolute changes. Heads
+    with equal differences are compared by all weights of the word in the same way: 0 means equal
+    weights, 1 means no key in common. Ties go to the lowest layer, then the lowest head.
 
-    `moved` says how much the removal of each head changes the guesses, if the word is a gap in both
-    texts; then this decides.
+    A head stands out if the models are trained, and if the weight of a link above the usual one
+    differs by at least 0.1 between the texts.
+
+    If the word is the gap of both texts, `moved` has the effect of each head's removal on the
+    guesses, and the head with the largest effect is chosen.
 
     Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
+        IndexError: `layer` or `head` is out of range; the message names the range.
     """
     layer, head = checked_place(b, layer, head, "compare")
     places = places_among(a, layer, head, "compare")
@@ -319,12 +323,12 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum the weights from a word by the names of the tokens."""
+    """Sum the weights from a word over tokens with the same name."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum how far a word's links to content words are above the usual weight, by name."""
+    """Sum, by name, the weights above the usual ones of a word's links to content words."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (
@@ -343,7 +347,7 @@ def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, fl
 
 
 def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
-    """Compute the total variation distance of two attentions by the names of the tokens.
+    """Compute the total variation distance between two sets of weights by token name.
 
     >>> _apart({"a": 0.5, "b": 0.5}, {"b": 0.5, "c": 0.5})
     0.5
@@ -360,12 +364,12 @@ def changed_head(
 ) -> ChosenHead:
     """Choose the head whose weights differ most between two runs of one text.
 
-    The difference is half the sum of the differences of each query's weights, averaged over the
-    queries. Heads in `without`, which either run ablated, do not count. Ties go to the lowest
-    layer, then head.
+    The difference is half the sum of the absolute changes of a query's weights, averaged over the
+    queries. Heads in `without`, which at least one run ablated, are not chosen. Ties go to the
+    lowest layer, then the lowest head.
 
     Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
+        IndexError: `layer` or `head` is out of range; the message names the range.
     """
     layer, head = checked_place(b, layer, head, "compare")
     places = places_among(a, layer, head, "compare")
@@ -379,13 +383,13 @@ def changed_head(
 
 
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
-    """Compute the share of a head's weight that moved in the other run, averaged over queries."""
+    """Compute the share of a head's weight that moves to other keys, averaged over queries."""
     x, y = (
         np.stack([seen.row(layer, head, query) for query in range(len(a.queries.tokens))])
         for seen in (a, b)
     )
     share = np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2
-    return float(np.nan_to_num(share, nan=-1.0))  # an unknown share is not the largest
+    return float(np.nan_to_num(share, nan=-1.0))  # so that an unknown share is never the largest
 
 
 def places_among(
@@ -400,11 +404,11 @@ def places_among(
 def checked_place(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """Check a layer and a head, and count both from 0; -1 is the model's last.
+    """Check a layer and a head; return both counted from 0. The number -1 is the last one.
 
     Raises:
-        IndexError: they are not.
-        ValueError: there is none at all.
+        IndexError: the layer or the head is out of range.
+        ValueError: the trace holds no weights, or the layer has other queries or keys.
     """
     asked = layer, head
     if heads.layers:

@@ -1,4 +1,4 @@
-"""One text through the snapshots of a training run, and the attention of each head."""
+"""The attention of each head over one text, at each snapshot of a training run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
 
-# Keys that may differ between the configs of one run: they do not change what it computes.
+# The keys of a config that may differ between the models of one run, since they do not affect the
+# numbers.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
 
@@ -36,8 +37,8 @@ class Run:
     Attributes:
         name: the name of the run.
         steps: the steps of its snapshots, in order.
-        losses: the loss at each logged step, in order; empty without a log.
-        open: from a step to its model, or to a trace.
+        losses: the logged loss by training step, in order; empty without a log.
+        open: the function that returns the model or the trace of a step.
     """
 
     name: str
@@ -50,11 +51,12 @@ def read_run(run: Any) -> Run:
     """Read a run from a folder, or from a mapping from step to model or trace.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: there are no snapshots, or what was logged is broken.
-        TypeError: it is neither a folder nor such a mapping.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the run has no snapshots, or its log is broken.
+        TypeError: `run` is neither a folder nor a mapping from step to model or trace.
     """
-    from qkv.learn.run_folder import SNAPSHOTS, read_losses, snapshots_in  # loads the loop too
+    # imported here, since this module also loads the training loop
+    from qkv.learn.run_folder import SNAPSHOTS, read_losses, snapshots_in
 
     if isinstance(run, Mapping):
         return _of_mapping(run)
@@ -98,16 +100,16 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
 
 
 def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
-    """Trace the text with each snapshot: the weights, and for the first snapshot the scores too.
+    """Trace the text's weights with each snapshot, and its scores with the first snapshot.
 
     Args:
         run: the run.
         text: the text, or the ids of its tokens; None if the run holds traces.
-        most: the largest number of weights, of all layers and heads, in one trace.
+        most: the largest number of weights in one trace, counted over all layers and heads.
 
     Raises:
-        ValueError: there is no text or one too many, it is empty or too long, or the snapshots
-            are not of one run.
+        ValueError: the text is missing, empty, too long, or given although the run holds traces; or
+            the snapshots belong to different runs.
     """
     first: tuple[int, Any, Trace] | None = None
     with progress("snapshots", len(run.steps)) as advance:
@@ -144,7 +146,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(np.atleast_1d(text))
     _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
-        if again:  # the first snapshot has warned that the text was cut
+        if again:  # the first snapshot has already warned that the text is cut
             warnings.simplefilter("ignore", UserWarning)
         names = ["pattern"] if again else ["pattern", "attn_scores"]
         trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)
@@ -187,17 +189,17 @@ def _few(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-MOST_CELLS = 2_000_000  # the most weights in a page: 4 MB before base64
+MOST_CELLS = 2_000_000  # the largest number of weights in a page: 4 MB before base64
 MOST_LOSSES = 400
-BECOMES = 0.5  # the score from which a head has its score's name
+BECOMES = 0.5  # from this score on, a head has the name of the measure
 
 
 class Score(NamedTuple):
-    """One measure of what a head attends to.
+    """A measure of the tokens that a head attends to.
 
     Attributes:
         name: a short name.
-        of: the weight that it measures, in words.
+        of: the measured weight, in words.
         head: the name for heads with a high score.
     """
 
@@ -220,15 +222,15 @@ class Replay:
 
     Attributes:
         run: the name of the run.
-        first: the trace of the first snapshot, for everything that stays the same.
+        first: the trace of the first snapshot, for all data that snapshots share.
         heads: the heads of the first snapshot.
         steps: the steps of the snapshots, in order.
         scores: the measures.
-        values: the scores, `(steps, layers, heads, scores)` float64.
+        values: the value of each measure, `(steps, layers, heads, scores)` float64.
         shown: the indices in `steps` of the snapshots whose weights are kept.
         weights: `(shown, layers, heads, L, L)`.
         hidden: the masked cells, `(layers, heads, L, L)`, if they are known.
-        losses: the loss at each logged step.
+        losses: the logged loss by training step.
     """
 
     run: str
@@ -249,15 +251,15 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """Return the rise of each score from the first step to the last; of one step the scores."""
+        """Return the rise of each score from the first step to the last; the scores of one step."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 
     @property
     def knots(self) -> list[int]:
-        """Return the steps at even distances in charts: snapshots, and both ends of the log.
+        """Return the steps at equal distances in charts: all snapshots, and both ends of the log.
 
-        Snapshots are mostly taken at growing distances, since most changes happen early.
+        Charts space them equally because most runs take snapshots at growing intervals.
         """
         every = [*self.steps, *(step for step, _ in self.losses)]
         return sorted({*self.steps, min(every), max(every)})
@@ -276,18 +278,19 @@ class Replay:
         return None if self.hidden is None else self.hidden[place]
 
     def loss_at(self, step: int) -> float | None:
-        """Return the loss that was logged nearest to a step; None without a log."""
+        """Return the loss logged at the step nearest to this step; None without a log."""
         nearest = min(self.losses, key=lambda logged: abs(logged[0] - step), default=None)
         return None if nearest is None else nearest[1]
 
 
 def replay_of(run: Run, text: Text) -> Replay:
-    """Trace a text with each snapshot of a run, score each head, and keep what fits into a page.
+    """Trace a text with each snapshot of a run, and score each head.
 
+    If the weights of all snapshots are too many for a page, only those of some snapshots are kept.
     Snapshots with weights that are not finite are left out, with a warning.
 
     Raises:
-        ValueError: no snapshot is left, or what `traces` raises.
+        ValueError: no snapshot has finite weights, or `traces` raises this error.
     """
     first: tuple[Trace, Heads, dict[Score, Measure]] | None = None
     steps: list[int] = []
@@ -298,7 +301,7 @@ def replay_of(run: Run, text: Text) -> Replay:
         heads = heads_of(trace)
         if first is None:
             first = trace, heads, _scores(heads)
-            trace.model = run.name or trace.model  # a run of given traces has no name
+            trace.model = run.name or trace.model  # a mapping of traces has no name
             wanted = spread(len(run.steps), MOST_CELLS // heads.cells)
         weights = np.array(heads.weights, dtype=np.float32)
         if not np.isfinite(weights).all():
@@ -337,7 +340,7 @@ def replay_of(run: Run, text: Text) -> Replay:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` indices, at even distances, with the first and the last.
+    """Choose at most `most` of `count` indices at equal distances, with the first and the last.
 
     >>> spread(5, 9), spread(9, 3)
     ([0, 1, 2, 3, 4], [0, 4, 8])
@@ -347,7 +350,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """Choose the measures: not all texts repeat tokens, and not all models see the next token."""
+    """Choose the measures that apply: some texts repeat no token, some models mask later tokens."""
     measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
         measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)
@@ -361,12 +364,12 @@ def _scores(heads: Heads) -> dict[Score, Measure]:
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
-    """Choose the head with the score that rose most through training; return both.
+    """Choose the head and the score that rose most in training; return `(head, index of score)`.
 
-    Ties go to the lowest layer, then head, then the first score.
+    Ties go to the lowest layer, then the lowest head, then the first score.
 
     Raises:
-        IndexError: `layer` or `head` is not there; the message names the range.
+        IndexError: `layer` or `head` is out of range; the message names the range.
     """
     layer, head = selection.checked_place(replay.heads, layer, head, "replay")
     places = selection.places_among(replay.heads, layer, head, "replay")
@@ -380,7 +383,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
 
 
 def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
-    """Describe the course of a head's score through training."""
+    """Describe in a sentence how a head's score changes in training."""
     where, what = head.where, replay.scores[score]
     course, steps = replay.course(head, score), replay.steps
     first, last = float(course[0]), float(course[-1])
@@ -402,7 +405,7 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
 
 
 def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
-    """Reduce a curve to at most `most` points, each the mean of neighbours.
+    """Reduce a curve to at most `most` points; each is the mean of adjacent points.
 
     >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
     [[0.5, 3.0], [2.5, 1.0]]

@@ -1,4 +1,4 @@
-"""Word vectors before, between and after the layers: cosines, and a plane to draw them in."""
+"""Word vectors before, between and after the layers: their cosines, and their plane in pictures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Movement:
     """The change of each token from its static to its contextual vector, all `(T,)` float64.
 
     Attributes:
-        cosine: between the two; 1 is the same direction, 0 stands for a vector of length 0.
-        static_length: of the token's row in the token table.
-        contextual_length: of its vector after the last layer.
+        cosine: the cosine between both vectors: 1 for the same direction; 0 if a vector is all
+            zeros.
+        static_length: the length of the static vector, the token's row in the token table.
+        contextual_length: the length of the contextual vector, after the last layer.
     """
 
     cosine: Array
@@ -33,9 +34,9 @@ class Movement:
 
 @np.errstate(over="ignore", invalid="ignore")
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
-    """Measure how far each token moved; None if the trace lacks static or contextual vectors.
+    """Measure how far attention moved each token; return None if the trace lacks a vector.
 
-    The vector of a word of several tokens (`spans`) is the mean of theirs.
+    With `spans`, a word's vector is the mean of the vectors of its tokens.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -50,7 +51,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
-    """Average the vectors `(T, D)` of each word; return them unchanged without words."""
+    """Average the vectors `(T, D)` of each word's tokens; do nothing without `spans`."""
     if spans is None:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
@@ -58,7 +59,7 @@ def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
 
 
 def static_and_last(trace: Trace) -> tuple[Array, Array] | None:
-    """Return static and contextual vectors, `(1, T, D)`; None if the trace lacks either."""
+    """Return `(static, contextual)` vectors, `(1, T, D)`; None if the trace lacks one of them."""
     last = last_state(trace)
     if "embed" not in trace or last is None or trace["embed"].shape != last.shape:
         return None
@@ -94,8 +95,9 @@ def similarity_by_layer(
 ) -> Array:
     """Compute the cosine of one word in two texts at each layer, `(num_layers + 1,)`.
 
-    The first number is at the embeddings, the others after each layer. The vector of a word of
-    several subwords is their mean. Empty if a trace lacks these vectors.
+    The first number is the cosine at the embeddings; the others are the cosines after each layer. A
+    word's vector is the mean of the vectors of its subwords. The result is empty if a trace lacks
+    these vectors.
     """
 
     def alike(x: Array, y: Array) -> Array:
@@ -108,10 +110,10 @@ def similarity_by_layer(
 def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Array:
     """Apply a measure to two traces' vectors `(T, D)` at the embeddings and after each layer.
 
-    `(num_layers + 1,)`, or empty if a trace lacks these vectors.
+    The result is `(num_layers + 1,)`, or empty if a trace lacks these vectors.
 
     Raises:
-        ValueError: the texts ran through different numbers of layers, or vectors have two sizes.
+        ValueError: the models have different numbers of layers or vectors of different sizes.
     """
     need_alike("layers", a, a.num_layers, b, b.num_layers)
     try:
@@ -123,7 +125,7 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """Raise an error that names the models unless two traces agree in a number."""
+    """Raise an error that names the models unless a number is the same for two traces."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
@@ -135,10 +137,10 @@ def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
 def words_before_and_after(
     trace: Trace, shown: Heads | None = None
 ) -> tuple[Array, Array, list[str]] | None:
-    """Return static and contextual vectors `(n, D)` and names of a text without special tokens.
+    """Return `(static, contextual, names)` of a text: vectors `(n, D)`, without special tokens.
 
-    Words that are shown instead of tokens have the means of their vectors. None if the vectors are
-    missing, or if a plane cannot show them.
+    If words are shown instead of tokens, a word's vector is the mean over its tokens. The result is
+    None if the vectors are missing, or if they cannot be drawn in a plane.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -173,19 +175,19 @@ class Plane(NamedTuple):
 def fit_plane(
     original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
 ) -> Plane:
-    """Find the two directions along which both sets together vary most.
+    """Find the two directions of largest variance in two sets of vectors together.
 
     Each set is centred on its own mean first, so that the plane shows the vectors' relations to
     each other and not the distance between the sets. The largest component of each direction is
-    positive, so that the same vectors always give the same picture. Computed in float64 with
-    NumPy's singular value decomposition.
+    positive, so that the same vectors always give the same picture. The computation uses NumPy's
+    singular value decomposition in float64.
 
     Args:
         original: `(n, D)`, finite numbers.
         contextual: `(n, D)`, the same vectors afterwards.
-        unit: whether each vector is scaled to length 1 first, so that directions alone count, as
-            for a cosine.
-        call: the name of the call in errors.
+        unit: whether each vector is scaled to length 1 first, so that only directions count, as in
+            a cosine.
+        call: the name of the called function, for errors.
 
     >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
     >>> plane.contextual.tolist(), plane.explained.tolist()
@@ -213,7 +215,7 @@ def fit_plane(
     axes[:count], variance[:count] = directions[:count], shares[:count] / (shares.sum() or 1)
     largest = np.abs(axes).argmax(axis=1)
     axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
-    # equal vectors leave only rounding errors when they are centred, and no direction
+    # after centring, equal vectors leave only rounding errors, which have no direction
     if lengths[0] <= _ROUNDING * scale * np.sqrt(together.size):
         return Plane(np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(2), np.zeros((2, size)))
     return Plane(before @ axes.T, after @ axes.T, variance, axes)
@@ -229,7 +231,7 @@ def unit_vectors(vectors: Array) -> Array:
     [[0.6, 0.8], [0.0, 0.0]]
     """
     vectors = vectors.astype(np.float64)
-    for norm in (np.inf, 2):  # the largest number first: no square overflows
+    for norm in (np.inf, 2):  # dividing by the largest number first keeps squares from overflowing
         sizes = np.linalg.norm(vectors, norm, axis=1, keepdims=True)
         vectors = np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes != 0)
     return vectors
@@ -251,12 +253,12 @@ NO_PLANE = "holds NaN or infinity: a plane needs finite numbers, of sizes up to 
 
 
 def has_plane(vectors: Array) -> bool:
-    """Whether all numbers are finite and small enough for their squares to be summed."""
-    return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # not where one is NaN
+    """Return whether all numbers are finite and small enough for a sum of their squares."""
+    return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # False if a number is NaN
 
 
 def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
-    """Choose the points to label: all up to 20, else those that moved furthest, each word once."""
+    """Choose at most 20 points to label: the points that moved furthest, each word once."""
     order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
     if len(order) > MOST_LABELS:
         first: dict[str, int] = {}
@@ -271,13 +273,13 @@ _MOST_PAIRS = 20
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """The words at one point of the forward pass.
+    """The word vectors at one stage of the forward pass.
 
     Attributes:
-        name: the point: "after layer 3".
-        points: `(n, 2)` in the plane.
-        held: the share of the variance of these vectors in the plane.
-        cosine: `(n,)`, between each word's static vector and its vector here.
+        name: the stage, for example "after layer 3".
+        points: `(n, 2)`, the positions in the plane.
+        held: the share of the vectors' variance that the plane shows.
+        cosine: `(n,)`, the cosine between each word's static vector and its vector at this stage.
     """
 
     name: str
@@ -292,9 +294,9 @@ class Pair:
 
     Attributes:
         word: the word.
-        a: its position among the tokens, the first time it occurs in one sentence.
-        b: the same in the other sentence.
-        cosine: `(stages + 1,)`: of the static vectors, then at each stage.
+        a: the position, among all tokens, of the word's first copy in one sentence.
+        b: the position of the word's first copy in the other sentence.
+        cosine: `(stages + 1,)`: the cosine of the static vectors, then the cosine at each stage.
     """
 
     word: str
@@ -307,20 +309,20 @@ class Pair:
 class Shift:
     """The words of one or more sentences before attention and at each stage, in one plane.
 
-    All vectors are drawn at length 1, as a cosine compares them. The plane is fitted to the static
-    vectors and to the last stage, each centred on its own mean over all sentences (see
-    `fit_plane`). The stages between are centred in the same way and drawn in the same plane, so
-    that only the vectors move; `Stage.held` is the share of them that the plane shows.
+    All vectors are scaled to length 1, as in a cosine. The plane is fitted to the static vectors
+    and to the vectors of the last stage; each set is centred on its own mean over all sentences
+    (see `fit_plane`). The other stages are centred in the same way and drawn in the same plane, so
+    that only the vectors move. `Stage.held` is the share of a stage's variance that the plane
+    shows.
 
     Attributes:
         sentences: the sentences.
-        tokens: n tokens, special ones left out.
+        tokens: the n tokens of all sentences, without special tokens.
         of: `(n,)`, the sentence of each token.
         before: `(n, 2)`, the static vectors.
         explained: `(2,)`, the share of the variance along each axis.
         stages: from the embeddings to the last layer.
-        labelled: the positions of the labelled tokens: all up to 20, else those that moved
-            furthest.
+        labelled: the positions of the labelled tokens, at most 20: the tokens that moved furthest.
         pairs: the words that two sentences share.
     """
 
@@ -334,18 +336,18 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """Measure the length of each word's arrow to a stage, `(n,)`."""
+        """Compute the length of each word's arrow from before attention to a stage, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
 def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
-    """Compute the shift of the words of traces by one model, at least one, each of one text.
+    """Compute the shift of the words in one or more traces by the same model, each of one text.
 
-    A word's vector is the mean of the vectors of its subwords, unless `pieces` keeps these apart.
+    A word's vector is the mean of the vectors of its subwords, unless `pieces` is true.
 
     Raises:
-        ValueError: a trace lacks the static vectors or those after the last layer, or the traces
-            are not of one model.
+        ValueError: a trace lacks the static vectors or the vectors after the last layer, or the
+            traces are by different models.
     """
     tokens, of, parts = [], [], []
     for number, trace in enumerate(traces):
@@ -395,8 +397,8 @@ def _shift(
 
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
-    """Find the words that two sentences share, each the first time it occurs in both."""
-    places: dict[str, dict[int, int]] = {}  # word to sentence to place
+    """Find the words that two sentences share, at their first copy in each sentence."""
+    places: dict[str, dict[int, int]] = {}  # from word to sentence to position
     for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             places.setdefault(token, {}).setdefault(sentence, place)
@@ -408,7 +410,7 @@ def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
 
 
 def _states(trace: Trace) -> dict[str, Array]:
-    """Return the static vectors, then those after each traced layer, `(1, T, D)`."""
+    """Return the static vectors, then the vectors after each traced layer, `(1, T, D)`."""
     if static_and_last(trace) is None:
         raise ValueError(
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "

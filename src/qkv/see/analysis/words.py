@@ -1,4 +1,4 @@
-"""The words of a text: their tokens, and which of them carry content."""
+"""The words of a text: the tokens of each word, and which words are content words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
 def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int = 90) -> str:
-    """Quote the beginning of a text as it was given; if it is unknown, as its tokens spell it.
+    """Quote the beginning of a text; if the text is unknown, quote its tokens.
 
     >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
     'its me!'
@@ -45,7 +45,7 @@ def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int 
 
 
 def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[str]]:
-    """Write which heads a run ablated, and which tokens it hid (`Trace.changed`).
+    """Describe the interventions of a run: ablated heads and hidden tokens (`Trace.changed`).
 
     >>> went_without({"ablate": [(0, 4)], "hide": ["river", 3]})
     (['layer 0, head 4'], ['river', 'token 3'])
@@ -58,7 +58,7 @@ def went_without(changed: Mapping[str, Sequence[Any]]) -> tuple[list[str], list[
 
 
 def _hidden(target: Any) -> str:
-    """Name a hidden word, position or link."""
+    """Describe a hidden word, position or link."""
     if not isinstance(target, list | tuple):
         return target if isinstance(target, str) else f"token {target}"
     query, key, *where = target
@@ -83,7 +83,7 @@ def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
 
 
 def is_punctuation(token: str) -> bool:
-    """Whether a token consists of punctuation marks and ASCII symbols only.
+    """Return whether a token consists only of punctuation marks and ASCII symbols.
 
     >>> [is_punctuation(token) for token in ("river", ".", "##ing", "...", "€5", "+", "Ġ,", "▁")]
     [False, True, False, True, False, True, True, True]
@@ -96,7 +96,7 @@ def is_punctuation(token: str) -> bool:
 
 
 def is_special(token: str) -> bool:
-    """Whether a token looks like a special token, if its tokenizer is unknown.
+    """Return whether a token of an unknown tokenizer looks like a special token.
 
     >>> [is_special(token) for token in ("[CLS]", "<s>", "<|endoftext|>", "[UNK]", "<3")]
     [True, True, True, False, False]
@@ -115,7 +115,7 @@ def bare(token: str) -> str:
 
 
 def is_function_word(word: str) -> bool:
-    """Whether an English word, in lower case, joins other words and means little by itself.
+    """Return whether a word is an English function word; the word must be in lower case.
 
     >>> [is_function_word(word) for word in ("the", "of", "she", "don't", "river", "don")]
     [True, True, True, True, False, False]
@@ -124,18 +124,19 @@ def is_function_word(word: str) -> bool:
 
 
 def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Mark the tokens, bool, that are words or subwords: neither special nor punctuation."""
+    """Mark words and subwords in a bool array; special tokens and punctuation are False."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
 
 
 def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
-    """Mark the tokens of content words, bool, and number the words, equal words alike.
+    """Return `(flags, numbers)`: the tokens of content words, and a number for each word.
 
-    A content word means something by itself: it is no article, pronoun, preposition, conjunction or
-    auxiliary, and the model knows it. Those words are known for English only. In a text with fewer
-    than two content words, and so in most texts of other languages (apart from words spelled like
-    English ones), each word counts.
+    Equal words have the same number. A content word means something by itself: it is no article,
+    pronoun, preposition, conjunction or auxiliary, and the model knows it. The list of such
+    function words is English. In other languages only words that are spelled like English function
+    words are left out. If a text has fewer than two content words, all its words count as content
+    words.
 
     >>> flags, numbers = content(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
     >>> flags.astype(int).tolist(), numbers.tolist()
@@ -158,7 +159,7 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
 def words_of(
     tokens: Sequence[str], special: Sequence[bool], *, only_content: bool = False
 ) -> list[str]:
-    """List the words of a text, or its content words, each once and without punctuation.
+    """List the words of a text, or only its content words, each once and without punctuation.
 
     >>> tokens = ["the", "bank", "##er", "of", "the", "bank", "."]
     >>> words_of(tokens, [False] * 7), words_of(tokens, [False] * 7, only_content=True)
@@ -172,9 +173,9 @@ def words_of(
 def explained(
     tokens: Sequence[str], special: Sequence[bool], name: str = "", written: Sequence[str] = ()
 ) -> list[str]:
-    """Explain the tokens of a text in sentences; each begins with the text's `name`, if any.
+    """Explain the tokens of a text in sentences, which begin with the `name` if it is given.
 
-    `written` holds the words of the text that became tokens of an unknown word.
+    `written` has the words of the text that became unknown tokens.
 
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
@@ -204,15 +205,16 @@ def explained(
 
 
 def spans_of(tokens: Sequence[str], special: Sequence[bool]) -> list[Span]:
-    """Return the words of a text as (first, last + 1, word); its tokens if none is a subword."""
+    """List the words of a text as (first, last + 1, word); without subwords, list its tokens."""
     return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
-    """Join subwords to words, as (first, last + 1, word); None if no token is a subword.
+    """Join subwords to words, as (first, last + 1, word); return None without subwords.
 
-    The marks are those of WordPiece ("##ing" continues a word), of byte-level BPE and SentencePiece
-    ("Ġa", "▁a" begin a word) and of older BPE ("a</w>" ends a word). A punctuation mark is a word.
+    The function knows the marks of WordPiece ("##ing" continues a word), of byte-level BPE and
+    SentencePiece ("Ġa" and "▁a" begin a word), and of older BPE ("a</w>" ends a word). A
+    punctuation mark is a word.
 
     >>> word_spans(["i", "walk", "##ing", "."], [False] * 4)
     [(0, 1, 'i'), (1, 3, 'walking'), (3, 4, '.')]

@@ -1,1 +1,1 @@
-"""How panels look: in a terminal, as SVG, as a matplotlib figure; one set of colours."""
+"""Panels and their drawing: in a terminal, as SVG, and as a matplotlib figure."""

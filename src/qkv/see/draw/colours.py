@@ -1,4 +1,4 @@
-"""The colours that stand for numbers: one table for terminals, pictures and pages."""
+"""The colours of numbers: one table for terminals, pictures and pages."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class Theme(NamedTuple):
     """The colours of numbers on one background.
 
     Attributes:
-        more: the colours of 0 (the background itself) to 1 at equal steps. Lightness changes in
-            one direction, and faster at first, so that 0.05 differs visibly from 0.
-        less: the colours of 0 to -1 at equal steps.
-        lines: the colours of lines in a chart. No line is orange, which marks the reader's
-            changes. The second line is not red, which marks numbers below 0.
+        more: the colours of numbers from 0 to 1 at equal steps; the colour of 0 is the background.
+            Lightness changes in one direction, and faster near 0, so that 0.05 differs visibly from
+            0.
+        less: the colours of numbers from 0 to -1 at equal steps.
+        lines: the colours of lines in a chart. No line is orange, because orange marks the reader's
+            changes. The second line is not red, because red marks numbers below 0.
         cells: indices into the 256 colours of a terminal, from the smallest weight to the largest.
         cells_less: the corresponding indices for numbers below 0.
     """
@@ -37,7 +38,7 @@ class Tone(NamedTuple):
 
     Attributes:
         theme: the name of the background among `THEMES`.
-        paper: the background.
+        paper: the colour of the background.
         ink: the colour of words.
         dim: the colour of notes.
         line: the colour of lines and frames.
@@ -58,7 +59,7 @@ class Tone(NamedTuple):
     after: str
 
     def of(self, color: str) -> str:
-        """Translate a color of the light theme into this one; return other colors unchanged.
+        """Translate a color of the light theme into this theme; return other colors unchanged.
 
         >>> TONES["dark"].of(INK), TONES["dark"].of("#123456"), TONES["light"].of(INK)
         ('#eef1f5', '#123456', '#1a1a1a')
@@ -79,7 +80,7 @@ _, _, INK, DIM, LINE, FAINT, _, BEFORE, AFTER = TONES["light"]
 
 
 def shade(share: float, theme: str = "light") -> str:
-    """Return the color of a share from -1 to 1, as `#rrggbb`; clip shares outside of that range.
+    """Return the color of a share as `#rrggbb`; shares outside of -1 to 1 are clipped.
 
     >>> shade(0.0), shade(1.0), shade(-1.0), shade(0.0, "dark")
     ('#ffffff', '#023a6c', '#750b1d', '#12161c')
@@ -88,12 +89,12 @@ def shade(share: float, theme: str = "light") -> str:
     position = min(1.0, abs(share)) * (len(stops) - 1)
     low = min(int(position), len(stops) - 2)
     ends = zip(_channels(stops[low]), _channels(stops[low + 1]), strict=True)
-    # halves are rounded up, as in a page's script
+    # halves are rounded up, like in the script of a page
     return "#" + "".join(f"{int(a + (position - low) * (b - a) + 0.5):02x}" for a, b in ends)
 
 
 def ink(color: str) -> str:
-    """Choose black or white text for a background (by WCAG 2.1's relative luminance).
+    """Choose black or white text for a background, by the relative luminance of WCAG 2.1.
 
     >>> ink(shade(0.0)), ink(shade(1.0))
     ('#000000', '#ffffff')
@@ -118,7 +119,7 @@ def scale_end(weights: Iterable[Array], stretch: bool) -> float:
 
 
 def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
-    """Return both ends of a scale of any numbers, with `ground` at the lower end or in the middle.
+    """Return `(low, high)` of a scale of numbers, with `ground` at the low end or in the middle.
 
     >>> signed_end(np.array([-2.0, 1.0, np.inf])), signed_end(np.array([0.5, 1.0]))
     ((-2.0, 2.0), (0.0, 1.0))
@@ -131,7 +132,7 @@ def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
 
 
 def css() -> str:
-    """Write the themes as CSS properties of a view, for the scripts and style sheets of a page."""
+    """Write the themes as CSS properties, which the scripts and style sheets of a page read."""
     rules = []
     for name, theme in THEMES.items():
         own = {"paper": theme.more[0], "more": " ".join(theme.more), "less": " ".join(theme.less)}

@@ -15,13 +15,13 @@ import numpy as np
 
 from qkv.arrays import Array
 
-SIZE = 11  # pixels of a letter's height
-# Characters of these kinds would reverse the direction of the words that follow them.
+SIZE = 11  # the height of a letter in pixels
+# Characters of these kinds would reverse the direction of the following words.
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 class Drawing(NamedTuple):
-    """A part of a picture: its elements, its width and its height."""
+    """A part of a picture: its SVG elements, its width and its height in pixels."""
 
     elements: list[str]
     width: float
@@ -40,9 +40,9 @@ def text(
     turn: float = 0,
     fit: float = 0,
 ) -> str:
-    """Write words at a point, stretched to the width `fit` if it is given.
+    """Write words at a point; with `fit`, stretch the words to this width.
 
-    Markup in the words is shown as it is written.
+    Markup in the words is escaped.
     """
     more = "" if anchor == "start" else f' text-anchor="{anchor}"'
     more += "" if weight == "normal" else f' font-weight="{weight}"'
@@ -82,20 +82,24 @@ def png(pixels: Array) -> bytes:
     b'PNG'
     """
     high, wide = pixels.shape[:2]
-    lines = np.zeros((high, 1 + 3 * wide), np.uint8)  # each begins with its filter, 0 for none
+    lines = np.zeros(
+        (high, 1 + 3 * wide), np.uint8
+    )  # each row begins with the number of its filter; 0 means no filter
     lines[:, 1:] = pixels.reshape(high, -1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         body = kind + data
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
-    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)  # 8 bits, red, green and blue
+    header = struct.pack(
+        ">IIBBBBB", wide, high, 8, 2, 0, 0, 0
+    )  # 8 bits for each of red, green and blue
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 def readable(content: str) -> str:
-    r"""Replace characters that XML cannot hold, or that nobody sees, by visible signs.
+    r"""Replace characters that are invisible, or not allowed in XML, by visible signs.
 
     >>> readable("a\nb\x00\ud800\u202e")
     'a␊b␀��'
@@ -117,7 +121,7 @@ def escaped(content: str) -> str:
 
 
 def label(content: str, most: int = 14) -> str:
-    """Cut a label that is too long, and make blanks visible where a label has nothing else."""
+    """Cut a label that is too long; if a label has only blanks, make the blanks visible."""
     if not content.strip():
         content = content.replace(" ", "␣") or "∅"
     return content if len(content) <= most else content[: most - 1] + "…"
@@ -131,7 +135,7 @@ def label_width(content: str) -> float:
 
 
 def widest(labels: Iterable[str]) -> float:
-    """Estimate the width of the widest of several labels; 0 without any."""
+    """Estimate the width of the widest of several labels; return 0 without labels."""
     return max(map(label_width, labels), default=0)
 
 
@@ -147,5 +151,5 @@ def word_width(word: str) -> float:
 
 
 def wrapped(line: str, width: float, size: float) -> list[str]:
-    """Cut a line into lines that fit a width, between words where that is possible."""
+    """Cut a line into lines that fit a width, if possible between words."""
     return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))

@@ -1,4 +1,4 @@
-"""Panels as a matplotlib figure."""
+"""Panels drawn as a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _SIZES = {
     panels.Arrows: (6.4, 6.0),
     panels.Lines: (6.6, 3.4),
 }  # in inches
-_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # points: the width of passages, of a line and of a gap
+_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # in points: the widths of passages, of a line and of a gap
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> Figure:
-    """Draw a title, panels in rows side by side, then lines of prose, as one figure."""
+    """Draw a figure: a title, rows of panels side by side, and lines of prose below."""
     need("matplotlib", "plot")
     from matplotlib import rc_context
 
@@ -82,7 +82,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
                 pad = 28.0  # above the legend
             plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows:
-        for _ in range(2):  # the layout settles in two rounds, and is measured below
+        for _ in range(2):  # the layout needs two rounds; it is measured below
             figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for axes, panel in arrows:
@@ -126,7 +126,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
-        # first, since the labels above are other objects than those below
+        # before the labels are set: labels above and below the map are different objects
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         axes.set_xticks(
             range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
@@ -159,7 +159,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
 def _frame(
     axes: Axes, box: tuple[float, float, float, float], color: str, line: float, **style: Any
 ) -> None:
-    """Draw a frame round a box: its left and upper edge, its width and its height."""
+    """Draw a frame round a box, which is given as `(left, top, width, height)`."""
     from matplotlib.patches import Rectangle
 
     x, y, wide, high = box
@@ -168,7 +168,7 @@ def _frame(
 
 
 def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
-    """Draw lines as wide and as dark as their weight; those of one query stand out."""
+    """Draw lines, wider and darker for larger weights; the lines of one query are highlighted."""
     shown = panel.map.part
     query = next(iter(shown.outlined), 0)
     for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
@@ -190,7 +190,7 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
 
 
 def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
-    """Draw names with a number and a bar each."""
+    """Draw a number and a bar for each name."""
     places = range(len(panel.names))
     for place, value, share in zip(places, panel.values, panel.shares, strict=True):
         less = value < panel.ground
@@ -208,7 +208,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
 
 
 def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
-    """Draw nodes in rows, and edges as wide as their numbers with the strongest in front."""
+    """Draw nodes in rows, and edges, wider for larger numbers, with the strongest in front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
@@ -243,7 +243,7 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
 
 
 def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
-    """Draw lines over names, with the numbers of the points if the panel wants them."""
+    """Draw lines over names; if the panel is `numbered`, write the number of each point."""
     for line in panel.lines:
         places, values = zip(*line.points, strict=True)
         style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
@@ -271,7 +271,7 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
 
 
 def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Draw points before and after with an arrow between each pair; `_label` adds their names."""
+    """Draw an arrow between each pair of points before and after; `_label` adds their names."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
     clear = {"arrowstyle": "-|>", "color": tone.line, "lw": 1.0, "shrinkA": 3, "shrinkB": 4}
@@ -298,10 +298,12 @@ def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
 
 
 def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Name the points of arrows, once the layout is fixed."""
+    """Write the names of an arrow plot's points, once the layout is fixed."""
     from matplotlib.patheffects import withStroke
 
-    axes.autoscale(False)  # nothing drawn from here on may move the points
+    axes.autoscale(
+        False
+    )  # from here on, nothing may change the layout, since it would move the points
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
     to_pixels, to_data = axes.transData, axes.transData.inverted()
     points = to_pixels.transform(on_arrows(panel.before, panel.after))
@@ -329,10 +331,10 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
 
 
 def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
-    """Draw pixels, with frames round some of their patches."""
+    """Draw an image, with frames round some of its patches."""
     rows, columns = panel.grid
     shape = panel.pixels.shape[0] / panel.pixels.shape[1]
-    # one unit is a patch, which makes frames simple
+    # a patch is one unit of the axes, so that frames have whole coordinates
     axes.imshow(panel.pixels, extent=(0, columns, rows, 0), aspect=shape * columns / rows)
     frames = [(row, column, 1, 1, color) for row, column, color in panel.frames]
     if panel.edge:
@@ -344,9 +346,9 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
 
 
 def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
-    """Draw words in lines, each on a background as dark as its share; frame the marked word."""
+    """Draw words in lines, on darker backgrounds for larger shares; frame the marked word."""
     label, lines = _wrapped(panel)
-    y = 0.0  # in points, like all positions here
+    y = 0.0  # in points, like all positions in this function
     if panel.explained:
         write(axes, 0, y, panel.explained, 8, color=tone.dim, va="top")
         y += _LINE
@@ -367,13 +369,13 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
 
 
 def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
-    """Return the width of the labels, and the lines of words beside them."""
+    """Return `(width of the labels, lines of words beside the labels)`."""
     label = _SPACE + max([width_of(passage.label) for passage in panel.passages], default=0)
     return label, panel.wrapped(lambda word: width_of(word) + _SPACE, _CARD - label)
 
 
 def _open(axes: Axes, tone: Tone) -> None:
-    """Remove the lines above and beside a chart; draw small numbers and a faint grid."""
+    """Remove a chart's upper and side lines; draw small tick numbers and a faint grid."""
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -381,14 +383,14 @@ def _open(axes: Axes, tone: Tone) -> None:
 
 
 def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to a PNG file, whole or not at all."""
+    """Write a figure to a PNG file; a failed write leaves no file."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=_DPI)
 
 
 @lru_cache(maxsize=1)
 def _figure_class() -> type[Figure]:
-    """Make the class of figures, which Agg draws and a notebook shows without pyplot."""
+    """Return the class of figures: Agg draws them, and a notebook shows them without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -407,7 +409,7 @@ def _figure_class() -> type[Figure]:
 
 @lru_cache(maxsize=4)
 def _cmap(signed: bool, name: str) -> Colormap:
-    """Make the colour scale of a theme, from its background in one direction or in both."""
+    """Make the colour map of a theme, for numbers on one side of the background or on both."""
     from matplotlib.colors import LinearSegmentedColormap
 
     theme = THEMES[name]

@@ -1,4 +1,4 @@
-"""Words in a matplotlib figure, in fonts that can draw them."""
+"""The choice of fonts for words in a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def drawable(texts: Sequence[str]) -> list[str]:
-    r"""Replace each character that no installed font can draw by a box.
+    r"""Replace by a box each character that no installed font can draw.
 
     >>> drawable(["river", "a\nb"])
     ['river', 'a□b']
@@ -28,7 +28,7 @@ def drawable(texts: Sequence[str]) -> list[str]:
 
 
 def plain(text: Text, size: float) -> None:
-    """Set a size, and fonts that have these letters; draw `$` as a letter, not as mathematics."""
+    """Set the size of a text, choose fonts that have its letters, and draw `$` as a letter."""
     text.set_parse_math(False)
     text.set_fontsize(size)
     text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
@@ -37,7 +37,7 @@ def plain(text: Text, size: float) -> None:
 def write(
     axes: Axes, x: float, y: float, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write words of any script in one line at a point of a chart, and more lines below them."""
+    """Write words at a point of a chart, in any script; further lines are written below."""
     text = axes.text(x, y, drawable([words])[0] + below, **style)
     plain(text, size)
     return text
@@ -49,7 +49,7 @@ def width_of(word: str) -> float:
     from matplotlib.textpath import TextPath
 
     if not word.strip():
-        return 3.0  # there is nothing to measure
+        return 3.0  # a blank word has no outline to measure
     return float(TextPath((0, 0), drawable([word])[0], size=8).get_extents().width)
 
 
@@ -61,7 +61,7 @@ def _fonts(text: str) -> tuple[tuple[str, str], ...]:
     standard = str(font_manager.findfont("DejaVu Sans"))
     fonts = [("DejaVu Sans", standard)]
     missing = {ord(mark) for mark in text} - _glyphs(standard)
-    # a "last resort" font draws every character as some box, so it comes last
+    # a "last resort" font draws a box for every character, so it comes last
     installed = font_manager.fontManager.ttflist if missing else []
     for font in sorted(installed, key=lambda font: ("last resort" in font.name.lower(), font.name)):
         added = missing & _glyphs(font.fname)
@@ -80,5 +80,5 @@ def _glyphs(path: str) -> frozenset[int]:
 
     try:
         return frozenset(FT2Font(path).get_charmap())
-    except (OSError, RuntimeError):  # colour fonts and collections that the library cannot read
+    except (OSError, RuntimeError):  # the library cannot read some colour fonts and collections
         return frozenset()

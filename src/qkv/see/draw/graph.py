@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.draw.panels import PICTURE, Panel, number_format
 
-# of a node, in columns and rows: the offsets of its inputs, and half of its height
+# the offsets of a node's inputs in columns, and half of its height in rows
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 
 
@@ -21,7 +21,7 @@ class Edge(NamedTuple):
     Attributes:
         sender: the node at its beginning.
         receiver: the node at its end.
-        input: the receiver's input, "q", "k" or "v"; empty if the receiver has only one.
+        input: the receiver's input: "q", "k" or "v"; empty if the receiver has only one input.
         value: the number of the edge.
     """
 
@@ -43,7 +43,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph(Panel):
-    """Nodes in rows from the bottom up, and edges between them whose widths show their numbers.
+    """A graph: nodes in rows from the bottom up, and edges that are wider for larger numbers.
 
     Attributes:
         nodes: the column (from the left) and the row (from below) of each node.
@@ -51,7 +51,7 @@ class Graph(Panel):
         labels: the words in the picture for each node.
         rows: the names of rows, by their heights.
         of: the meaning of the numbers.
-        whole: the number of all edges, drawn or not.
+        whole: the count of all edges, including edges that are not drawn.
     """
 
     nodes: Mapping[str, tuple[float, float]]
@@ -70,20 +70,20 @@ class Graph(Panel):
 
     @property
     def shares(self) -> list[float]:
-        """Divide the number of each edge by the largest: shares from -1 to 1."""
+        """Divide each edge's number by the largest absolute number; return shares from -1 to 1."""
         most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
         return [edge.value / most for edge in self.edges]
 
     @property
     def curves(self) -> list[Array]:
-        """Place the four points of each edge's Bézier curve, (4, 2), upwards from node to node."""
+        """Return the Bézier curve of each edge, from sender to receiver: four points, (4, 2)."""
         curves = []
         for edge in self.edges:
             (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
             end += INPUTS.get(edge.input, 0.0)
             y, high = y + HALF, high - HALF
             rise = 0.5 * (high - y)
-            # past the nodes between two that stand above each other
+            # between nodes in one column, bend the curve past the nodes between them
             aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
             curves.append(
                 np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
@@ -92,12 +92,12 @@ class Graph(Panel):
 
     @property
     def joined(self) -> frozenset[str]:
-        """Return the nodes with an edge."""
+        """Return the nodes that have at least one edge."""
         return frozenset(node for edge in self.edges for node in (edge.sender, edge.receiver))
 
     @property
     def form(self) -> Callable[[float], str]:
-        """Choose one way to write all numbers."""
+        """Choose one number format for all edges."""
         return number_format(np.array([edge.value for edge in self.edges]))
 
     @property

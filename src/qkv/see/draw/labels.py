@@ -1,4 +1,4 @@
-"""Positions of labels round their points, so that no label covers another."""
+"""Positions for labels next to their points, without overlaps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from qkv.arrays import Array
 
 Box = tuple[float, float, float, float]
-# sixteenths of a full circle: right, left, above, below first
+# in sixteenths of a full circle, in order: right, left, above, below, then the others
 _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
-_FAR = 14.0  # a label further from its point needs a line to it
+_FAR = 14.0  # at larger distances, a line joins the label to its point
 
 
 def placed(
@@ -21,16 +21,16 @@ def placed(
     area: Box,
     unit: float = 1.0,
 ) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
-    """Place labels round their points; yield the box of each label, or None if it does not fit.
+    """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
-    The method is greedy: each label goes to the nearest position that touches no earlier label and,
-    near the point, covers no other point. With the box comes the end of a line to the point if the
-    box is far from the point, else None.
+    The method is greedy: each label goes to the nearest position that touches no earlier label.
+    Near its point, the label must not cover another point either. If the box is far from the point,
+    a line joins them, and the line end is the end of this line at the box; otherwise it is None.
 
     Args:
-        labels: for each label its point, and its width and height.
-        points: `(n, 2)`, points to leave uncovered.
-        area: left, low, right and high end of the area for labels.
+        labels: for each label its point, its width and its height.
+        points: `(n, 2)`, the points that labels should not cover.
+        area: the area for labels: its left, lower, right and upper ends.
         unit: the size of a pixel.
     """
     taken: list[Box] = []
@@ -79,6 +79,6 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def on_arrows(before: Array, after: Array, count: int = 24) -> Array:
-    """Return points along the arrows from `before` to `after`, with both ends, `(count * n, 2)`."""
+    """Return `count` points on each arrow, including both ends, `(count * n, 2)`."""
     along = np.linspace(0, 1, count)[:, None, None]
     return np.asarray((before + along * (after - before)).reshape(-1, 2))

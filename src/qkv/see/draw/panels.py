@@ -1,4 +1,4 @@
-"""The contents of a view as panels, which each medium (terminal, SVG, matplotlib) draws."""
+"""Panels: the contents of a view, which terminal, SVG and matplotlib draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
-MOST_ROWS = 32  # rows and columns of a map in a picture
+MOST_ROWS = 32  # the largest number of rows, and of columns, of a map in a picture
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,7 +23,7 @@ class Panel:
 
     Attributes:
         title: the title.
-        explained: a brief explanation, shorter than a sentence.
+        explained: a phrase that explains the panel.
         name: a name that distinguishes the panel from the panel beside it.
         shown_in: the media that draw the panel.
     """
@@ -42,17 +42,17 @@ class HeatMap(Panel):
         values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of the scale, which begins at 0. None for numbers of any size and sign:
+        top: the upper end of a scale that begins at 0. It is None for numbers of any size and sign:
             then `ground` is at the lower end or in the middle of the scale.
         ground: the number with the colour of the background, if `top` is None.
-        scale: both ends of the scale, if several maps share a scale and `top` is None.
+        scale: both ends of a scale that several maps share, if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
-        score: numbers that decide which rows and columns to show if not all fit; None to decide
-            by `values`.
+        score: numbers that decide which rows and columns are shown if not all of them fit; by
+            default `values`.
         of: the meaning of the numbers.
-        outlined: the indices of the rows with a frame.
+        outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
-        whole: how many rows and columns there are in all, if the map holds only a part of them.
+        whole: the total numbers of rows and columns, if the map has only some of them.
         most_rows: the largest number of rows in a terminal.
         compact: whether the map is one of several small maps without labels.
         words: for each cell, a word above its number.
@@ -76,13 +76,13 @@ class HeatMap(Panel):
 
     @property
     def hatched(self) -> Array:
-        """Return a bool array that marks the cells without a number."""
+        """Mark the cells without a number in a bool array."""
         unknown = ~np.isfinite(self.values)
         return np.asarray(unknown if self.hidden is None else self.hidden | unknown)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return both ends of the scale."""
+        """Return `(low, high)`, both ends of the scale."""
         if self.top is not None:
             return 0.0, self.top
         if self.scale is not None:
@@ -91,7 +91,7 @@ class HeatMap(Panel):
 
     @property
     def signed(self) -> bool:
-        """Whether the scale has numbers on both sides of `ground`."""
+        """Return whether the scale has numbers on both sides of `ground`."""
         return self.top is None and self.ends[0] < self.ground
 
     @property
@@ -115,7 +115,7 @@ class HeatMap(Panel):
 
     @cached_property
     def part(self) -> HeatMap:
-        """Return the map reduced to the rows and columns with the largest scores, for a picture."""
+        """Reduce the map for a picture: keep the rows and columns with the largest scores."""
         score = np.abs(self.shares) if self.score is None else self.score
         rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)
         if (len(rows), len(columns)) == self.values.shape:
@@ -135,7 +135,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Say which rows and columns are shown; return no words if all are shown."""
+        """Describe which rows and columns are shown; return an empty string if all are shown."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None
@@ -145,13 +145,13 @@ class HeatMap(Panel):
 
     @property
     def what(self) -> str:
-        """Name the numbers, in the plural."""
+        """Return the name of the numbers in the plural."""
         return "weights" if self.of == "weight" else "numbers"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Links(Panel):
-    """Lines from tokens to the tokens that they attend to, stronger for larger weights.
+    """Lines from tokens to the tokens that they attend to; larger weights have stronger lines.
 
     Attributes:
         map: the weights; the lines of the outlined row are highlighted.
@@ -165,7 +165,7 @@ class Links(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Panel):
-    """Names, each with a number and a bar.
+    """Names with a number and a bar for each name.
 
     Attributes:
         names: the names.
@@ -190,7 +190,7 @@ class Bars(Panel):
 
     @property
     def signed(self) -> bool:
-        """Whether bars begin in the middle because some numbers are below `ground`."""
+        """Return whether bars begin in the middle because some numbers are below `ground`."""
         return any(value < self.ground for value in self.values)
 
 
@@ -219,7 +219,7 @@ class Lines(Panel):
         lines: the lines.
         names: the names at positions 0, 1 and so on.
         ends: the lower and the upper end of the vertical axis.
-        along: the meaning of the names.
+        along: the meaning of the names: the label of the horizontal axis.
         numbered: whether each number is written beside its point.
     """
 
@@ -238,7 +238,7 @@ class Lines(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrows(Panel):
-    """Vectors of length 1 before and after attention as points in a plane, joined by arrows.
+    """Arrows in a plane: each leads from a word's vector before attention to its vector after.
 
     Attributes:
         before: `(n, 2)`, the points before attention.
@@ -267,10 +267,10 @@ class Arrows(Panel):
 
     @property
     def labels(self) -> list[tuple[Array, str, bool]]:
-        """List the labels to place, each as `(point, words, whether the point is in `after`)`.
+        """List the labels to place as `(point, words, whether the point is in `after`)`.
 
-        The labels of the set (`before` or `after`) with the larger spread come first. Points that
-        coincide and share a name have one label.
+        Labels of `before` or `after` come first, whichever has the larger spread. Points with the
+        same position and name have one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -290,8 +290,8 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: for a small image, whether another panel shows the same image large; None for the
-            large image.
+        chosen: for a small image, whether another panel shows the same image enlarged; None for the
+            enlarged image.
     """
 
     pixels: Array
@@ -314,10 +314,11 @@ class Column:
         header: the words above the column.
         cells: the text of each row.
         bars: shares from 0 to 1, drawn as bars instead of texts.
-        style: a style of rich (the terminal library) for all cells, or a list with one for each.
-        left: whether texts are aligned to the left, like words.
-        spare: whether a narrow terminal may omit the column. Spare columns are omitted from left
-            to right until the table fits or two spare columns are left.
+        style: a style of rich (the terminal library) for all cells, or a list of styles for the
+            cells.
+        left: whether texts are aligned to the left.
+        spare: whether a narrow terminal may omit the column. Spare columns are omitted from left to
+            right until the table fits; the last two are never omitted.
     """
 
     header: str
@@ -330,7 +331,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table(Panel):
-    """A table for a terminal: each row has a name, then numbers and bars.
+    """A table for a terminal, whose rows have a name, numbers and bars.
 
     Attributes:
         names: the names of the rows.
@@ -348,13 +349,13 @@ class Table(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Numbers(Panel):
-    """The first rows and columns of an array, written as numbers, for a terminal.
+    """The numbers in an array's first rows and columns, for a terminal.
 
     Attributes:
         values: the numbers.
         rows: a label for each row.
         columns: a label for each column; by default the column's index.
-        cell: the row and column of a cell that is always shown and marked.
+        cell: the row and column of the marked cell, which is always shown.
         hidden: `(n, m)` bool, the masked cells.
         most_rows: the largest number of rows.
     """
@@ -390,7 +391,7 @@ class Prose(Panel):
         text: the words.
         style: the style of the words in a terminal.
         indent: the number of blank columns before each line.
-        code: whether the lines are code, which is never wrapped.
+        code: whether the lines are code; lines of code are never wrapped.
     """
 
     text: str
@@ -403,8 +404,8 @@ class Passage(NamedTuple):
     """Shaded words of a text.
 
     Attributes:
-        label: the words to the left of the passage.
-        words: the words.
+        label: the label to the left of the passage.
+        words: the words of the passage.
         shares: the shade of each word, from 0 to 1.
         marked: the index of the marked word.
     """
@@ -417,7 +418,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passages(Panel):
-    """Passages of texts below each other, their words shaded by numbers.
+    """Passages of texts, one below the other; a word's shade shows its number.
 
     Attributes:
         passages: the passages.
@@ -426,7 +427,7 @@ class Passages(Panel):
     passages: Sequence[Passage]
 
     def wrapped(self, measure: Callable[[str], float], width: float) -> list[list[list[int]]]:
-        """Break each passage into lines of a width; return the indices of the words in each line.
+        """Break each passage into lines; for each line, return the indices of its words.
 
         >>> panel = Passages(passages=[Passage("", ["a", "few", "words"], [0, 0, 1], 2)])
         >>> panel.wrapped(len, 6)
@@ -448,7 +449,7 @@ class Passages(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Later(Panel):
-    """A panel that takes long to compute, and is computed only when it is drawn.
+    """A panel that is expensive and so is computed only when it is drawn.
 
     Attributes:
         make: the function that computes the panel.
@@ -462,13 +463,13 @@ Rows = Sequence[Sequence[Panel]]
 
 
 def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
-    """Return the panels that a medium draws, without empty rows."""
+    """Return the rows of panels that a medium draws; leave out empty rows."""
     kept = ([panel for panel in row if medium in panel.shown_in] for row in rows)
     return [[x.make() if isinstance(x, Later) else x for x in row] for row in kept if row]
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Split the panels of a picture: return `(prose, others)`, the texts and the other panels."""
+    """Split the panels of a picture into `(prose, others)`: lines of words, and other panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
@@ -476,7 +477,7 @@ def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
 
 
 def number_format(values: Array) -> Callable[[float], str]:
-    """Return one formatting function for all of these numbers, so that their digits align.
+    """Return a formatting function for numbers, the same for all, so that their digits align.
 
     >>> form = number_format(np.array([0.5, -12.0]))
     >>> form(0.5), form(-12.0), number_format(np.array([2e-6]))(2e-6)

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_BAR = f"not bold {THEMES['light'].more[5]}"  # a blue for light and dark backgrounds
+_BAR = (
+    f"not bold {THEMES['light'].more[5]}"  # a blue that is readable on light and dark backgrounds
+)
 
-LEAST = 0.025  # smaller shares are nearer to the background than to the first of few shades
+LEAST = 0.025  # with few shades, smaller shares are drawn like the background
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -32,7 +34,7 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """Give a console the width of its terminal if COLUMNS is 0, which stands for no number."""
+    """Set a console's width to that of its terminal if the variable COLUMNS is 0."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -43,11 +45,12 @@ class Screen:
     """The capabilities of a terminal.
 
     Attributes:
-        width: columns.
+        width: the number of columns.
         colors: the number of background colours: 0, 256 or 2**24.
-        encoding: of its stream; it decides whether characters beyond ASCII are used.
-        theme: "light" or "dark", by the terminal's background; None if that is not known, and cells
-            are marked instead of shaded.
+        encoding: the encoding of the output, which decides whether characters beyond ASCII are
+            used.
+        theme: the terminal's background, "light" or "dark". If it is None (not known), cells are
+            marked instead of shaded.
     """
 
     width: int = 80
@@ -57,7 +60,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> Screen:
-        """Ask a console for its capabilities; obey NO_COLOR, and treat 16 colours as none."""
+        """Read the capabilities of a console; NO_COLOR, or only 16 colours, count as no colours."""
         depths = {"256": 256, "truecolor": 1 << 24}
         colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
         theme = ground_of(console.file) if colors else None
@@ -65,11 +68,11 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Whether a cell can be shaded from the terminal's background on."""
+        """Return whether cells can be shaded, with the terminal's background as the first shade."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
-        """Return rich's style for a share from -1 to 1; none at 0, which is the background.
+        """Return the style (for rich) of a share from -1 to 1; a share of 0 has no style.
 
         >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
         ('#000000 on #afe4ff', 'color(231) on color(17)')
@@ -88,18 +91,18 @@ class Screen:
 
     @property
     def unicode(self) -> bool:
-        """Whether bars, shades and signs beyond ASCII can be written."""
+        """Return whether the terminal can show bars, shades and signs beyond ASCII."""
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """Write our own text with the characters of this screen."""
+        """Replace characters in a text of qkv that this screen cannot show."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""Escape characters of a foreign text that cannot be written or would steer the terminal.
+        r"""Escape characters of a text from outside that the terminal cannot show, or would obey.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
@@ -109,7 +112,7 @@ class Screen:
         )
 
     def cut(self, text: str, width: int) -> str:
-        """Cut or fill a foreign text to exactly `width` columns."""
+        """Cut a text from outside, or fill it with blanks, to exactly `width` columns."""
         from rich.cells import cell_len, set_cell_size
 
         text = self.safe(text)
@@ -119,31 +122,31 @@ class Screen:
         return set_cell_size(text, width)
 
     def right(self, text: str, width: int) -> str:
-        """Cut or fill a foreign text, with the blanks in front."""
+        """Cut a text from outside, or fill it with blanks in front, to exactly `width` columns."""
         text = self.cut(text, width)
         blanks = len(text) - len(text.rstrip(" "))
         return " " * blanks + text.rstrip(" ")
 
     def fit(self, texts: Sequence[str], least: int, most: int) -> int:
-        """Return the width of a column of these texts, within limits."""
+        """Return the width of a column with these texts, within limits."""
         from rich.cells import cell_len
 
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
     def room(self, most: int, *, beside: int) -> int:
-        """Return the width that is left beside `beside` columns, at most `most`."""
+        """Return the width that `beside` columns leave free, at most `most`."""
         return max(4, min(most, self.width - beside))
 
 
 def styled(words: str = "", style: str = "") -> Text:
-    """Make a line of words in a style."""
+    """Return a line of words in a style."""
     from rich.text import Text
 
     return Text(words, style)
 
 
 def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
-    """Wrap our own text at the width, and indent it."""
+    """Wrap a text of qkv at the screen's width, and indent it."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
@@ -151,7 +154,7 @@ def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[T
 
 
 def bar(screen: Screen, value: float, width: int = 20) -> Text:
-    """Draw a bar for a share from 0 to 1, `width` columns wide with the blanks after it.
+    """Draw a bar for a share from 0 to 1, filled with blanks to `width` columns.
 
     >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
     ('██  |', '##  |')
@@ -164,7 +167,7 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
 
 
 def cube_color(place: int) -> str:
-    """Return one of the colours 16 to 231 of a terminal's 256 colours.
+    """Return the colour with a number from 16 to 231 among a terminal's 256 colours, as `#rrggbb`.
 
     >>> cube_color(16), cube_color(153)
     ('#000000', '#afd7ff')
@@ -182,17 +185,17 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # seconds for an answer; terminals answer at once or never
-# Asks for the background colour, then asks a question that every terminal answers.
+_WAIT = 0.3  # the time to wait for an answer, in seconds; terminals answer at once or never
+# A request for the background colour, then a request that every terminal answers.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
 _END = re.compile(rb"\x1b\[\?[\d;]*c")
 
 
 def ground_of(file: IO[str]) -> str | None:
-    """Find the background of a stream's terminal: "light", "dark" or None (not known)."""
+    """Find the background of the terminal at a stream: "light", "dark" or None (not known)."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if ground.isdigit():  # of the 16 colours; as vim reads it
+    if ground.isdigit():  # the number of one of 16 colours, interpreted like in vim
         return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 
@@ -208,7 +211,7 @@ def _asked() -> str | None:
         return None
     try:
         if os.tcgetpgrp(terminal) != os.getpgrp():
-            return None  # in the background, where asking would stop us
+            return None  # a process in the background, which would be stopped for asking
         before = termios.tcgetattr(terminal)
         try:
             tty.setcbreak(terminal)
@@ -233,7 +236,7 @@ def _answer(terminal: int) -> bytes:
 
 
 def _theme(answer: bytes) -> str | None:
-    r"""Read light or dark from a terminal's answer, by the eye's sensitivity to each colour.
+    r"""Read "light" or "dark" from a terminal's answer, by the brightness of the colour.
 
     >>> _theme(b"\x1b]11;rgb:fdfd/f6f6/e3e3\x1b\\"), _theme(b"\x1b]11;rgb:1e/1e/1e\x07")
     ('light', 'dark')

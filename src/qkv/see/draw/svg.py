@@ -1,4 +1,4 @@
-"""Panels as SVG: for pages whose scripts are off, and for print."""
+"""Panels drawn as SVG, for print and for pages without scripts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
 
 _GAP = 24
-_CARD = 330.0  # the width of passages in pixels, that of a phone
-_IMAGE, _SMALL = 300.0, 150.0  # the width in pixels of an image, and of one of several
+_CARD = 330.0  # the width of passages in pixels: the width of a phone
+_IMAGE, _SMALL = 300.0, 150.0  # the width in pixels of a single image, and of each of several
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
-    """Draw a title, panels in rows beside each other, then lines of prose, as one SVG text."""
+    """Draw an SVG picture: a title, rows of panels side by side, and lines of prose below."""
     tone = TONES["dark" if dark else "light"]
     prose, shown = panels.pictured(rows)
     grid = [[part(panel, tone) for panel in row] for row in shown]
@@ -62,7 +62,7 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
 
 
 def alone(panel: panels.Panel, tone: Tone) -> str:
-    """Draw one panel as an SVG text of its own, of a fixed size."""
+    """Draw one panel as a separate SVG picture of a fixed size."""
     drawn = part(panel, tone)
     return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
 
@@ -125,7 +125,9 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
             color = shade(float(shares[i, j]), tone.theme)
             number, cell = form(float(panel.values[i, j])), f'width="{wide:g}" height="{high:g}"'
             drawn = f'<rect x="{x:g}" y="{y:g}" {cell} fill="{color}" shape-rendering="crispEdges"'
-            if high < 30.0:  # too small for a number, which a pointer brings up
+            if (
+                high < 30.0
+            ):  # the cell is too small for a number; pointing at the cell shows the number
                 content = escaped(f"{row}, {columns[j]}: {number}")
                 elements.append(f"{drawn}><title>{content}</title></rect>")
                 continue
@@ -162,7 +164,7 @@ def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
 
 
 def _pooled(cells: Array) -> Array:
-    """Reduce cells to the pixels of a small picture: keep each block's number furthest from 0."""
+    """Reduce cells to pixels of a small picture: keep each block's number furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
     rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)
@@ -172,7 +174,7 @@ def _pooled(cells: Array) -> Array:
 
 
 def _links(panel: panels.Links, tone: Tone) -> Drawing:
-    """Draw lines as wide and as dark as their weight; those of one query stand out."""
+    """Draw lines, wider and darker for larger weights; the lines of one query are highlighted."""
     shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
     left = widest(shown.rows) + 10
@@ -203,7 +205,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
 
 
 def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
-    """Draw lines over names, with the numbers of the points if the panel wants them."""
+    """Draw lines over names; if the panel is `numbered`, write the number of each point."""
     width, left, height = 460.0, 46.0, 150.0
     low, high = panel.ends
     wide = (width - left - 16) / max(1, len(panel.names) - 1)
@@ -245,7 +247,7 @@ def _stroke(line: panels.Line, tone: Tone) -> str:
 
 
 def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
-    """Draw points before (blue) and after (red), an arrow between each pair, and their labels."""
+    """Draw points before (blue) and after (red), an arrow for each pair, and labels."""
     side, edge = 460.0, 60.0
     both = np.concatenate([panel.before, panel.after])
     low, high = both.min(axis=0), both.max(axis=0)
@@ -294,7 +296,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
 
 
 def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
-    """Draw names with a number and a bar each; the largest bar has the full width."""
+    """Draw a number and a bar for each name; the largest number has a bar of full width."""
     left = widest(panel.names) + 8
     wide, begin = (60, left + 60 + SIZE * 4) if panel.signed else (120, left)
     elements = []
@@ -373,7 +375,7 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
 
 
 def _graph_rules(panel: Graph) -> str:
-    """Write the CSS rules that apply while a node or an edge is pointed at or focused."""
+    """Write the CSS rules for a node or an edge that the reader points at or focuses."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
         ".qkv-graph [tabindex]:focus{outline:none}.qkv-node:focus-visible>rect{stroke-width:3}",
@@ -391,13 +393,13 @@ def _graph_rules(panel: Graph) -> str:
 
 
 def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
-    """Write lines below a graph that appear while their node or edge is chosen."""
+    """Write lines below a graph that are visible only while their node or edge is chosen."""
     words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
 
 def _sums(panel: Graph, node: str) -> list[str]:
-    """Write what a node reads, and what it writes, along the drawn edges: a line each."""
+    """Write two lines about a node: the inputs that it reads, and the outputs that it writes."""
 
     def listed(verb: str, ends: list[tuple[str, float]]) -> str:
         more = f" and {len(ends) - 2} more" if len(ends) > 2 else ""
@@ -414,7 +416,7 @@ def _sums(panel: Graph, node: str) -> list[str]:
 
 
 def _image(panel: panels.Image, tone: Tone) -> Drawing:
-    """Draw pixels, with frames round some of their patches."""
+    """Draw an image, with frames round some of its patches."""
     width = _IMAGE if panel.chosen is None else _SMALL
     height = width * panel.pixels.shape[0] / panel.pixels.shape[1]
     high, wide = height / panel.grid[0], width / panel.grid[1]
@@ -428,7 +430,7 @@ def _image(panel: panels.Image, tone: Tone) -> Drawing:
 
 
 def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
-    """Draw words in lines, each on a background as dark as its share; frame the marked word."""
+    """Draw words in lines, on darker backgrounds for larger shares; frame the marked word."""
     front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
     y = 18.0 if panel.explained else 0.0

@@ -1,4 +1,4 @@
-"""Panels in a terminal, line by line."""
+"""Panels drawn in a terminal, line by line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
-    """Draw all panels below each other; panels of one row with names stand side by side."""
+    """Draw the panels one below the other; draw named panels of one row side by side."""
     for row in panels.drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
             yield styled()
@@ -37,7 +37,7 @@ def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
 
 
 def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Text:
-    """Write the name and model of a text, and its first tokens."""
+    """Write a text's name, its model and its first tokens."""
     most, line = 60, styled(f"{name}  " if name else "", style="bold")
     count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     line.append(f"{screen.safe(model)}, {count}: " if model else f"{count}: ")
@@ -82,14 +82,14 @@ def _bars(screen: Screen, panel: panels.Bars) -> list[Text]:
 
 
 def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
-    """Draw the first line as a bar for each of its numbers."""
+    """Draw a bar for each number of the chart's first line."""
     low, high = panel.ends
     values = [value for _, value in panel.lines[0].points]
     return _bars(screen, panels.Bars(names=panel.names, values=values, top=max(high, -low)))
 
 
 def _table(screen: Screen, panel: panels.Table) -> list[Text]:
-    """Draw names and columns as wide as they need; bars take the rest, at most 24 columns."""
+    """Draw a table. Names and columns have the width of their texts; bars fill the rest."""
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))
@@ -126,8 +126,8 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
 def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     """Draw a table of shaded cells, and the scale below.
 
-    If not all rows or columns fit, show those with the largest score, count the others, and sum the
-    weight of the other columns in one more column.
+    If not all rows or columns fit, the map shows those with the largest score. It counts the
+    others, and an extra column shows the summed weight of the columns that are left out.
     """
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
@@ -173,7 +173,7 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
 
 
 def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
-    """Draw the first rows and columns as a table, and count the others."""
+    """Draw the first rows and columns as a table, and count the rows and columns left out."""
     values, columns, place = panel.values, panel.columns, panel.cell
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
     form = panels.number_format(values)
@@ -206,7 +206,7 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
 
 
 def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
-    """Draw words in lines, shaded; the marked word is bold, or in brackets."""
+    """Draw shaded words in lines; the marked word is bold or, without colours, in brackets."""
     from rich.cells import cell_len
 
     label = screen.fit([passage.label for passage in panel.passages], 1, 10)
@@ -230,7 +230,7 @@ def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
 
 
 def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
-    """Draw a shade for each cell; without colours a digit from 0 to 9."""
+    """Draw a shade for each cell or, without colours, a digit from 0 to 9."""
     lines = []
     for row, shares in enumerate(panel.shares.tolist()):
         line = styled("  ")
@@ -243,7 +243,7 @@ def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
 
 
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
-    """Say how many of all rows and columns are shown, if not all are."""
+    """Count the shown rows and columns; return an empty string if all are shown."""
     note = " and ".join(
         f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
     )
@@ -279,7 +279,7 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:
-    """Choose the first indices; the last of them makes room for a needed one."""
+    """Choose the first indices; replace the last of them by the needed index if it is missing."""
     shown = list(range(min(count, room)))
     if shown and needed not in shown:
         shown[-1] = needed
@@ -287,7 +287,7 @@ def _first(count: int, room: int, needed: int) -> list[int]:
 
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
-    """Draw two lists of lines under their names: side by side if they fit, else stacked."""
+    """Draw two lists of lines under their names, side by side if they fit, or else stacked."""
     wide = [2 + max((line.cell_len for line in lines), default=0) for _, lines in sides]
     if sum(wide) + 1 > screen.width:
         for name, lines in sides:

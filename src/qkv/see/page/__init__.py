@@ -1,1 +1,1 @@
-"""A view as a page: what it reads, its script, its HTML."""
+"""A view as a page: the data, the scripts and the HTML."""

@@ -1,4 +1,4 @@
-"""A model inside a page: the data of the script that computes with it."""
+"""A model inside a page: the data for the script that runs the model."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ from qkv.text.tokenizer import Tokenizer
 
 # The data for assets/engine/parameters.js, as JSON in a script element that never runs:
 #
-#   "name": str, "exact": whether the packed parameters are the model's as they are,
-#   "sizes": {"layers", "heads", "kv_heads", "size": of a head's queries, "dim", "vocabulary",
-#             "most": tokens | null, "eps": of the norms, "mask": the mask token | null,
-#             "next": whether logits are for the next token, "bert": whether the
-#             steps of its layers are BERT's, "scales": [["", of the scores of a layer], ...]},
+#   "name": str, "exact": whether the packed parameters are equal to the model's parameters,
+#   "sizes": {"layers", "heads", "kv_heads", "size": the size of a head's queries, "dim",
+#             "vocabulary", "most": the most tokens in a text | null, "eps": the eps of the norms,
+#             "mask": the mask token | null, "next": whether logits are for the next token,
+#             "bert": whether the layers have the same steps as BERT's,
+#             "scales": [["", the factor of a layer's scores], ...]},
 #   "design": the differences between families, `_design`,
-#   "parameters": {our name: packed, of linear layers (out, in): rows of int8 with a float16 scale
-#                  each, if these give the exact numbers, and else float16},
+#   "parameters": {our name: packed array; linear layers are (out, in). Each row is int8 with one
+#                  float16 scale if this gives the exact numbers, or else float16},
 #   "tokenizer": the tokenizer.json
 #
 # assets/engine/door.js lists the requests of a page: globalThis.qkv.
 
 
-LARGE, MOST = 64_000_000, 500_000_000  # characters of a model; a browser holds no longer text
-ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # of layers.js
+# In characters: from LARGE on, a page is large; a browser holds no text longer than MOST.
+LARGE, MOST = 64_000_000, 500_000_000
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
 
 def need_engine(model: Model, call: str = "play") -> None:
-    """Raise an error that names the call if a page cannot compute with a model.
+    """Raise an error that names the call if a page cannot run a model.
 
     Raises:
-        ValueError: see `engine_payload`.
+        ValueError: a page cannot run the model, for the reasons that `engine_payload` lists.
     """
     for why in _reasons(model):
         raise ValueError(
@@ -60,14 +62,14 @@ def need_engine(model: Model, call: str = "play") -> None:
 
 
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
-    """Pack a model for a page that computes with it.
+    """Pack a model for a page that runs it.
 
-    Warn, with the name of the call, if the page will be large.
+    A warning, with the name of the call, says if the page will be large.
 
     Raises:
-        ValueError: it is no decoder and no encoder with a head over words, or has a part or a
-            tokenizer that the page does not know; float16 does not reach its parameters, or they
-            are more than a browser can load.
+        ValueError: the model is neither a decoder nor an encoder with a head over words; the page
+            does not support a part or the tokenizer of the model; a parameter is outside the range
+            of float16; or a browser cannot load so many parameters.
 
     >>> import qkv
     >>> engine_payload(qkv.load())["sizes"]["layers"]
@@ -77,7 +79,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    # the script reads linear weights as (out, in), so that each sum reads numbers side by side
+    # the script reads linear weights as (out, in), so that a sum reads adjacent numbers
     laid_out = {
         name: array.T if name.endswith("_proj.weight") else array
         for name, array in model.parameters.items()
@@ -116,13 +118,13 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
 
 def _design(model: Model, design: Design) -> dict[str, Any]:
-    """Describe the family of a model: `Design` of assets/engine/parameters.js."""
+    """Describe the model's family as a `Design` of assets/engine/parameters.js."""
     rotaries = list(
         dict.fromkeys(layer.rotary for layer in design.layers if layer.rotary is not None)
     )
     head = design.head
     assert head is not None
-    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded as in training
+    scale = np.array(design.embed_scale, model.embedding.table.dtype)  # rounded like in training
     return {
         "layers": [_attends(layer, rotaries) for layer in design.layers],
         "rotaries": [_rotary(rotary, design.layers[0].head_size) for rotary in rotaries],
@@ -143,7 +145,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
 
 
 def _is_bert(design: Design) -> bool:
-    """Whether a page can show each step of a layer with its parameters."""
+    """Return whether a page can show each step of a layer with the parameters of the step."""
     first = design.layers[0]
     plain = replace(
         Design(design.vocabulary, design.dim, design.hidden, "gelu", design.eps, design.layers),
@@ -171,7 +173,7 @@ def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
 
 
 def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
-    """Describe rotary positions: `Rotary` of assets/engine/parameters.js."""
+    """Describe rotary positions as a `Rotary` of assets/engine/parameters.js."""
     dims, scaling = rotary.dims or size, rotary.scaling
     described: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
     if scaling is None or isinstance(scaling, Dynamic):
@@ -188,9 +190,9 @@ def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
 
 
 def engine_part(*payloads: Mapping[str, Any]) -> str:
-    """Write one or two models (an encoder, a decoder) and their script as a part of a page.
+    """Write the part of a page with the script and one or two models (an encoder, a decoder).
 
-    The page needs the policy `WITH_WORKER` of html.py.
+    The page needs the content security policy `WITH_WORKER` of html.py.
     """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
     call = 'page.openDoor(compute, document.querySelectorAll("script[data-side]"));'
@@ -203,12 +205,12 @@ def engine_part(*payloads: Mapping[str, Any]) -> str:
 
 
 def side_of(payload: Mapping[str, Any]) -> str:
-    """Tell an encoder from a decoder by the result of `engine_payload`."""
+    """Return "encoder" or "decoder" for the result of `engine_payload`."""
     return "decoder" if payload["sizes"]["next"] else "encoder"
 
 
 def _reasons(model: Model) -> Iterator[str]:
-    """Give the reasons, one clause each, why a page cannot compute with a model."""
+    """Yield the reasons why a page cannot run a model, one clause for each reason."""
     design = model.design
     if not isinstance(design, Design):
         yield f"is of the family {model.config.get('model_type')}"
@@ -242,10 +244,10 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _sized(model: Model, size: int, call: str) -> str:
-    """Describe the size of a page with so many characters.
+    """Describe the size of a page with this number of characters.
 
     Raises:
-        ValueError: a browser cannot load it.
+        ValueError: a browser cannot load a page of this size.
     """
     described = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
     if size > MOST:
@@ -267,19 +269,19 @@ _SHOWN = {byte for byte in _BYTES if re.match("[!-~¡-¬®-ÿ]", byte)}  # uncha
 _LEVELS = _SHOWN | {chr(256 + i) for i in range(256 - len(_SHOWN))}
 _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
-# The supported part of Oniguruma's patterns: characters, classes without nested classes, groups,
+# The supported subset of Oniguruma's patterns: characters, classes without nested classes, groups,
 # lookaround and quantifiers. No anchors, names, references or possessive quantifiers.
 _PROPERTY = r"\\[pP]\{(?:[LMNPSZC][a-z]?|Alphabetic|Han|Hiragana|Katakana|Hangul|Thai|Arabic)\}"
 _MARK = r"\\[rntfvsSdDwW]|\\u[\da-fA-F]{4}|\\[^\w\s]"
 _CLASS = rf"\[\^?(?:(?!\\W)(?:{_PROPERTY}|{_MARK})|[^\\\[\]&]|&(?!&))+\]"
 _TIMES = r"(?:[*+?]|\{\d+(?:,\d*)?\})\??(?![*+?{])"
-_FOLDED = r"\(\?i:(?![^)]*(?i:ss|st|f[fil]))(?:\[[A-Za-z]+\]|['A-Za-z|])+\)"  # as ß is ss
+_FOLDED = r"\(\?i:(?![^)]*(?i:ss|st|f[fil]))(?:\[[A-Za-z]+\]|['A-Za-z|])+\)"  # like ß and ss
 _ONE = rf"{_FOLDED}|\)|{_PROPERTY}|{_MARK}|{_CLASS}|[^\\\[\]()|*+?{{}}^$]"
 _PATTERN = re.compile(rf"(?:(?:{_ONE})(?:{_TIMES})?|\(\?(?:[:=!]|<[=!])|\((?!\?)|\|)*")
 
 
 def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
-    """Give the reasons, one clause each, why a page cannot cut texts like a tokenizer.
+    """Yield the reasons why a page cannot cut texts like a tokenizer, one clause for each reason.
 
     >>> from qkv.text import WordTokenizer
     >>> list(reasons_of_tokenizer(WordTokenizer("the cat sat")))[-1]
@@ -300,7 +302,7 @@ def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _steps(part: str, rules: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Return the parts of a normalizer (or another part of a tokenizer) in order."""
+    """List the steps of a normalizer, or of another part of a tokenizer, in order."""
     if rules is None:
         return
     if rules["type"] != "Sequence":
@@ -336,7 +338,7 @@ def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> It
 
 
 def _puts(step: Mapping[str, Any]) -> bool:
-    """Whether a post-processor puts tokens around a text."""
+    """Return whether a post-processor adds tokens around a text."""
     return "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
 
 
@@ -348,7 +350,7 @@ def _reasons_of_bpe(
             yield f"has a BPE with the {name} {_short(model[name])}"
     steps = _steps("pre_tokenizer", pre_tokenizer)
     if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
-        return  # every text has tokens
+        return  # so that every text has tokens
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
             yield "has a BPE that falls back on bytes and has no token for some"

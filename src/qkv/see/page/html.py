@@ -1,4 +1,4 @@
-"""A view as HTML that needs no other file: numbers, script, static picture, model notices."""
+"""A view as self-contained HTML: numbers, script, static picture and documents of the model."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-WITH_WORKER = f"{POLICY}; worker-src blob:"  # of a page that computes
+WITH_WORKER = f"{POLICY}; worker-src blob:"  # the policy of a page that runs a model
 _WITH_TOKENS = ("walk", "shift", "replay")
-# The parts of a picture that a theme changes.
+# The parts of a picture that differ between themes.
 _PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")
-# Characters that end a script or one of its lines, and surrogates, which UTF-8 cannot encode.
+# Characters that end a script or a line of a script, and surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
     """Write a view as a part of a page: a static picture, and the script that replaces it.
 
-    Equal views have equal text. A page may hold the same view several times: each script fills
-    every place of its view that is still empty.
+    Equal views have equal HTML. A page may contain the same view several times: each script fills
+    all elements of its view that are still empty.
 
     Args:
-        payload: the numbers.
-        static: the SVG that readers without scripts see.
-        about: the result of `about_model` for the model of these numbers.
+        payload: the data of the page.
+        static: the SVG for readers without scripts.
+        about: the result of `about_model` for the view's model.
     """
     data = script_json(payload)
     mark = hashlib.sha256(data.encode()).hexdigest()[:16]
@@ -56,13 +56,13 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
 def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
     """Write a view without a script as a part of a page.
 
-    Panels wrap in a narrow window; a panel that is wider than the window scrolls.
+    In a narrow window, the panels of a row wrap; a panel that is wider than the window scrolls.
 
     Args:
-        title: the words on top.
-        lines: the words below, in front of the prose of the panels.
-        rows: its panels.
-        theme: "light", "dark", or "auto" for that of the site or system around it.
+        title: the title above the panels.
+        lines: lines of words below the panels, before the prose of the panels.
+        rows: the panels.
+        theme: "light", "dark", or "auto", which follows the site or the system.
     """
     prose, shown = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)
@@ -83,9 +83,10 @@ def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
 
 
 def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
-    """Merge two bodies that differ in colours and images alone; return the body and its CSS.
+    """Merge two bodies that differ only in colours and images; return `(body, CSS)`.
 
-    Each colour becomes a variable named after both, so that pictures on one page agree about it.
+    Each pair of colours becomes a variable that is named after both colours, so that all pictures
+    on a page use the same variables.
     """
     pairs = list(zip(_PAINTED.findall(light), _PAINTED.findall(dark), strict=True))
     body, variables = [], {}
@@ -112,15 +113,15 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
         + "@media (prefers-color-scheme:dark){"
         + rules(True, "body:not([data-theme=light]) ")
         + "}"
-        + rules(True, "body[data-theme=dark] ")  # a site's own switch
+        + rules(True, "body[data-theme=dark] ")  # the site has its own switch of themes
     )
     return "".join(body), more
 
 
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
-    """Write a whole HTML document round a body; its policy forbids it the network.
+    """Write an HTML document with a body; the document's policy forbids access to the network.
 
-    `wide`: the body is as wide as the window, and its contents limit their own widths.
+    With `wide`, the body is as wide as the window, and its contents limit their own widths.
     """
     return Template(template("document.html")).substitute(
         title=escape(readable(title), quote=True),
@@ -132,7 +133,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
 
 
 def script_json(data: Any) -> str:
-    r"""Write JSON that may stand in a script of a page, whatever its strings hold.
+    r"""Write JSON that is safe in a script of a page, whatever characters its strings contain.
 
     >>> script_json({"a": "</script>\u2028&"})
     '{"a":"\\u003c/script\\u003e\\u2028\\u0026"}'
@@ -142,7 +143,7 @@ def script_json(data: Any) -> str:
 
 
 def script(*parts: str) -> str:
-    """Write a script of a page in a scope of its own."""
+    """Write a script element whose code has its own scope."""
     code = "\n".join(part.rstrip("\n") for part in parts)
     return f'<script>(() => {{ "use strict";\n{code}\n}})();</script>'
 
@@ -153,17 +154,17 @@ def _read(*path: str) -> str:
 
 
 def bundle(name: str) -> str:
-    """Read a file of bundles/, which `make bundles` puts together from those in assets/."""
+    """Read a file in bundles/; `make bundles` builds these files from assets/."""
     return _read("bundles", name)
 
 
 def template(name: str) -> str:
-    """Read a file of templates/: HTML and CSS around a view."""
+    """Read a file in templates/: the HTML and CSS around a view."""
     return _read("templates", name)
 
 
 def _tokens(payload: dict[str, Any]) -> str:
-    """Write the tokens as text, for readers without scripts who search, copy or listen."""
+    """Write the tokens as text, which readers without scripts can search, copy or listen to."""
     lines = []
     for part in filter(None, (*payload["texts"], *(payload.get(name) for name in _WITH_TOKENS))):
         for which in ("tokens", "keys"):
@@ -174,7 +175,7 @@ def _tokens(payload: dict[str, Any]) -> str:
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:
-    """Fold the documents beside a model's weights behind a line; return nothing without any."""
+    """Write the documents beside a model's weights, folded; return "" if the model has none."""
     notices = {} if model is None else model._notices
     if not notices:
         return ""

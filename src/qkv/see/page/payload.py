@@ -20,61 +20,61 @@ from qkv.see.steps.walk import Walk
 
 # The payload, which the scripts in assets/ read. Arrays are packed (by `pack_numbers` and so on):
 # base64 of little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their
-# "shape". Numbers are not rounded; the page rounds what it shows. Shares show the same digits as
-# the weights, up to four.
+# "shape". Numbers are not rounded; the page rounds the numbers that it shows. Packed shares show
+# the same digits as the weights, up to four.
 #
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
 #   "title": str, "model": str, "theme": "auto" | "light" | "dark",
 #   "stretch": whether the page opens with scales that end at the largest weight,
-#   "texts": [TEXT, ...],       show: 1, or the 3 attentions of an encoder-decoder; compare: 2
+#   "texts": [TEXT, ...],       show: 1 text, or 3 for an encoder-decoder; compare: 2 texts
 #   "start": {"text": index in texts, "layer": number, "head": number,
 #             "query": position of a token | null, "chosen": the reason for this head,
 #             "sentence": str, "stands_out": bool | null (the reader asked for the head),
 #             "headline": a sentence about the head | "", "heads": [numbers] | null,
 #             "merge": whether subwords are merged into words} | null,
-#   "compare": COMPARE | null, "walk": see WALK below | null, "shift": see SHIFT below | null,
-#   "replay": see REPLAY below | null,
-#   for play instead "start", "stories" and "roles": see page/play.py; "texts" is empty, since the
-#   page computes with the model beside the payload: see page/engine.py
+#   "compare": COMPARE | null, "walk": WALK (see below) | null, "shift": SHIFT (see below) | null,
+#   "replay": what assets/pages/replay.js reads (see below) | null,
+#   play has the entries in page/play.py instead; its "texts" are empty, since the page runs the
+#   model, whose data are beside the payload (see page/engine.py)
 #   "notes": [sentences about the tokens] }
 #
 # TEXT = {
 #   "name": str, "tokens": [L strings], "keys": [S strings] | null (the tokens),
 #   "special": [positions], "key_special": [positions] | null,
 #   "words": [[first, last + 1, word], ...] | null (no token is a subword), "key_words": the same,
-#   "split": the position at which a second sentence begins | null,
+#   "split": the position at which the second of two sentences begins | null,
 #   "layers": [numbers], "heads": H, "length": L, "key_length": S,
 #   "weights": packed (layers, H, L, S) | null,
-#   "scores": packed (k, H, L, S) of the k "layers", after scaling and mask | null,
-#   "scale": [raw score = score / scale, for each layer | null],
+#   "scores": packed (k, H, L, S) after scaling and masking, with "layers" | null,
+#   "scale": [for each layer the number by which raw scores are multiplied | null],
 #   "hidden": bits, 1 where masked | null,
 #   "norms": packed (layers, H, S), |v W_O| | null,
 #   "measures": {name: [layers x H] | null},
-#   "summary": instead of weights {"top_k": k, "indices": packed (layers, H, L, k), all ones for
+#   "summary": in place of weights {"top_k": k, "indices": packed (layers, H, L, k), all bits 1 for
 #             no index, "weights": shares, "received": packed (layers, H, S),
-#             "kept": the share of all weight in it} | null,
-#   "left_out": [sentences about data that this page does not hold] }
-# Bits have the shape (1 or layers, 1 or H, L, S): an axis of 1 stands for all.
+#             "kept": the share of all weight that the summary has} | null,
+#   "left_out": [sentences about data that this page does not have] }
+# Bits have the shape (1 or layers, 1 or H, L, S); an axis of 1 stands for all layers or heads.
 #
 # COMPARE = {"what": "word", "word": str, "why": the reason for this word, "sentence": str,
-#            "texts": [A, B as they were given],
+#            "texts": [A, B: the original texts],
 #            "places": [[positions in A], [in B]],
 #            "similarity": [a cosine at the embeddings and after each layer],
-#            "strongest": [[LINK, ...], the same for B]}, each as in `to_dict`
+#            "strongest": [[links of A, as in `to_dict`], [links of B]]}
 #        or {"what": "runs", "sentence": str, "of": str,
 #            "changes": [[token, distance, cosine, length in A], ...] largest first,
 #            "by_layer": [the mean distance at the embeddings and after each layer]}
 
 
 THEMES = ("auto", "light", "dark")
-MOST_CELLS = 4_000_000  # the most weights in a page: 16 MB before base64
+MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-MOST_KEPT = 1_000_000  # weights of summaries, more than 4 a query
+MOST_KEPT = 1_000_000  # the largest number of weights in summaries; each query keeps at least 4
 
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
-    """Pack the data of one text; `layer` is the layer that is shown first."""
+    """Pack the data of one text; `layer` is the first layer that the page shows."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     tokens, special, words = _axis(heads.queries)
     keys, key_special, key_words = _axis(heads.other_keys)
@@ -105,7 +105,7 @@ def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
 
 
 def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
-    """Return the names, special positions and words of an axis; None without one."""
+    """Return `(names, positions of special tokens, words)` of an axis; all None without an axis."""
     if axis is None:
         return None, None, None
     places = [place for place, special in enumerate(axis.special) if special]
@@ -133,7 +133,7 @@ def _hidden(heads: Heads) -> dict[str, Any] | None:
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
-    """Pack the largest weights of each query and the sum on each key, as many as fit."""
+    """Pack as many of each query's largest weights as fit, and the summed weight on each key."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     most = max(4, min(8, MOST_KEPT // max(1, len(heads.layers) * heads.count * size)))
     parts = heads.summary or [measures.summarize(layer, most) for layer in heads.weights]
@@ -161,14 +161,14 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
 def payload_of(
     kind: str, title: str, texts: Sequence[dict[str, Any]], *, theme: str = "auto", **others: Any
 ) -> dict[str, Any]:
-    """Assemble the data of a page, PAYLOAD above; `others` are its other entries."""
+    """Assemble the data of a page (PAYLOAD above); `others` are additional entries."""
     first = {"version": 1, "kind": kind, "title": title, "theme": check_theme(theme, kind)}
     nothing = dict.fromkeys(("start", "compare", "walk", "shift", "replay"))
     return first | {"model": "", "stretch": False, "texts": list(texts)} | nothing | others
 
 
 def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[str, Any]:
-    """Assemble the first state of a page, "start" of PAYLOAD; `others` are its other entries."""
+    """Assemble the first state of a page ("start" in PAYLOAD); `others` are additional entries."""
     place = {"text": 0, "layer": layer, "head": head, "query": query}
     return place | {"heads": None, "merge": True} | others
 
@@ -185,15 +185,15 @@ def check_theme(theme: str, call: str) -> str:
 #   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
 #   "steps": [of all snapshots], "shown": [indices in "steps" of the snapshots with weights],
 #   "weights": shares (shown, layers, H, L, L), "hidden": bits | null,
-#   "scores": [{"name", "of": the averaged weight, "head": the name of such heads,
+#   "scores": [{"name", "of": the averaged weight, "head": the name of heads with a high score,
 #               "values": [for each step [layers x H]]}, ...],
-#   "score": index in "scores" of the score in the sentence,
-#   "becomes": the score from which a head has such a name,
+#   "score": index in "scores" of the score that the sentence describes,
+#   "becomes": from this score on, a head has the name "head" of the score,
 #   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
-#   "knots": [the steps at even distances in charts],
+#   "knots": [the steps at equal distances in charts],
 #   "left_out": [sentences]
 #
-# "start" of the payload has the first head.
+# "start" of the payload has the first head to show.
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
@@ -237,46 +237,47 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
-    """Assemble a shift: every point in the one plane, and the cosines."""
+    """Assemble the data of a shift (SHIFT above): all points in the plane, and the cosines."""
     stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
 
 # WALK = {
 #   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
-#   "rows": [positions of the queries in the page] | null (all), "key_rows": the same for keys,
+#   "rows": [positions of the queries in the page] | null (all), "key_rows": [those of the keys],
 #   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] of the first sum,
-#   "own": name of the model's own numbers in the array "own", "own_step": index of the step beside
-#   them, "difference": the largest of all,
+#   "own": the name in the trace of the array "own", the model's numbers, "own_step": index of the
+#   step that is compared with "own", "difference": the largest difference of all steps,
 #   "said": a sentence with the likeliest word, or "",
 #   "which": the name of the head and its headline, "reasons": [reasons for this head] }
 # ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
-#          "rows": "rows" | "key_rows" (the list of its rows) | null (all rows) | a list of its
-#          own, "columns": [indices of the columns], if these are not all}
+#          "rows": "rows" | "key_rows" (the name of the list above) | null (all rows) | [indices],
+#          "columns": [indices of the columns], unless all are here}
 #         or {"shape": [...], "b64": null}: too large for the page
 # STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
-#         "side": "queries" | "keys" | "place" (its rows; the place is the query of "start"),
+#         "side": "queries" | "keys" | "place" (one row, at the query of "start"),
 #         "columns": "keys" | null (numbers),
-#         "shown": {"at": [columns], "names": [strings]} | null (all of them),
+#         "shown": {"at": [columns], "names": [strings]} | null (all columns),
 #         "weights": bool, "cell": [row, column] | null, "op": the origin of a cell (steps/sums.py),
-#         "lengths": packed float32, of the rows in the page | null (its rows are no vectors) }
+#         "lengths": packed lengths of the rows in the page | null (the rows are no vectors) }
 
 
 MOST_TOKENS = 64
 MOST_NUMBERS = 1_500_000
-# Attributes of a step that the page takes unchanged.
+# The attributes of a step that the page reads unchanged.
 _OF_A_STEP = ("title", "formula", "shape", "code", "name", "note", "side", "weights", "cell", "op")
 _WHOLE = ("K", "V", "K_rotated")
 
 
 def walk_payload(walk: Walk) -> dict[str, Any]:
-    """Pack a walk: its steps, and the numbers behind the sum of any cell.
+    """Pack a walk: its steps, and the numbers from which the page writes out any cell's sum.
 
-    Of more than 64 tokens, those with the largest weights are kept. Numbers are float32.
+    If there are more than 64 tokens, only the tokens with the largest weights are kept. Numbers are
+    float32.
     """
     weights = next(step for step in walk.steps if step.name == "weights")
     rows, key_rows = _held(walk, weights.values)
-    # every query attends to all keys, so that all rows of these are needed
+    # the page needs all rows of these arrays, since every query attends to all keys
     sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
     lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
     parts = _parts(walk)
@@ -316,7 +317,7 @@ def walk_payload(walk: Walk) -> dict[str, Any]:
 
 
 def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
-    """Compute the lengths of a step's vectors."""
+    """Compute the length of each vector of a step."""
     if step.columns is not None or step.weights:
         return None
     held = step.values if rows is None else step.values[rows]
@@ -325,7 +326,7 @@ def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
 
 
 def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
-    """Choose the rows and columns to keep of arrays that are shown only in part."""
+    """Choose the rows and columns to keep of arrays that the page shows only in part."""
     parts: dict[str, tuple[list[int] | None, list[int] | None]] = {}
     summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
     for step in walk.steps:
@@ -334,7 +335,7 @@ def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
         if step.shown is None:
             continue
         columns = None, list(step.shown)
-        if step.name not in summed:  # a softmax is over all of a row
+        if step.name not in summed:  # a softmax needs the whole row
             parts[step.name] = columns
         if step.op["kind"] == "product":
             parts |= {step.op[side]: columns for side in ("right", "bias") if step.op[side]}
@@ -344,13 +345,13 @@ def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
 
 
 def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
-    """Choose the queries and the keys that the page holds; None for all."""
+    """Return `(queries, keys)`, the positions that the page holds; None stands for all."""
     length, keys = weights.shape
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
-    score[walk.cell] = np.inf  # the cell that is spelled out first
-    if walk.keys is walk.tokens:  # one list for both: the positions of the strongest links
+    score[walk.cell] = np.inf  # the cell whose sum is written out first
+    if walk.keys is walk.tokens:  # one list for both: the positions of the largest weights
         order = np.argsort(-score, axis=None, kind="stable")
         places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
         rows = sorted(list(places)[:MOST_TOKENS])
@@ -365,11 +366,11 @@ def _pack(array: Array) -> dict[str, Any]:
     return pack_numbers(array)
 
 
-_PER = 40000  # two for each half of the fourth digit
+_PER = 40000  # the digit in the fifth place is even for exact numbers and odd for others
 
 
 def pack_numbers(values: Any) -> dict[str, Any]:
-    """Pack numbers in float32 without rounding; the page rounds what it shows.
+    """Pack numbers as float32; the page rounds the numbers that it shows.
 
     >>> pack_numbers(np.array([0.0, 1.0]))
     {'b64': 'AAAAAAAAgD8=', 'shape': [2]}
@@ -391,7 +392,7 @@ def pack_halves(values: Array) -> dict[str, Any]:
 
 
 def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
-    """Pack rows of int8 (R, C), each with a float16 factor of its own (R,).
+    """Pack rows of int8 (R, C) with one float16 factor for each row (R,).
 
     >>> pack_rows(np.int8([[1, -1]]), np.float16([1]))
     {'b64': 'Af8=', 'shape': [1, 2], 'int': 8, 'scale': 'ADw='}
@@ -401,10 +402,11 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits, as `n / per`, exact in four digits or fewer.
+    """Pack weights in 16 bits as `n / per`, so that they show the same digits, up to four.
 
-    Rounding `n / per` gives the same digits as rounding the weight: n is even if it is exact, and
-    else the odd number between its neighbours, which no rounding to four digits can change.
+    Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. If the
+    weight is a multiple of `2 / per`, n is even and exact. Otherwise n is the odd number between
+    two even ones, which rounds like all weights between them.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
@@ -415,7 +417,7 @@ def pack_shares(weights: Array) -> dict[str, Any]:
 
 
 def pack_bits(flags: Array) -> dict[str, Any]:
-    """Pack flags, eight to a byte, the first in the highest bit.
+    """Pack flags, eight in each byte; the first flag is the highest bit.
 
     >>> pack_bits(np.array([True, False, True]))
     {'b64': 'oA==', 'bits': 8, 'shape': [3]}
@@ -425,7 +427,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; an axis along which all are equal is cut to 1."""
+    """Pack flags `(layers, heads, L, S)`; an axis along which all flags are equal has length 1."""
     if not flags.any():
         return None
     for axis in (1, 0):
@@ -436,7 +438,7 @@ def pack_flags(flags: Array) -> dict[str, Any] | None:
 
 
 def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
-    """Pack indices below `limit` in 16 bits, or in 32 if they do not fit; -1 becomes all ones.
+    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; all bits of -1 are one.
 
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}

@@ -1,4 +1,4 @@
-"""The data that the page of `play` reads, in a file or from a server."""
+"""The data for the page of `play`, which is a file or comes from a server."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from qkv.see.page import html
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
 
-# PLAY = the entries of the payload "play". Its "texts" are empty, since the page computes.
-# The model and its script are a separate part, behind it (see page/engine.py).
+# The entries of the payload of `play`. "texts" is empty, since the page runs the model. The model
+# and its script are a separate part after the payload (see page/engine.py).
 #
 #   "start": {"text": str, "edits": [records], "place": the position of the guess,
-#             "layer": number, "head": number, "said": a sentence about this head (without these
-#             three the page chooses), "query": position of a token | null,
+#             "layer": number, "head": number, "said": a sentence about this head (if these three
+#             are left out, the page chooses a head), "query": position of a token | null,
 #             "hide": [positions of the first word to hide],
-#             "view": the first screen: "front" | "findings" | "lab" (also if it is left out)},
-#   "state": the part of an address behind the #, in whose state the page opens, or "",
-#   "stories": [STORY, ...],     those of the model's card
+#             "view": the first screen: "front" | "findings" | "lab" (the default)},
+#   "state": the part after the # of the address in whose state the page opens, or "",
+#   "stories": [STORY, ...],     the stories in the model's card
 #   "roles": {"layer.head": [role, the measure of this role]},
-#   "cards": [CARD, ...],        of a first lesson; see training/play_cards.py
-#   "untrained": whether the model is, "little": {"words": [...], "pieces": [...]} in lower case
-#   that are no content words, for the rule for a head (assets/store/rule.js)
+#   "cards": [CARD, ...],        the cards of a first lesson; see training/play_cards.py
+#   "untrained": whether the model is untrained,
+#   "little": {"words": [...], "pieces": [...]}, function words in lower case, which the rule for a
+#   head leaves out (assets/store/rule.js),
 #   "next": whether logits are for the next token, "guesses": whether they are for masked words,
 #   "mask": the mask token | null,
 #   in a page of findings also "findings": [the contents of their files],
-#   "parts": its contents in order, [the index of a finding | the slot of an article's HTML],
-#   in a page with two models also "side": "encoder", "other": the same for the decoder }
+#   "parts": the contents in order: [the index of a finding | the slot of an article's HTML],
+#   in a page with two models also "side": "encoder", "other": these entries for the decoder }
 #
 # STORY = {"text": str, "hide": [positions of tokens] or "ablate": [[layer, head], ...],
 #          "change": the intervention in words,
 #          "before": [word, probability], "after": [word, probability], "why": str}
 
 
-ROLES, CARDS = "roles.json", "cards.json"  # beside a model that comes with qkv
+ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that comes with qkv
 
 
-# The text of a page that is given none, with the model's own mask, and the word to hide.
+# The default text of a page, with a placeholder for the model's mask, and the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
-OPENING = "She opened the door and"  # the same for a decoder, which continues it
-DECODER = "books-decoder"  # stands beside the default encoder
+OPENING = "She opened the door and"  # the default text for a decoder
+DECODER = "books-decoder"  # the second model of a page, with the default encoder
 
 
 def known_of(model: Model) -> dict[str, Any]:
-    """Return the stories, the roles and the cards of a model that comes with qkv."""
+    """Return `stories`, `roles` and `cards` of a model that comes with qkv."""
     folder = _folder_of(model)
     stories = _kept(folder, FILE).get("stories", [])
     return {
@@ -69,7 +70,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 
 def _folder_of(model: Model) -> Path | None:
-    """Return the folder in qkv of a model with exactly the parameters in it."""
+    """Return a model's folder in qkv, if the model has exactly the parameters in this folder."""
     folder = shipped().get(model.name)
     if folder is None:
         return None
@@ -81,13 +82,13 @@ def _folder_of(model: Model) -> Path | None:
 
 
 def _kept(folder: Path | None, name: str) -> dict[str, Any]:
-    """Read a file of a folder; return nothing if it does not exist."""
+    """Read a JSON file in a folder; return an empty object if the file does not exist."""
     file = folder and folder / name
     return dict(json.loads(file.read_bytes())) if file and file.is_file() else {}
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
-    """Convert a story for the page."""
+    """Convert a story to STORY above."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
     places = [places_in(trace, model, word, "play", "hide") for word in story["hide"]]
     edits: dict[str, Any] = {"hide": [place for word in places for place in word]} if places else {}
@@ -104,16 +105,16 @@ def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-SERVED = f"{html.POLICY}; connect-src 'self'"  # of a page that computes with its server
+SERVED = f"{html.POLICY}; connect-src 'self'"  # the policy of a page whose server runs the model
 
 
 def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
-    """Write the page of a server, as a whole document.
+    """Write the page of a server as an HTML document.
 
     Args:
-        model: the model that the server computes with.
-        scales: for each layer the factor of its scores, and the model's own factor.
-        plain: whether the scores of every layer are products of queries and keys alone.
+        model: the model that the server runs.
+        scales: for each layer, the factor of the scores, and the factor of the model itself.
+        plain: whether the scores of every layer are only products of queries and keys.
     """
     about = about_of(model, scales, plain)
     known = known_of(model)
@@ -134,7 +135,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
 
 def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> dict[str, Any]:
-    """Describe a model for the page: `Served` of assets/engine/server.js."""
+    """Describe a model for the page as a `Served` of assets/engine/server.js."""
     gives = model.network.predicts and model.continues
     tokenizer = model.tokenizer
     names: list[str] = []
@@ -159,7 +160,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
 
 
 def _start(model: Model, mask: str | None) -> dict[str, Any]:
-    """Choose the first text, a position in it, and the word that the button hides."""
+    """Choose the first text, a position in the text, and the word that the button hides."""
     text = TEXT.format(mask or "head")
     tokens = model.tokenize(text)
     first = model.prepared(text).find(HIDDEN)
@@ -172,7 +173,7 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
     return {"text": text, "edits": [], "place": place, "query": place, "hide": hide}
 
 
-FILE = "stories.json"  # beside the model; `training.stories` writes it
+FILE = "stories.json"  # a file in the model's folder, which `training.stories` writes
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,8 @@ class Story:
 
     Attributes:
         sentence: with a mask token for the missing word.
-        hide: words that no token may attend to.
-        ablate: ablated heads, as (layer, head).
+        hide: the words that no token may attend to.
+        ablate: the ablated heads, as (layer, head).
         before: the model's first guess.
         after: its first guess after the intervention.
         reason: the reason for the change, in a sentence.
@@ -198,7 +199,7 @@ class Story:
 
 @dataclass(frozen=True)
 class Stories:
-    """The chosen stories, and the size of the search, which shows how rare they are.
+    """The chosen stories, and the size of the search, which shows how rare such stories are.
 
     Attributes:
         told: the stories.
@@ -214,7 +215,7 @@ class Stories:
 def stories() -> Stories:
     """Read the five stories in the card of the model that comes with qkv.
 
-    A reader chose them as the clearest from a search of thousands of sentences: they show abilities
+    A person chose the clearest stories from a search of thousands of sentences. They show abilities
     of the model, not its usual behaviour.
 
     >>> kept = stories()

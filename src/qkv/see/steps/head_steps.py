@@ -1,4 +1,4 @@
-"""The steps of one head: from the tokens to its input, and from its input to its context."""
+"""The steps from the tokens to the layer's input, and from there to the context of one head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.see.analysis.words import went_without
 from qkv.see.steps.step import PHRASES, Walk, biased, norm_step, phrase
 from qkv.trace import Trace
 
-# The options of an attention that the steps know; a walk refuses all others.
+# The options of attention that the steps support; a walk rejects all others.
 KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths", "key_lengths"}
 
 
@@ -26,15 +26,16 @@ KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths
 class AttentionInputs:
     """The queries, keys, values and options of a layer's attention.
 
-    Q, K and V are computed from the layer's input or taken from the trace.
+    Q, K and V are computed from the layer's input, or else taken from the trace.
 
     Attributes:
         trace: the trace of one text.
         layer: the layer.
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
-        rotary: the rotation of queries and keys, if they are changed in no other way.
-        x: for each of "q", "k" and "v", the name of the word vectors from which it is computed.
-        known: weights and biases of the projections by their short names: "W_Q", "b_Q".
+        rotary: the rotation of queries and keys, if nothing else changes them.
+        x: the names of the word vectors from which "q", "k" and "v" are computed.
+        known: weights and biases of the projections by their short names, for example "W_Q" or
+            "b_Q".
     """
 
     trace: Trace
@@ -83,7 +84,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Name the word vectors from which queries, keys and values (or `of` them) are computed."""
+        """Set the name of the word vectors from which the projections `of` are computed."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -102,7 +103,7 @@ class AttentionInputs:
 
 
 def head_steps(walk: Walk, at: AttentionInputs) -> Array:
-    """Write the steps from the layer's input to the head's context; return the context."""
+    """Add the steps from the layer's input to the head's context; return the context."""
     for name in "qkv":
         _projection_step(walk, at, name)
     query, key = (_rotate_step(walk, at, n) for n in "qk") if at.rotated else ("Q", "K")
@@ -110,7 +111,7 @@ def head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Add the step that computes queries, keys or values, and spell out the sum of one number."""
+    """Add the step that computes queries, keys or values, with the sum of one number."""
     letter, own = name.upper(), at.of(name, walk.head)
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:
@@ -180,7 +181,7 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
-    """Add the step that sets masked scores to -inf and adds the numbers of a float mask."""
+    """Add the step that sets masked scores to -inf, or adds the numbers of a float mask."""
     given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
     given["why"] = _why_hidden(at)
     if at.added is not None:
@@ -199,7 +200,7 @@ def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) ->
 
 
 def _why_hidden(at: AttentionInputs) -> str:
-    """Name the rules that mask something."""
+    """Explain the rules that mask a score."""
     changed = at.trace.changed
     heads, hidden = went_without(changed)
     rules = ("is_causal", "window", "query_lengths", "key_lengths")
@@ -212,7 +213,7 @@ def _why_hidden(at: AttentionInputs) -> str:
 
 
 def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
-    """Write the steps from tokens to the input of the first layer."""
+    """Add the steps from the tokens to the input of the first layer."""
     trace, table = walk.trace, parameters["embed.weight"]
     ids = list(trace.ids)
     walk.given |= {"table": table, "ids": ids}
@@ -239,7 +240,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
 
 
 def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
-    """Add the step of the position vectors, which come from a table or from sine waves."""
+    """Add the step of the position vectors, which are rows of a table or sine waves."""
     length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:
         walk.given["position_table"] = parameters["pos_embed.weight"]

@@ -1,4 +1,4 @@
-"""The steps after the heads: the rest of the block, later blocks, and the words."""
+"""The steps after the heads: the rest of the block, the later blocks, and the predicted words."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Norm = LayerNorm | RMSNorm
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     """Add the steps of an MLP that runs parallel to the attention, and the sum of both results.
 
-    Attention and MLP both read `X`. `attended` is the name of the attention's result. Return the
-    name of the sum.
+    Both the attention and the MLP read `X`. `attended` is the name of the attention's result. The
+    function returns the name of the sum.
     """
     read = "X" if block.norm1 is None else "N"
     if block.norm2 is not None:
@@ -49,9 +49,9 @@ def block_steps(walk: Walk, block: Block) -> str:
 
 
 def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
-    """Normalize an array and compare the result with the model's; return the name of the result.
+    """Add the step of a norm, compared with the model's own result; return the result's name.
 
-    Without a norm, add no step and return the name of the array.
+    If the model has no such norm, add no step and return the name of the array.
     """
     if norm is None:
         return of
@@ -88,9 +88,9 @@ def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
 
 
 def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
-    """Add the steps of the up, gate (if any) and down projections and of the activation.
+    """Add the steps of the activation and of the projections up, down and, if it exists, gate.
 
-    Show only the largest hidden units.
+    The steps show only the largest hidden units.
     """
     where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.place, 0)
     gate, up, down = (under(mlp.parameters, f"{name}_proj.") for name in ("gate", "up", "down"))
@@ -109,14 +109,14 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 
 
 def word_steps(walk: Walk, model: Model, last: str) -> None:
-    """Add the steps after the walked block, up to the probabilities of the words.
+    """Add the steps after the walk's block, up to the probabilities of the words.
 
-    The later blocks are one step. The final norm and the head follow.
+    All later blocks are one step; the final norm and the head follow.
 
     Args:
         walk: the walk so far.
         model: the model.
-        last: the name of the block's result in the walk.
+        last: the name of the block's result.
     """
     kind = "normalized_resid_post" if model.layers[-1].post_norm else "resid_post"
     end = model.num_layers - 1
@@ -198,7 +198,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
-    """Return the likeliest words by token id; store the words and probabilities in the walk."""
+    """Store the likeliest words with their probabilities; return the words by token id."""
     count, place = min(FEW, own.shape[1]), walk.place
     finite = bool(np.isfinite(own.max()))
     ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
@@ -210,8 +210,9 @@ def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
     return {token: word for (token, _), (word, _) in zip(ranked, walk.words, strict=True)}
 
 
-# The activations of a block after its heads, in order, by their names in a trace. `_NORMED` maps
-# the norms to their names in a walk. The missing activations show where the block has its norms.
+# The activations of a block after its heads, in order and by their names in a trace. `_NORMED` maps
+# the norms to their names in a walk. The position of a norm in the block decides which of these
+# activations exist.
 _BLOCK = (
     *("attn_out", "resid_mid", "ln1.normalized", "ln2.normalized", "mlp.pre", "mlp.pre_linear"),
     *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
@@ -221,7 +222,7 @@ _NEEDED = "how these numbers came about, walk(trace, model=...) shows"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Add all steps after the heads whose numbers the trace holds, at most up to the logits."""
+    """Add the steps after the heads, up to the logits, as far as the trace holds their numbers."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
@@ -254,7 +255,7 @@ def traced_steps(walk: Walk) -> None:
 
 
 def _sum_row(walk: Walk) -> str:
-    """Return the name of the row in steps.json for the last sum of a block."""
+    """Return the key in steps.json of a block's last sum."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace
@@ -262,14 +263,14 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Whether this norm is before the heads, and so is not one of the steps after them."""
+    """Return whether this norm precedes the heads, so that the later steps leave the norm out."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace
 
 
 def _later(walk: Walk) -> None:
-    """Add the traced results of the later blocks and of the final norm as steps."""
+    """Add the steps of the later blocks and of the final norm, with the traced results."""
     trace, end = walk.trace, walk.trace.num_layers - 1
     after = [kind for kind in ("normalized_resid_post", "resid_post") if (kind, end) in trace]
     if walk.layer < end and after:

@@ -1,4 +1,4 @@
-"""One step of a walk, its row in steps.json, and the walk that collects the steps."""
+"""The steps of a walk, which are described in steps.json, and the walk that collects them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from qkv.arrays import Array
 from qkv.see.steps.sums import Op, spell
 from qkv.trace import Trace
 
-# The contents of steps.json. `rows`: the steps, by the names that Python and the page use. In a
+# The contents of steps.json. `rows` has the steps, by the names that Python and the page use. In a
 # row, `op` describes how each number is computed (sums.py reads it), and `columns` is the letter
-# for the number of columns, empty if the columns are keys. `phrases`: parts of notes and titles.
-# {x} is a placeholder. If a text is only a placeholder, the value keeps its type.
+# for the number of columns; it is empty if the columns are keys. `phrases` has parts of notes and
+# titles. {x} is a placeholder. If a text consists of one placeholder, the value keeps its type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
 def fill(text: Any, given: Mapping[str, Any]) -> Any:
-    """Replace the placeholders of a row, or of a part of it, by values.
+    """Replace the placeholders in a row, or in a part of a row, by values.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}
@@ -51,7 +51,7 @@ def phrase(name: str, **given: Any) -> str:
 
 
 def biased(bias: str | None) -> dict[str, Any]:
-    """Return the placeholder values for a bias: its name, and the code that adds the bias.
+    """Return the values of placeholders for a bias: its name, and the code that adds the bias.
 
     >>> biased("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
@@ -59,7 +59,7 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # the number of hidden units, and of words, that a walk shows
+FEW = 8  # how many hidden units, and how many words, a walk shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +74,15 @@ class Step:
         name: the name of the result in `code`.
         values: the result, `(n, m)`.
         op: how each number is computed, in the format of `qkv.see.steps.sums`.
-        rows: names for the rows: the tokens that attend, or the tokens that are attended to.
-        side: what the rows are: "queries", "keys", or "place" for a single row at the walk's query.
+        rows: names for the rows: the tokens of the queries, or the tokens of the keys.
+        side: the meaning of the rows: "queries", "keys", or "place" for one row at the walk's
+            query.
         columns: names for the columns, if the columns are tokens.
-        shown: the shown columns and their names, if only some columns are shown.
-        weights: whether the numbers are weights, which are shaded.
+        shown: the shown columns and their names, if some columns are left out.
+        weights: whether the numbers are weights; weights are shaded.
         hidden: `(n, m)` bool, the masked cells.
-        cell: the row and column of the number whose sum is spelled out.
-        sum: the sum of `cell`, spelled out; `Walk.spell` writes the sums of other cells.
+        cell: the row and column of the number whose sum is written out.
+        sum: the written sum of `cell`; `Walk.spell` writes the sums of other cells.
         note: a note, or an empty string.
     """
 
@@ -122,17 +123,17 @@ class Walk:
         layer: the layer.
         head: the head.
         tokens: names for the queries.
-        keys: names for the keys: the same as `tokens`, unless the head attends to another text.
-        cell: the positions of the query and the key whose sums are spelled out.
+        keys: names for the keys; equal to `tokens` unless the head attends to another text.
+        cell: the positions of the query and the key whose sums are written out.
         steps: the steps, in order.
-        arrays: the results and inputs of the steps, by name; projections hold only the columns of
+        arrays: the results and inputs of the steps, by name; projections have only the columns of
             this head.
-        given: the inputs of the code, by name: running each `step.code` in order on these inputs
+        given: the inputs of the code, by name. Running each `step.code` in order on these inputs
             computes the values of the steps.
-        compared: for each step that is compared with the model: `(index of the step, name of the
-            model's array, the array)`.
+        compared: `(index of the step, name of the model's array, the array)` for each step that is
+            compared with the model.
         words: the likeliest words at the walk's end, with the model's own probabilities.
-        next_word: whether `words` follow the walk's position, instead of filling it.
+        next_word: whether `words` are guesses for the next position, not for the walk's position.
     """
 
     trace: Trace
@@ -155,32 +156,32 @@ class Walk:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Return the values that the next step's code can use, by name: inputs and results."""
+        """Return all inputs and results so far, by name, for the code of the next step."""
         return self.given | {step.name: step.values for step in self.steps}
 
     @property
     def place(self) -> int:
-        """Return the walk's position: the query of the spelled sums. The walk ends at its words."""
+        """Return the walk's position: the query of the written sums and of the predicted words."""
         return self.cell[0]
 
     @property
     def own_name(self) -> str:
-        """Name the last of the model's own arrays that a step is compared with."""
+        """Return the name of the model's array with which the last compared step is compared."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """Return the last of the model's own arrays that a step is compared with, `(n, m)`."""
+        """Return the model's array with which the last compared step is compared, `(n, m)`."""
         return self.compared[-1][2]
 
     @property
     def last_compared(self) -> Step:
-        """Return the last step that is compared."""
+        """Return the last step that is compared with the model."""
         return self.steps[self.compared[-1][0]]
 
     @property
     def recomputed(self) -> Array:
-        """Return the values of the last compared step."""
+        """Return the walk's own values of the last compared step."""
         return self.last_compared.values
 
     @property
@@ -191,7 +192,7 @@ class Walk:
 
     @property
     def likeliest(self) -> str:
-        """Name the likeliest word in a sentence; return "" if the walk ends before the words."""
+        """Name the likeliest word in a sentence; return "" if the walk has no words."""
         if not self.words:
             return ""
         (word, chance), token = self.words[0], self.tokens[self.place]
@@ -206,7 +207,7 @@ class Walk:
             self.compared.append((len(self.steps) - 1, name, own))
 
     def end(self, reason: str) -> None:
-        """Add to the last step the reason why the walk ends there."""
+        """Add to the last step a note that says why the walk ends."""
         self._note(-1, reason)
 
     def _note(self, k: int, words: str) -> None:
@@ -217,8 +218,8 @@ class Walk:
     def show_units(self, steps: Sequence[int], name: str) -> list[int] | None:
         """Show only the largest hidden units (columns) of these steps.
 
-        Rank the units by the array `name` at the walk's position. Return the shown units, largest
-        first, or None if all units are shown.
+        The units are ranked by their numbers in the array `name` at the walk's position. The
+        function returns the shown units, largest first, or None if all units are shown.
         """
         row = self.arrays[name][self.place]
         if len(row) <= FEW:
@@ -233,12 +234,12 @@ class Walk:
         return few
 
     def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
-        """Spell out the sum that gives a cell of a step; write `most` terms of a longer sum."""
+        """Write out the sum that gives a cell of a step, with at most `most` terms."""
         columns = step.columns if step.shown is None else step.shown
         return spell(step.name, step.op, place, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """Return the letter that stands for the number of queries or keys."""
+        """Return the letter for the number of queries or keys."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(
@@ -250,11 +251,11 @@ class Walk:
         hidden: Array | None = None,
         **given: Any,
     ) -> Array:
-        """Add a step from its row in steps.json, and run the code of the step.
+        """Add a step from its row in steps.json, and run the step's code.
 
         Args:
             row: the name of the row in steps.json.
-            cell: the cell whose sum is spelled out.
+            cell: the cell whose sum is written out.
             shown: `Step.shown`.
             hidden: `Step.hidden`.
             given: values for the row's placeholders.
@@ -262,7 +263,9 @@ class Walk:
         made = fill(ROWS[row], given)
         name, side, columns = made["name"], made["side"], made.pop("columns")
         known = self.known
-        exec(made["code"], known)  # our own code: only names and numbers are filled in
+        exec(
+            made["code"], known
+        )  # safe: the code is from steps.json, with only names and numbers filled in
         values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
         count = "" if side == "place" else f"{self.count(side)}="
@@ -299,7 +302,7 @@ def norm_step(
     cell: tuple[int, int] | None = None,
 ) -> str:
     """Add the step of a LayerNorm or RMSNorm of an array's vectors; return the result's name."""
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has numbers of its own
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has other parameters
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in parameters else None
     learned = {gain: parameters["weight"]} | ({shift: parameters["bias"]} if shift else {})

@@ -1,4 +1,4 @@
-"""The sum behind one number of a step, spelled out."""
+"""The calculation of one number of a step, written out as a sum."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spell(
     columns: Sequence[str] | Mapping[int, str] | None = None,
     most: int = 3,
 ) -> str:
-    """Spell out how the number in one cell of the array `name` is computed.
+    """Write out how the number in one cell of the array `name` is computed.
 
     Args:
         name: the name of the array.
@@ -41,7 +41,7 @@ def spell(
         arrays: the array and its inputs, by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
-        most: the number of terms to write of a longer sum, its largest terms first.
+        most: the largest number of terms to write; a longer sum shows its largest terms.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
@@ -58,7 +58,7 @@ def spell(
 
 
 def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """Spell out how the number in row i and column j is computed; return "" for an input."""
+    """Write out how the number in row i and column j is computed; return "" for an input."""
 
     def at(name: str) -> str:
         return _number(arrays[name][i, j])
@@ -102,7 +102,7 @@ def _made(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _normed(op: Op, x: Array, j: int) -> str:
-    """Spell out one number of a LayerNorm's result, or of an RMSNorm's, which subtracts no mean."""
+    """Write out one number of a LayerNorm's or RMSNorm's result; RMSNorm subtracts no mean."""
     row = x.astype(np.float64)
     mean = 0.0 if op["rms"] else float(row.mean())
     size = math.sqrt(float(((row - mean) ** 2).mean()) + op["eps"])
@@ -111,9 +111,9 @@ def _normed(op: Op, x: Array, j: int) -> str:
 
 
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
-    """Spell out a row of the left matrix times a column of the right matrix.
+    """Write out a row of the left matrix times a column of the right matrix.
 
-    If the right matrix is flipped (transposed), its row is read instead of its column.
+    If the right matrix is flipped (transposed), a row of it takes the place of the column.
     """
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
@@ -133,7 +133,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _rotated(op: Op, row: Array, i: int, j: int) -> str:
-    """Spell out one number of a rotated pair; the angle grows with the position."""
+    """Write out one number of a rotated pair; the angle grows with the position."""
     dims = op["dims"]
     if j >= dims:
         return f"{op['of']} {_number(row[j])}, not rotated"
@@ -151,7 +151,7 @@ def _activated(x: float, activation: str) -> str:
 
 
 def _softmax(scores: Array, j: int) -> str:
-    """Spell out a softmax: the exponential of a score, divided by the sum of its row."""
+    """Write out a softmax: the exponential of a score, divided by the row's sum of exponentials."""
     row = scores.astype(np.float64)
     top = float(row.max())
     if not np.isfinite(row[j]):

@@ -29,18 +29,18 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 @np.errstate(invalid="ignore", over="ignore")
 def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
-    """Compute every step of one head, and the steps up to the likeliest words, in plain NumPy.
+    """Compute every step of one head, and the steps from there to the words, in plain NumPy.
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
     predicts words at one position: the first mask token, or else the query of the head's strongest
-    link. The spelled sums belong to the same position.
+    link. The written sums belong to the same position.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model. Without a model, Q, K and V are taken from the trace, and the steps after
-            the heads are shown if the trace holds their numbers.
+        model: the model. Without it, Q, K and V are taken from the trace, and the steps after the
+            heads are shown as far as the trace holds their numbers.
 
     Raises:
         IndexError: `layer` or `head` is out of range.
@@ -48,13 +48,13 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
             walk cannot show.
     """
     if isinstance(model, DualEncoder):
-        model = model.text  # its parameters have the names of one model
+        model = model.text  # the parameters of the text encoder alone have the usual names
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
     block = None if model is None else model.layers[layer]
     if block is not None and block.scale1 is not None:
-        block = None  # a walk has no step for this scale: take the numbers from the trace
+        block = None  # a walk has no step for this scale, so the numbers are taken from the trace
     parameters = {} if model is None else model.parameters
     attn = {} if block is None else block.attn.parameters
     own = {f"blocks.{layer}.attn.{name}": array for name, array in attn.items()}
@@ -97,8 +97,8 @@ def walk_layer(
 
     Args:
         layer: an attention layer of any kind, or a block. The walk ends at the layer's output.
-        x: `(L, D)`, the word vectors that attend.
-        context: `(S, D)`, the word vectors that are attended to; by default `x`. A block takes no
+        x: `(L, D)`, the word vectors of the queries.
+        context: `(S, D)`, the word vectors of the keys and values; by default `x`. A block takes no
             context.
         head: the head.
         tokens: L names for the rows of `x`; by default their indices.
@@ -108,7 +108,7 @@ def walk_layer(
 
     Raises:
         IndexError: `head` is out of range.
-        ValueError: shapes do not fit each other, or a walk cannot show an option.
+        ValueError: shapes do not match, or a walk cannot show an option.
 
     >>> layer = MultiHeadAttention(8, num_heads=4, num_kv_heads=2, rotary={}, seed=0)
     >>> walk = walk_layer(layer, np.ones((5, 8)), head=3, is_causal=True)
@@ -150,7 +150,9 @@ def _traced(
 ) -> Trace:
     """Trace a single layer; name its activations like those of a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # its names have no block, and its trace no input
+    if isinstance(
+        layer, MultiHeadAttention
+    ):  # the names have no block number, and the trace has no input
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -166,14 +168,14 @@ def _norm_first(walk: Walk, at: AttentionInputs, block: Any) -> None:
 
 
 def _is_plain(model: Model) -> bool:
-    """Whether a walk can show the steps of the embedding."""
+    """Return whether a walk can show the steps of the embedding."""
     embed = model.embedding
     plain = type(embed) is Embedding and embed.scale == 1 and embed.first_position == 0
     return plain and not embed.projection
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """Return the rotation of queries and keys; None without one, or if a walk cannot show it."""
+    """Return the rotation of queries and keys if it exists and a walk can show it, or else None."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -181,9 +183,9 @@ def _plain_rotary(layer: Any) -> Rotary | None:
 
 
 def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
-    """Add the steps from the layer's input to its output; return the name of the result.
+    """Add the steps from the layer's input to its output; return the name of the output.
 
-    Return an empty name if the walk ends before the output.
+    If the walk ends before the output, the name is empty.
     """
     trace, where = at.trace, f"blocks.{at.layer}."
     walk.given |= at.known
@@ -215,21 +217,21 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """Return each head's context in the traced run; the contexts of ablated heads are edited."""
+    """Return each head's context in the traced run; for ablated heads, the edited context."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
     contexts = {other: trace["z", layer][0][:, other] for other in without}
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # by the same lines
+    for other in set(range(at.count)) - set(contexts):  # computed by the same lines of NumPy
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]
 
 
 def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
-    """Raise an error if the run was edited at an activation that the walk computes itself."""
+    """Raise an error if the run was edited at an activation that the walk recomputes."""
     own = [f"blocks.{layer}.", *["hook_"] * (layer == 0), *["ln_final."] * (model is not None)]
     for name in trace.changed.get("edit", ()):
         if name.startswith(tuple(own)):
@@ -240,7 +242,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key of the spelled sums: a mask token's, or the strongest link's."""
+    """Choose the query and key of the written sums: from a mask token, or the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
@@ -250,7 +252,7 @@ def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
 
 def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
     """Return the query and key of a head's largest weight."""
-    if ("pattern", layer) not in trace:  # the walk refuses this trace
+    if ("pattern", layer) not in trace:  # the walk rejects this trace later
         return 0, 0
     weights = trace.pattern(layer, head)
     i, j = np.unravel_index(int(np.nan_to_num(weights).argmax()), weights.shape)

@@ -1,1 +1,1 @@
-"""What is shown: a file for each view."""
+"""The views: one file for each."""

@@ -28,16 +28,17 @@ from qkv.trace import Trace
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One of the two texts: the positions of the word, and the word's attention.
+    """The word in one of the two texts: its positions and its attention.
 
     Attributes:
         trace: the trace of the text.
         positions: the positions of the word's tokens in its first copy.
-        occurrences: how often the word occurs in the text.
+        occurrences: the number of copies of the word in the text.
         weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
-        strongest: the word's largest links, each in the head where the link's weight is largest.
+        strongest: the word's largest links; for each link, the head with the largest weight.
         heads: all heads, with weights between tokens.
-        shown: all heads, with weights between words, or between tokens if subwords are not merged.
+        shown: all heads as the view shows them: with weights between words, unless subwords are not
+            merged.
     """
 
     trace: Trace
@@ -50,7 +51,7 @@ class Side:
 
     @property
     def rows(self) -> list[int]:
-        """Return the word's row or rows in `shown`."""
+        """Return the rows of the word in `shown`."""
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
@@ -59,11 +60,11 @@ class Side:
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
-        """Convert the word's largest links for JSON."""
+        """Convert the word's largest links to data for JSON."""
         return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
-        """Return `(name, weight)` of the token with the largest weight, special tokens included."""
+        """Return `(name, weight)` of the token, special or not, with the largest weight."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
         name = "itself" if self.rows == [best] else self.shown.keys.names[best]
@@ -71,20 +72,20 @@ class Side:
 
     @property
     def text(self) -> str:
-        """Return the original text if it is known, or else the text that the tokens spell."""
+        """Return the original text if it is known, or else a text made from the tokens."""
         return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompareView(HeadShown):
-    """A word that two texts share: its similarity in both by layer, and its attention.
+    """A word that two texts share: the similarity of its vectors by layer, and its attention.
 
     Attributes:
         word: the word.
         similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty if
             no vectors were traced.
         sides: the two texts.
-        why: the reason for the choice of the word.
+        why: the reason for the choice of the word, as a clause after "because".
     """
 
     word: str
@@ -114,7 +115,7 @@ class CompareView(HeadShown):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain why this word, this copy of the word in each text, and this head are shown."""
+        """Explain the choice of the word, of its copy in each text, and of the head."""
         taken = [
             f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
             for name, side in zip("AB", self.sides, strict=True)
@@ -123,7 +124,7 @@ class CompareView(HeadShown):
         return [f"The word is {self.word} because {self.why}.", *super().reasons, *taken]
 
     def panels(self) -> list[list[Panel]]:
-        """Show both texts, the head in each, the word's similarity by layer, and its attention."""
+        """Show both texts, the head in each, and the word's similarity by layer and attention."""
         named = list(zip("AB", self.sides, strict=True))
         looks: list[Panel] = [
             Table(
@@ -157,7 +158,7 @@ class CompareView(HeadShown):
         return [*texts, maps, vectors, looks, most]
 
     def _alike(self) -> Lines:
-        """Show the cosine between the word's two vectors at the embeddings and after each layer."""
+        """Show the cosine of the word's two vectors, at the embeddings and after each layer."""
         values = self.similarity.tolist()
         least = float(np.nan_to_num(self.similarity).min())
         return Lines(
@@ -170,7 +171,7 @@ class CompareView(HeadShown):
         )
 
     def _arrows(self) -> list[Panel]:
-        """Show all words of both texts in one plane, if all have vectors."""
+        """Show all words of both texts in one plane, if the traces have their vectors."""
         words = (words_before_and_after(side.trace, side.shown) for side in self.sides)
         parts = [part for part in words if part is not None]
         if len(parts) < len(self.sides):
@@ -274,30 +275,30 @@ def compare(
     """Compare one word in two texts, or two runs of one text.
 
     For a word, the view shows the similarity of its vectors by layer, and its attention. If the
-    model cuts the word into subwords, their vectors and weights are averaged. If a text contains
-    the word several times, the first copy is used.
+    model cuts the word into subwords, the vectors and weights of the subwords are averaged. If a
+    text contains the word several times, the first copy is used.
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
     it chooses the word whose vectors after the last layer are least similar. Without `layer` and
     `head`, it chooses the head in which the word's links above the usual weight (see `show`)
     differ most between the texts. If the word is the gap in both texts, it chooses the head whose
-    removal changes both guesses most. If the difference is less than 0.1, or a model is untrained,
-    the sentence says that no head stands out.
+    removal changes both guesses most. If the difference is less than 0.1, or if a model is
+    untrained, the sentence says that no head stands out.
 
-    Two traces of the same tokens without a word, such as `model.trace(text)` and `model.trace(text,
-    ablate=[(0, 4)])`, are two runs: the view shows the change of each token's output, largest
-    first.
+    Two traces of the same tokens, such as `model.trace(text)` and
+    `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. This view
+    shows the change of each token's output, the largest change first.
 
     Args:
         text_a: a text, the trace of a text, or weights in the formats that `show` accepts.
         text_b: another text, trace or array of weights.
         word: a word in both texts; by default a word that the texts share.
-        tokens: the tokens of both texts, if weights are given.
-        model: the model, or its name; the default model if left out.
+        tokens: the tokens of both texts as `(tokens_a, tokens_b)`, if weights are given.
+        model: the model, or its name; by default the default model.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
-        pieces: whether subwords are shown as they are, instead of merged into words.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        pieces: whether subwords are shown separately, instead of merged into words.
+        theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
@@ -358,7 +359,7 @@ def compare(
 
 
 def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
-    """List the words that the word attends to most in the shown head, with a bar for each."""
+    """List the words that the word attends to most in the shown head, each with a bar."""
     weights, names = side.looks_at(head), side.shown.keys.names
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))

@@ -28,12 +28,12 @@ class GuessView(View):
 
     Attributes:
         model: the name of the model.
-        tokens: the tokens of the text, in readable form.
+        tokens: the tokens of the text, without tokenizer marks.
         places: the positions of the mask tokens; empty if the next word is guessed.
         guesses: for each position, the words and their probabilities, the likeliest word first.
-        changed: the interventions, by the names "ablate" and "hide"; empty without interventions.
-        after: the guesses with the interventions; None without interventions.
-        reason: why the guess changes, if the text is a story.
+        changed: the interventions, with the keys "ablate" and "hide"; empty if there are none.
+        after: the guesses under the interventions; None if there are none.
+        reason: the reason why the guess changes, if the text is a story.
     """
 
     model: str
@@ -46,14 +46,14 @@ class GuessView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the first guess for each position, before and after."""
+        """Name the first guess for each position, before and after the interventions."""
         guesses = self._named(self.guesses)
         if self.after is not None:
             guesses += f"; {run_name(self.changed)}: {self._named(self.after, short=True)}"
         return f"{guesses}."
 
     def panels(self) -> list[list[Panel]]:
-        """Show the words of each position with a bar for each probability, before and after."""
+        """Show the guesses for each position with bars, before and after the interventions."""
         rows: list[list[Panel]] = []
         for number, before in enumerate(self.guesses):
             title = "What comes next"
@@ -81,9 +81,9 @@ class GuessView(View):
         return [Heading(names, special, self.model, unknown=tokens.unknown())]
 
     def _numbers(self) -> dict[str, Any]:
-        """Return the words for each position; `after` is None without an intervention.
+        """Return the guesses for each position; `after` is None without interventions.
 
-        `token` is the position of a mask token, or None if the words follow the text.
+        `token` is the position of the mask token, or None if the guesses continue the text.
         """
         guesses = [
             {
@@ -125,15 +125,16 @@ def guess(
     Args:
         text: a text with `Model.mask` in place of each missing word; for a decoder any text; or a
             story from `stories()`, which has its own interventions.
-        model: the model, or its name; by default the default model, or the model of the story.
+        model: the model, or its name; by default the default model or, for a story, the story's
+            model.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        theme: "light", "dark", or "auto", which follows the site or the system.
 
     Raises:
-        TypeError: see `Model.predict`; or `ablate` or `hide` is given together with a story.
-        ValueError: see `Model.predict`; or the text of a decoder contains a mask token.
+        TypeError: `Model.predict` raises it, or `ablate` or `hide` is given together with a story.
+        ValueError: `Model.predict` raises it, or a decoder's text contains a mask token.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after

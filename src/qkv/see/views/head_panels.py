@@ -1,4 +1,4 @@
-"""Panels that several views share: the weights of a head, its links, the vectors of words."""
+"""Panels that several views share: a head's weights and links, and the vectors of words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EACH_ROW = "each row: what this token looks at; a row sums to 1"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadShown(View):
-    """A view that opens on one head.
+    """A view that shows one head first.
 
     Attributes:
         head: the head.
@@ -49,7 +49,7 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """Return all heads of each text, in the form in which the view shows them."""
+        """Return all heads of each text as the view shows them: between tokens or between words."""
 
     @property
     def top(self) -> float:
@@ -79,7 +79,7 @@ class HeadShown(View):
         ]
 
     def _chosen(self) -> dict[str, Any]:
-        """Return the head for the numbers of the view."""
+        """Return the shown head as numbers for `to_dict`."""
         return {
             "layer": self.head.layer,
             "head": self.head.head,
@@ -89,7 +89,7 @@ class HeadShown(View):
         }
 
     def _start(self, query: int | None = None, **more: Any) -> dict[str, Any]:
-        """Return the first state of the page."""
+        """Return the state in which the page opens."""
         return start_at(query=query, **self._chosen(), headline=self.head.headline, **more)
 
 
@@ -98,9 +98,10 @@ class OneText(HeadShown):
     """A view of one head of one text.
 
     Attributes:
-        shown: all heads, with weights between words, or between tokens if subwords are not merged.
-        elsewhere: the strongest links of other heads, the most outstanding link first.
-        one_link: whether the reader named a query and a key, and their link ranked the heads.
+        shown: all heads as the view shows them: with weights between words, unless subwords are not
+            merged.
+        elsewhere: the strongest links of other heads, starting with the link that stands out most.
+        one_link: whether the reader named a query and a key, so that their link ranks the heads.
     """
 
     shown: Heads
@@ -118,7 +119,7 @@ class OneText(HeadShown):
         return link_in_words(self.shown, self.head)
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head, and other heads worth a look."""
+        """Show the head, and the links of other heads that stand out."""
         head = head_panels(self.shown, self.head, self.links, self.top)
         return [*head, *other_heads(self.shown, self.elsewhere, self.one_link)]
 
@@ -126,7 +127,7 @@ class OneText(HeadShown):
         return [self.shown]
 
     def _show_page(self, parts: Sequence[Heads], **start: Any) -> dict[str, Any]:
-        """Return the data of a page of one text, or of the attentions of an encoder-decoder."""
+        """Return a page's data: for one text, or for the three attentions of an encoder-decoder."""
         heads = parts[0]
         return self._page(
             "show",
@@ -170,7 +171,7 @@ def weights_map(
     outlined: Sequence[int] = (),
     **options: Any,
 ) -> HeatMap:
-    """Show the weights of one head; for a long text, a picture shows only the kept weights."""
+    """Show the weights of one head; for a long text, show only the weights that were kept."""
     if not heads.weights:
         places, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
@@ -201,7 +202,7 @@ def weights_map(
 def head_panels(
     heads: Heads, head: ChosenHead, links: Sequence[Link], top: float
 ) -> list[list[Panel]]:
-    """Show a head's weights and largest links and, for a long text, the most attended tokens."""
+    """Show a head's weights and largest links; for a long text, also the most attended tokens."""
     query = [first_query(heads, head)]
     weights = weights_map(heads, head, top, f"Weights of {head.where}", query, explained=EACH_ROW)
     explained, most = "the largest weights between content words", 6
@@ -260,7 +261,7 @@ def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> B
 
 
 def movement_table(heads: Heads, moved: Movement) -> Table:
-    """Show each word's cosine between before and after, with a bar for its distance from 1."""
+    """Show the cosine of each word's two vectors, with a bar for the cosine's distance from 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
@@ -290,7 +291,7 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
 def arrows(
     before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
 ) -> Arrows:
-    """Show vectors `(n, D)` before and after as directions, in the plane of their PCA."""
+    """Show the directions of vectors `(n, D)` before and after attention, in their PCA plane."""
     plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
         raise ValueError(
@@ -309,13 +310,13 @@ def arrows(
 
 
 def arrows_of(trace: Trace) -> list[Panel]:
-    """Show a text's words before and after attention; return no panel if vectors are missing."""
+    """Show a text's words before and after attention; return nothing if vectors are missing."""
     words = words_before_and_after(trace)
     return [Later(make=lambda: arrows(*words))] if words else []
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the first query to show: the strongest link's, or else the largest weight's."""
+    """Return the first query to show: the query of the strongest link or of the largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
@@ -323,7 +324,7 @@ def first_query(heads: Heads, head: ChosenHead) -> int:
 
 
 def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
-    """Convert a link for JSON."""
+    """Convert a link to data for JSON."""
     return {
         "layer": link.layer,
         "head": link.head,

@@ -1,4 +1,4 @@
-"""Attention over an image: the weights of one patch, laid over the picture."""
+"""Attention over an image: the weights of one patch, drawn over the image."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
 from qkv.trace import Trace
 
-# The colour over a patch with weight: light, since the picture is darkened.
+# The colour of weights over a patch. It is light because the image below is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # the longer side of the large picture; small pictures have a quarter of it
-_LOOKING = "#ffffff"  # the frame of the patch that attends
-_ACROSS = 4  # heads side by side
+MOST_PIXELS = 448  # the longer side of the large picture; the small pictures are a quarter as long
+_LOOKING = "#ffffff"  # the colour of the frame of the patch that attends
+_ACROSS = 4  # the number of heads side by side
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,9 +31,9 @@ class ImageView(View):
 
     Attributes:
         trace: the trace of the image.
-        image: (H, W, 3) of uint8.
+        image: the image, (H, W, 3) of uint8.
         layer: the shown layer, from 0.
-        head: the head that is shown large, from 0.
+        head: the head whose picture is large, from 0.
         query: the position of the token that attends: 0 is the first token, 1 the first patch.
     """
 
@@ -63,13 +63,13 @@ class ImageView(View):
 
     @property
     def strongest(self) -> tuple[int, int]:
-        """Return row and column of the patch with the shown head's largest weight."""
+        """Return `(row, column)` of the patch on which the shown head's weight is largest."""
         row, column = divmod(int(self.weights[self.head].argmax()), self.grid[1])
         return row, column
 
     @property
     def looking(self) -> tuple[int, int] | None:
-        """Return row and column of the patch that attends; None for the first token."""
+        """Return `(row, column)` of the patch that attends; None for the first token."""
         return None if self.query == 0 else divmod(self.query - 1, self.grid[1])
 
     @property
@@ -87,7 +87,7 @@ class ImageView(View):
 
     @property
     def half(self) -> int:
-        """Count the patches that hold half of the weight on patches, the largest first."""
+        """Count the patches, largest weights first, that have half of the weight on patches."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 
@@ -96,13 +96,13 @@ class ImageView(View):
         return str(self.trace.tokens[self.query])
 
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
-        """Draw the image in grey, and light where this head looks, `(h, w, 3)` of uint8."""
+        """Draw the image in grey, light where a head's weights are large, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
-        times = max(1, size // max(image.shape[:2]))  # else patches would end within a pixel
+        times = max(1, size // max(image.shape[:2]))  # so that patches end between pixels
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
-        """Divide the weights of a head by the upper end of the head's scale."""
+        """Divide a head's weights by the upper end of the head's scale."""
         weights = self.weights[head]
         return np.asarray(weights / scale_end([weights], self.stretch))
 
@@ -121,7 +121,7 @@ class ImageView(View):
         }
 
     def panels(self) -> list[list[Panel]]:
-        """Show the image, the head's weights over it, and each head of the layer."""
+        """Show the image, the head's weights over the image, and each head of the layer."""
         frames = [(*self.strongest, AFTER)]
         if self.looking is not None:
             frames.append((*self.looking, _LOOKING))
@@ -152,7 +152,7 @@ class ImageView(View):
         return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
 
     def _headings(self) -> list[Heading]:
-        return []  # its tokens are patches
+        return []  # the tokens of this model are patches
 
     @property
     def caption(self) -> str:
@@ -162,7 +162,7 @@ class ImageView(View):
 
     @property
     def note(self) -> str:
-        """Explain the colours, and give the weight on the first token, which is no patch."""
+        """Explain the colours, and state the weight on the first token, which is no patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
         end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
@@ -183,26 +183,26 @@ def image_view(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ImageView:
-    """Show the attention of one token of an image, laid over the image, for each head of a layer.
+    """Show the attention of one token over an image, for each head of a layer.
 
     Without `layer` and `head`, the view chooses the head with the largest weight on a patch; the
     weight of a patch on itself does not count. Ties go to the lowest layer, then the lowest head.
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
-        image: the image, (H, W, 3) or (H, W) of uint8, or a Pillow image; of any size.
+        image: the image in any size: (H, W, 3) or (H, W) of uint8, or a Pillow image.
         layer: the layer to show, from 0, or from the end with -1.
-        head: the head to show large, from 0, or from the end with -1.
+        head: the head to show in the large picture, from 0, or from the end with -1.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
-        theme: "light", "dark", or "auto" to follow the site or system around it.
-        stretch: whether the scale of each head ends at the head's largest weight instead of 1; use
-            this if weights are spread over hundreds of patches.
+        theme: "light", "dark", or "auto", which follows the site or the system.
+        stretch: whether the scale of each head ends at the head's largest weight instead of 1. This
+            helps if weights are spread over hundreds of patches.
 
     Raises:
-        TypeError: the image is not of uint8.
-        ValueError: the trace is not of an image or holds no weights, or the image or the query
-            does not fit the trace.
+        TypeError: the type of the image is not uint8.
+        ValueError: the trace is not of an image or holds no weights, or the image or the query does
+            not match the trace.
         IndexError: `layer`, `head` or `query` is out of range.
 
     >>> weights = np.full((1, 2, 5, 5), 0.2)  # two heads over [CLS] and 2 x 2 patches
@@ -294,12 +294,12 @@ def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
 
 
 def laid_over(image: Array, shares: Array) -> Array:
-    """Draw an image (H, W, 3) in grey, and light where shares (rows, columns) are large."""
+    """Draw an image (H, W, 3) in grey, lighter where shares (rows, columns) are large."""
     high, wide = image.shape[:2]
     rows, columns = shares.shape
     share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
-    # no lighter than a middle grey, so that the light is always lighter
+    # at most a middle grey, so that patches with weight are always lighter
     grey = 20 + 0.5 * (image @ np.array([0.299, 0.587, 0.114], np.float32))
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)

@@ -1,4 +1,4 @@
-"""Pages in which a model computes: `play`, and the page of published findings."""
+"""Pages that contain a model and compute with it: `play`, and the page of published findings."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _FRAME = "width:100%;height:860px;border:0"
 
 
 class WithModels(View):
-    """A view whose page computes with the models that it holds.
+    """A view whose page contains models and computes with them.
 
     Attributes:
-        call: the name of the call in a warning.
+        call: the name of the called function, for warnings.
     """
 
     call: ClassVar[str] = "play"
@@ -64,20 +64,20 @@ class WithModels(View):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlayView(WithModels, OneText):
-    """A page with a model inside, and its first state: a position of a text, and a word to hide.
+    """A page with a model inside, and its first state: a position in a text, and a hidden word.
 
-    Its picture, its text in a terminal and `to_dict` describe the first state.
+    The picture, the text in a terminal and `to_dict` describe the first state.
 
     Attributes:
         model: the model.
         text: the text.
-        trace: of the text.
-        opening: the position, the word to hide, and the likeliest words before and after.
+        trace: the trace of the text.
+        opening: the position, the word to hide, and the likeliest words before and after hiding.
         edits: the records of the first interventions.
-        opened: the likeliest words under them; empty without any.
-        state: the part behind the # of an address that the page opens on; or empty.
-        embed: whether a notebook embeds the page itself, instead of a frame of a file beside it.
-        other: the same for a decoder, to which a reader of the page can switch.
+        opened: the likeliest words under the first interventions; empty if there are none.
+        state: the part after the # of the address in whose state the page opens; or empty.
+        embed: whether a notebook embeds the page itself, instead of a frame that shows a file.
+        other: the view of a second model, a decoder, to which a reader of the page can switch.
     """
 
     model: Model
@@ -92,7 +92,7 @@ class PlayView(WithModels, OneText):
 
     @property
     def sentence(self) -> str:
-        """Name the likeliest word at the position, before and after the other word is hidden."""
+        """Name the likeliest word at the position, before and after a word is hidden."""
         shown = self.opening
         place = self.shown.queries.rows_of([shown.place])[0]
         guesses = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
@@ -107,7 +107,7 @@ class PlayView(WithModels, OneText):
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """Show the words before and after, and the head that the page opens on."""
+        """Show the likeliest words before and after hiding, and the head to show first."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -118,7 +118,7 @@ class PlayView(WithModels, OneText):
         return [heading_of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """Return the first state; `after` equals `before` if there is no word to hide."""
+        """Return the first state; `after` equals `before` if the text has no word to hide."""
         return {
             "model": self.trace.model,
             "text": self.text,
@@ -158,7 +158,7 @@ class PlayView(WithModels, OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _repr_html_(self) -> str:
-        """Frame the page, which is a file beside the notebook unless it is embedded."""
+        """Return a frame of the page, which is a file beside the notebook unless it is embedded."""
         page = self._document()
         if self.embed:
             source = f'srcdoc="{escape(page, quote=True)}"'
@@ -176,7 +176,7 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
 
 
 def _of_address(address: str) -> tuple[str | None, str]:
-    """Return the text of a page's address, if it has one, and the part from the # on.
+    """Return `(text, fragment)` of a page's address: its text, if any, and the part after the #.
 
     >>> _of_address("http://127.0.0.1/#text=a+cat&layer=3")
     ('a cat', '#text=a+cat&layer=3')
@@ -209,43 +209,44 @@ def play(
     theme: str = "auto",
     embed: bool = False,
 ) -> PlayView:
-    """Make a page with a model inside: it computes what a reader types and changes, offline.
+    """Make a page with a model inside, which runs offline on the texts that a reader types.
 
-    Without `model` it has two models, between which a reader switches: the default encoder, which
-    guesses missing words, and the decoder that comes with qkv, which continues a text.
+    Without `model`, the page has two models, and the reader can switch between them: the default
+    encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
-    `to_html(path)` writes one file: of at most 16 MB with these two, and with another model of
-    about four thirds of its size in float16; a warning says if that is over 64 MB. A notebook
-    writes the page to a file beside itself (`qkv-play-....html`) and frames that file.
+    `to_html(path)` writes one file. With these two models, the file has at most 16 MB. With another
+    model, it has about four thirds of the model's size in float16; if the file would be larger than
+    64 MB, a warning says so. A notebook writes the page to a file in its own folder
+    (`qkv-play-....html`) and shows the file in a frame.
 
-    The page opens on one sentence with the guess in its gap; a click on a word hides the word.
-    Buttons lead to a story, games and a lab with everything at once. The guess belongs to one
-    position: the first mask token, or else the last content word; for a decoder the last token,
-    which the next word follows. The first word to hide is the content word whose hiding changes the
-    probabilities there most, among the words whose hiding changes the likeliest word, if there are
-    any. The rule of `show` chooses the head. Another text that is typed opens on a head of its own
-    by the same rule, until the reader chooses a head.
+    The page opens with one sentence and the guess in its gap; a click on a word hides the word.
+    Buttons lead to a story, to games and to a lab with all controls. The guess belongs to one
+    position: for an encoder the first mask token, or else the last content word; for a decoder the
+    last token, which the guessed word follows. The first word to hide is a content word: the word
+    whose hiding changes the probabilities at this position most. Words whose hiding changes the
+    likeliest word are preferred. The head is chosen by the rule of `show`. When the reader types
+    another text, the same rule chooses a head for this text, unless the reader has chosen a head.
 
     Args:
-        text: the first text; if left out, a sentence with a missing word, or an opening for a
-            decoder.
+        text: the first text; by default a sentence with a missing word or, for a decoder, the
+            beginning of a sentence.
         model: an encoder with a head over words (BERT, DistilBERT, ELECTRA's generator, RoBERTa,
             ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2 and 3,
-            Gemma 1 to 3, and what is made of the same parts), or its name; both that come with qkv
-            if left out.
+            Gemma 1 to 3, and other models made of the same parts), or its name; by default both
+            models that come with qkv.
         edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
-            to arrays, which become records; a reader can undo them.
+            to arrays, which are converted to records; a reader can undo these interventions.
         ablate: heads to ablate at first, as for `Model.trace`.
         hide: words, positions and links to hide at first, as for `Model.trace`.
-        state: the address of a page, or the part behind its #: the page opens in that state; leave
-            out `text` and interventions.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
-        embed: whether a notebook embeds the whole page, and needs no file.
+        state: the address of a page, or the part of the address after the #. The page opens in the
+            state of this address; `text` and interventions must be left out.
+        theme: "light", "dark", or "auto", which follows the site or the system.
+        embed: whether a notebook contains the whole page, so that no other file is needed.
 
     Raises:
-        TypeError: the text is no string, or a change is something else than its argument takes.
-        ValueError: the text is empty, a page cannot compute with this model, or a change does not
-            fit the text; the message says why.
+        TypeError: the text is no string, or an intervention has the wrong type.
+        ValueError: the text is empty, a page cannot compute with this model, or an intervention
+            does not match the text; the message says why.
 
     >>> view = play("The opposite of black is [MASK].")
     >>> view.trace.tokens[view.opening.place], view.opening.word in view.text
@@ -264,7 +265,7 @@ def play(
     text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
     other = None
     if model is None and used.name == DEFAULT:
-        # the decoder continues a text if it has no gaps
+        # the decoder can only continue a text without gaps
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
@@ -291,17 +292,19 @@ def play(
     )
 
 
-MOST = 256  # tokens of a text in a page, like MOST of assets/store/store.js
+MOST = (
+    256  # the largest number of tokens in a page's text; the same as MOST of assets/store/store.js
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FindingsView(WithModels):
-    """A page with a model inside that shows findings and measures them again.
+    """A page with a model inside that shows findings and repeats their measurements.
 
     Attributes:
         model: the model.
-        parts: the contents in order: findings as in their files, and the HTML of the article around
-            them.
+        parts: the contents in order: findings as their files hold them, and the HTML of the
+            article.
         heading: the title of the page.
     """
 
@@ -322,7 +325,7 @@ class FindingsView(WithModels):
         return self.heading
 
     def panels(self) -> list[list[Panel]]:
-        """Show the words of each finding before and after."""
+        """Show the likeliest words of each finding before and after its intervention."""
         names = {"before": "before", "after": "after the edits"}
         return [
             [
@@ -372,17 +375,17 @@ class FindingsView(WithModels):
 def findings_view(
     model: Model, parts: Sequence[dict[str, Any] | str], heading: str, *, theme: str = "auto"
 ) -> FindingsView:
-    """Make the page of findings that fit the model.
+    """Make a page of findings about the model.
 
     Args:
         model: the model.
-        parts: findings as in their files, and HTML.
+        parts: findings as their files hold them, and HTML.
         heading: the title of the page.
-        theme: of the page.
+        theme: the theme of the page.
 
     Raises:
-        ValueError: a page cannot compute with the model, or does not run a text whole; there is no
-            such theme.
+        ValueError: a page cannot compute with the model, a finding's text is too long for a page,
+            or the theme does not exist.
     """
     call = FindingsView.call
     check_theme(theme, call)

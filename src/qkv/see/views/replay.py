@@ -1,4 +1,4 @@
-"""A training run as a view: a head from noise to structure, step by step."""
+"""A training run as a view: the attention of a head at each snapshot."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ from qkv.see.views.head_panels import HeadShown, heading_of
 from qkv.see.views.view import Heading
 from qkv.trace import Trace
 
-_STRIP = 6  # steps side by side in a picture
+_STRIP = 6  # the largest number of steps side by side in a picture
 _MOST_ROWS = 24
-_DASHES = (), (8, 4), (2, 4), (10, 3, 2, 3)  # of lines, which also differ in colour
+_DASHES = (
+    (),
+    (8, 4),
+    (2, 4),
+    (10, 3, 2, 3),
+)  # the dashes of lines, which also have different colours
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReplayView(HeadShown):
-    """The attention of a model's heads in one text, at each snapshot of its training.
+    """The attention of a model's heads over one text, at each snapshot of the training run.
 
     Attributes:
         replay: the weights, the scores and the loss.
@@ -56,21 +61,21 @@ class ReplayView(HeadShown):
 
     @property
     def weights(self) -> Array:
-        """Return the weights of the shown head, `(steps, T, T)`; of many snapshots only some."""
+        """Return the kept weights of the shown head, `(steps, T, T)`."""
         return self.replay.patterns(self.head)
 
     @property
     def sentence(self) -> str:
-        """Describe the course of the shown head."""
+        """Describe how the shown head's score changes in training."""
         return snapshots.in_words(self.replay, self.head, self.score)
 
     @property
     def strip(self) -> list[int]:
-        """Choose the indices of the shown steps that a picture has room for."""
+        """Choose the indices of the steps for which a picture has room."""
         return snapshots.spread(len(self.replay.shown), _STRIP)
 
     def panels(self) -> list[list[Panel]]:
-        """Show a strip of the head's weights through training, its scores, and the loss."""
+        """Show the head's weights and scores at steps of the training run, and the loss."""
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
         caption = (
             f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
@@ -89,7 +94,7 @@ class ReplayView(HeadShown):
         return [[Prose(text=caption, shown_in=PICTURE)], strip, self._charts(), *tables]
 
     def _charts(self) -> list[Panel]:
-        """Show each score of the head as a line over the steps, and the loss."""
+        """Show each score of the head, and the loss, as lines over the steps."""
         replay, knots = self.replay, self.replay.knots
         names, along = [f"{knot:,}" for knot in knots], "training step"
 
@@ -123,7 +128,7 @@ class ReplayView(HeadShown):
         return charts
 
     def _steps(self) -> Table:
-        """List the score that the view shows, and the loss, step by step."""
+        """List the shown score and the loss at each step."""
         replay, score = self.replay, self.replay.scores[self.score]
         course = replay.course(self.head, self.score)
         shown = snapshots.spread(len(replay.steps), _MOST_ROWS // 2)
@@ -143,7 +148,7 @@ class ReplayView(HeadShown):
         )
 
     def _first_and_last(self) -> Table:
-        """List the scores of each head at the first step and at the last."""
+        """List the scores of each head at the first step and at the last step."""
         replay = self.replay
         first, last = (replay.values[at].reshape(-1, len(replay.scores)) for at in (0, -1))
         shown = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
@@ -167,7 +172,7 @@ class ReplayView(HeadShown):
         )
 
     def _all_heads(self) -> Sequence[Heads]:
-        return []  # the weights are those of many steps
+        return []  # the view has the weights of many steps
 
     def _headings(self) -> list[Heading]:
         return [heading_of(self.replay.first)]
@@ -175,8 +180,8 @@ class ReplayView(HeadShown):
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view.
 
-        `scores` has the value of each score at each step, layer and head; `weights` are those of
-        the shown head at each of `shown_steps`.
+        `scores` has the value of each score at each step, layer and head. `weights` has the weights
+        of the shown head at each of `shown_steps`.
         """
         replay = self.replay
         return {
@@ -210,28 +215,28 @@ def replay(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ReplayView:
-    """Show the attention of a model's heads in a text, at each snapshot of its training.
+    """Show the attention of a model's heads over a text, at each snapshot of a training run.
 
     Each head is scored at each step by its weight on the previous token, on the next token, on the
     first token and, if the text repeats tokens, on the token after an earlier copy (induction).
-    Unless `layer` and `head` are given, the head is the one with the score that rose most from the
-    first snapshot to the last; ties go to the lowest layer, then head.
+    Unless `layer` and `head` are given, the view shows the head whose score rose most from the
+    first snapshot to the last; ties go to the lowest layer, then the lowest head.
 
     Args:
-        run: the folder of a run of `qkv train`, with the models in `snapshots/step-00000100/` and
-            so on and the losses in `metrics.jsonl`; or a mapping from step to model, or to a trace
-            of one text.
-        text: the text, or the ids of its tokens; left out for traces.
+        run: the folder of a run of `qkv train`, which has models in `snapshots/step-00000100/` and
+            so on, and losses in `metrics.jsonl`. Or a mapping from each step to a model or to a
+            trace of one text.
+        text: the text, or the ids of its tokens; leave it out if `run` holds traces.
         layer: the layer to show first, from 0, or from the end with -1.
         head: the head to show first, from 0.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: there are no snapshots, they are not of one run, or the text is missing, empty
-            or too long for a page.
-        IndexError: there is no such layer or head; the message names the range.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the run has no snapshots, the models belong to different runs, or the text is
+            missing, empty or too long for a page.
+        IndexError: `layer` or `head` is out of range; the message names the range.
 
     >>> import qkv
     >>> models = {step: qkv.models.random_model("the cat sat", seed=step) for step in (0, 10, 20)}

@@ -25,13 +25,13 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one token's last vector.
+    """The change of one token's vector after the last layer, from the first run to the second.
 
     Attributes:
-        token: its position.
-        distance: between its two vectors.
-        cosine: between them.
-        length: of the first vector.
+        token: the position of the token.
+        distance: the distance between both vectors.
+        cosine: the cosine between both vectors.
+        length: the length of the vector in the first run.
     """
 
     token: int
@@ -45,10 +45,10 @@ class RunsView(HeadShown):
     """Two runs of one text: the change of each token's output, largest first.
 
     Attributes:
-        traces: of both runs.
+        traces: the traces of both runs.
         names: the names of the runs.
         heads: all heads of both runs.
-        changes: one for each token, the largest distance first.
+        changes: the change of each token, the largest distance first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
     """
 
@@ -91,7 +91,7 @@ class RunsView(HeadShown):
         }
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head in both runs, each token's change, and one token's attention."""
+        """Show the head in both runs, the change of each token, and one token's attention."""
         parts = self.heads
         shown = self.changes[:_MOST_ROWS]
         changed = Bars(
@@ -159,7 +159,7 @@ class RunsView(HeadShown):
 
 
 def _run_names(a: Trace, b: Trace) -> tuple[str, str]:
-    """Name two runs by their interventions, and by their models if these differ."""
+    """Name two runs by their interventions and, if the models differ, by their models."""
     first, second = run_name(a.changed), run_name(b.changed)
     if a.model != b.model:
         first, second = (
@@ -178,11 +178,11 @@ def compare_runs(
     theme: str = "auto",
     stretch: bool = False,
 ) -> RunsView:
-    """Compare two traces of the same tokens, such as runs with and without `ablate=` or `hide=`.
+    """Compare two traces of the same tokens, for example runs with and without `ablate=`.
 
     Raises:
-        ValueError: the tokens are not the same, or the vectors after the last layer are missing.
-        IndexError: there is no such layer or head.
+        ValueError: the tokens differ, or a trace lacks the vectors after the last layer.
+        IndexError: `layer` or `head` is out of range.
     """
     states = [last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:

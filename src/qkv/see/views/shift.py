@@ -1,4 +1,4 @@
-"""The shift as a view: static and contextual vectors in one plane, layer by layer."""
+"""The shift of word vectors as a view: static and contextual vectors in one plane, by layer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftView(View):
-    """The path of the words of one or more sentences from their static vectors, by layer.
+    """The paths of word vectors through the layers, for the words of one or more sentences.
 
     Attributes:
-        traces: of the sentences.
+        traces: the traces of the sentences.
         shift: the points and the cosines.
     """
 
@@ -40,7 +40,7 @@ class ShiftView(View):
 
     @property
     def names(self) -> list[str]:
-        """Return the tokens, each with the number of its sentence if there are several."""
+        """Return the names of the tokens, with the number of the sentence if there are several."""
         if len(self.shift.sentences) == 1:
             return list(self.shift.tokens)
         pairs = zip(self.shift.tokens, self.shift.of, strict=True)
@@ -48,7 +48,7 @@ class ShiftView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the word with the longest arrow in the plane, and the rotation of its vector."""
+        """Describe the word with the longest arrow in the plane, and the cosine of its vectors."""
         last = self.shift.stages[-1]
         moved = self.shift.moved(last)
         longest = int(moved.argmax())
@@ -65,7 +65,7 @@ class ShiftView(View):
         return models_of(self.traces) | own | shift_payload(self.shift)
 
     def panels(self) -> list[list[Panel]]:
-        """Show cosines by layer, and arrows from the static vectors to those of the last layer."""
+        """Show cosines by layer, and arrows from static vectors to vectors after the last layer."""
         shift = self.shift
         map_ = HeatMap(
             title="Cosine of each word's vector with its static one",
@@ -95,7 +95,7 @@ class ShiftView(View):
         return rows
 
     def _cosines(self) -> Table:
-        """List the words that rotated furthest: their cosines at the last layers, their arrows."""
+        """List the words that rotated furthest: their cosines and arrows at the last layers."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
@@ -117,7 +117,7 @@ class ShiftView(View):
         )
 
     def _shared(self) -> Table:
-        """List the words that sentences share, and their similarity at both ends."""
+        """List the words that sentences share, and their similarity at the first and last stage."""
         shift = self.shift
         sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
@@ -166,25 +166,26 @@ def plot_shift(
     """Show word vectors before and after attention, as arrows in one plane.
 
     Vectors are scaled to length 1, so that the picture shows directions, which cosines compare. The
-    plane is the PCA plane of both sets together, each centred on its own mean first. Before is
-    blue, after is red. Of more than 20 tokens those that moved furthest in the plane are labelled.
+    plane is the PCA plane of both sets together, each centred on its own mean first. Vectors before
+    are blue, vectors after are red. If there are more than 20 tokens, only the tokens that moved
+    furthest in the plane are labelled.
 
     Args:
-        original: `(T, D)`, the vectors before. Or a text, a model's trace of one, or a list of
-            either: these show each word from its row in the token table, through each layer, to its
-            last vector, without special tokens.
-        contextual: `(T, D)`, the vectors after.
-        tokens: T words.
-        model: the model for a text, or its name; the default model if left out.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
-        pieces: whether subwords have arrows of their own; else a word's vector is the mean of
-            theirs.
+        original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a
+            list of texts or of traces: then the view follows each word from its row in the token
+            table through the layers to its last vector, without special tokens.
+        contextual: `(T, D)`, the vectors after attention.
+        tokens: the T words.
+        model: the model for a text, or its name; by default the default model.
+        theme: "light", "dark", or "auto", which follows the site or the system.
+        pieces: whether each subword has its own arrow; otherwise a word's vector is the mean of the
+            vectors of its subwords.
 
     Returns:
-        Of texts and traces a view; of bare arrays a matplotlib figure.
+        A view of texts or traces; a matplotlib figure of plain arrays.
 
     Raises:
-        ValueError: the shapes do not fit each other, or a number is not finite.
+        ValueError: the shapes do not match, or a number is not finite.
 
     >>> figure = plot_shift([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
     >>> figure.axes[0].get_xlabel()

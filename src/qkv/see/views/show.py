@@ -28,8 +28,8 @@ class ShowView(OneText):
     """One head of one text: its weights, its links, and how far each word moved.
 
     Attributes:
-        trace: of the text.
-        movement: how far each word moved, if its vectors were traced.
+        trace: the trace of the text.
+        movement: how far attention moved each word, if the vectors were traced.
         heads: all heads, with tokens as queries and keys.
     """
 
@@ -47,14 +47,15 @@ class ShowView(OneText):
         """Return the weights of the shown head, `(T, T)`.
 
         Raises:
-            ValueError: only the largest of each query were kept (`top_k`): see `links`.
+            ValueError: the trace kept only the largest weights of each query (`top_k`); use
+                `links`.
         """
         if not self.heads.weights:
             raise ValueError("show: only the largest weights of each query were kept: see links")
         return self.trace.pattern(self.head.layer, self.head.head)
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head, other heads worth a look, and how far attention moved each word."""
+        """Show the head, the links of other heads, and how far attention moved each word."""
         rows = super().panels()
         if self.movement is not None:
             rows.append([movement_table(self.shown, self.movement)])
@@ -64,11 +65,11 @@ class ShowView(OneText):
         return [heading_of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """Return the numbers of the view; the weights are exactly the trace's.
+        """Return the numbers of the view; the weights are equal to the weights in the trace.
 
-        `weights` is None if only the largest of each query were kept. Links and movement are of
-        words, unless subwords are shown as they are: `from` and `to` are the positions of their
-        first tokens.
+        `weights` is None if only the largest weights of each query were kept. Links and movement
+        are between words, unless subwords are shown separately; `from` and `to` are the positions
+        of the words' first tokens.
         """
         moved = self.movement
         return {
@@ -105,43 +106,46 @@ def show(
     """Show one head's weights over a text, and how far attention moved each word.
 
     Unless `layer` and `head` are given, all views choose the head by one rule. In a text with a gap
-    (the model's mask token) it is the head whose removal moves the most probability at the first
-    gap to other words. Without a gap it is the head whose link is furthest above the usual weight.
-    A link is a head's largest weight between two different content words. The usual weight is the
-    larger of two averages: twice the head's mean weight of all pairs of words at that distance, and
-    the mean weight of the other words on that word. A head with an average of 0.4 or more attends
-    to a position and not to words: its links do not count. Ties go to the lowest layer, then head.
+    (the model's mask token), they remove each head and look at the guess at the first gap; the
+    chosen head is the head whose removal moves the most probability to other words. If a model has
+    more than 48 heads, only heads of the last layers are removed, up to 48.
 
-    A difference below 0.1, of the weight or of the probability, is no finding: the sentence then
-    says that no head stands out. It says the same for an untrained model. Links also decide if the
-    guess cannot be repeated: for weights without a model, for a trace without `model`, and for a
-    text of more than 512 tokens. Of a model with more than 48 heads, the heads of the last layers
-    are removed, up to 48.
+    Without a gap, the chosen head is the head whose link is furthest above the usual weight. A link
+    is a head's largest weight between two different content words. The usual weight is the larger
+    of two numbers: twice the head's mean weight of all pairs of words at the same distance, and the
+    mean weight on the same key from the other words. If one of these means is 0.4 or more, the head
+    attends to a position and not to words, and its links do not count. Ties go to the lowest layer,
+    then the lowest head. This second rule also applies if the guess cannot be repeated: for weights
+    without a model, for a trace without `model`, and for a text of more than 512 tokens.
 
-    Content words are all words but special tokens, punctuation, words that the model does not know,
-    and the function words of English (the, of, she, is). For other languages there is no such list:
-    there, and in a text with fewer than two content words, each word counts.
+    If the difference (of the weight, or of the probability) is below 0.1, or if the model is
+    untrained, the sentence says that no head stands out.
+
+    Content words are all words except special tokens, punctuation, words that the model does not
+    know, and English function words (the, of, she, is). The list of function words is English only.
+    In other languages, and in a text with fewer than two content words, each word counts.
 
     Args:
-        trace_or_text: a model's trace of one text, or the text; or weights, as one array
-            `(layers, heads, L, L)` or as `transformers` returns them, with `tokens`.
+        trace_or_text: a text, a model's trace of one text, or weights. Weights need `tokens`; they
+            are one array `(layers, heads, L, L)`, or `outputs.attentions` of `transformers`.
         tokens: the L tokens, if weights are given.
-        model: the model for a text, or its name; the default model if left out. With a trace it
-            adds the length of what each token gives, `|v W_O|`.
+        model: the model for a text, or its name; by default the default model. For a trace, the
+            model gives the length of each key's contribution, `|v W_O|`.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
-        query: the word to look from, or the position of a token: its links rank the heads.
-        key: the word to look at, or the position of a token; with `query` this one link ranks the
+        query: the word that attends, or the position of its token; the links of this word rank the
             heads.
-        pieces: whether subwords are shown as they are, instead of merged into words: the weights on
-            the subwords of a word are summed, the weights from them averaged.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        key: the word that is attended to, or the position of its token; with `query`, only this
+            link ranks the heads.
+        pieces: whether subwords are shown separately, instead of merged into words. Merging sums
+            the weights on the subwords of a word, and averages the weights from them.
+        theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
         ValueError: the text is empty, the trace holds several texts or no weights, arrays and
-            tokens do not fit each other, or a word is not in the text.
-        IndexError: there is no such layer, head or place; the message names the range.
+            tokens do not match, or a word is not in the text.
+        IndexError: a layer, head or position is out of range; the message names the range.
 
     >>> view = show("The cat sat on the mat", model="random", layer=0, head=1)
     >>> view.tokens, view.weights.shape
@@ -185,9 +189,9 @@ class HeadView(OneText):
     """One head of attention from another library.
 
     Attributes:
-        parts: the attentions: one, or those of an encoder-decoder.
-        asked: the heads that were asked for.
-        pieces: whether subwords are shown as they are.
+        parts: the attention of one text, or the three attentions of an encoder-decoder.
+        asked: the heads that the caller marked.
+        pieces: whether subwords are shown separately.
     """
 
     parts: list[Heads]
@@ -196,7 +200,7 @@ class HeadView(OneText):
 
     @property
     def data(self) -> str:
-        """Return the view as a piece of HTML, like bertviz with `html_action="return"`."""
+        """Return the view's HTML for a notebook, like bertviz with `html_action="return"`."""
         return self._repr_html_()
 
     def _numbers(self) -> dict[str, Any]:
@@ -241,38 +245,40 @@ def head_view(
 ) -> HeadView | None:
     """Show attention from any model, with the arguments of bertviz's `head_view`.
 
-    To switch, change `from bertviz import head_view` to `from qkv import head_view`. Arrays and
-    tensors may be on any device; nothing is loaded from a network, and a saved notebook keeps its
-    pictures.
+    To switch from bertviz, change `from bertviz import head_view` to `from qkv import head_view`.
+    Arrays and tensors may be on any device. Nothing is loaded from a network, and a saved notebook
+    keeps its pictures.
 
     Args:
-        attention: for each layer `(1, heads, L, L)` or `(heads, L, L)`, as
+        attention: an array `(1, heads, L, L)` or `(heads, L, L)` for each layer, like
             `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text,
-            which the default model reads, or a trace of one, `model.trace(text)`; or what
-            `model.trace(text, target=...)` of an encoder-decoder gives, for all three at once.
+            which the default model reads, or a trace, `model.trace(text)`. The trace of an
+            encoder-decoder, `model.trace(text, target=...)`, gives all three attentions at once.
         tokens: the L tokens; a trace has its own.
         sentence_b_start: the position at which the second of two sentences begins.
         prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
         heads: the heads to mark; the first is shown first.
-        encoder_attention: of an encoder-decoder, with `encoder_tokens`.
-        decoder_attention: of an encoder-decoder, with `decoder_tokens`.
-        cross_attention: for each layer `(1, heads, L, S)`, from decoder to encoder, with both.
+        encoder_attention: the attention in the encoder of an encoder-decoder; it needs
+            `encoder_tokens`.
+        decoder_attention: the attention in its decoder; it needs `decoder_tokens`.
+        cross_attention: the attention from decoder to encoder, `(1, heads, L, S)` for each layer;
+            it needs `encoder_tokens` and `decoder_tokens`.
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
-        include_layers: the layers to take; all unless given.
-        html_action: "view" shows the view at once where this runs in a notebook, and returns it
-            elsewhere; "return" returns it, with its HTML in `.data`.
-        pieces: whether subwords are shown as they are, instead of merged into words.
-        theme: "light", "dark", or "auto" for that of the site or system around it.
+        include_layers: the layers to show; by default all layers.
+        html_action: "view" shows the view at once in a notebook, and returns the view elsewhere;
+            "return" always returns the view, with its HTML in `.data`.
+        pieces: whether subwords are shown separately, instead of merged into words.
+        theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Returns:
-        The view, or None where a notebook has shown it.
+        The view, or None if a notebook has already shown it.
 
     Raises:
-        TypeError: what is needed is missing, or given twice.
-        ValueError: shapes and tokens do not fit each other.
+        TypeError: an argument is missing or conflicts with another one.
+        ValueError: shapes and tokens do not match.
 
     >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
     >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
@@ -315,7 +321,7 @@ def head_view(
 def _of_given(
     given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
 ) -> list[Heads]:
-    """Read the given attentions, by the names of their arguments."""
+    """Read the given attentions, which are named like their arguments."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
         raise TypeError("head_view: there is no attention: give attention and tokens")
@@ -334,7 +340,7 @@ def _of_given(
 
 
 def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
-    """Read the attention of a text or trace; all three attentions of an encoder-decoder's trace."""
+    """Read the attention of a text or trace; from an encoder-decoder's trace, read all three."""
     if not isinstance(given, Seq2SeqTrace):
         trace, _ = traced(given, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]
@@ -358,7 +364,7 @@ def _of_arrays(
     words: Mapping[str, Iterable[str] | None],
     layers: Sequence[int] | None,
 ) -> list[Heads]:
-    """Read the attentions of plain arrays, each with its tokens."""
+    """Read attentions from plain arrays, each with its tokens."""
     known = {
         name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
         for name, tokens in words.items()
@@ -385,7 +391,7 @@ def _of_arrays(
 
 
 def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
-    """Keep these layers, or all; `there` lists the layers in an error."""
+    """Keep only the layers to include; `there` lists the existing layers for an error."""
     if layers is None:
         return heads
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}
@@ -443,7 +449,7 @@ def _split(heads: Heads, start: Any) -> Heads:
 
 
 def _in_notebook() -> bool:
-    """Whether a notebook's kernel runs this code."""
+    """Return whether a notebook's kernel runs this code."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")

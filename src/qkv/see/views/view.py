@@ -1,4 +1,4 @@
-"""The outputs of all views: text, a page, a picture, or numbers."""
+"""The base of all views, with their outputs: text, a page, a picture, or numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def one_model(models: Sequence[str]) -> str:
-    """Join the names of several texts' models, each name once.
+    """Join the names of the models of several texts, each name once.
 
     >>> one_model(["books", "books"]), one_model(["books", "minilm"])
     ('books', 'books and minilm')
@@ -35,15 +35,15 @@ def one_model(models: Sequence[str]) -> str:
 
 
 def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Return the names of the traces' models as entries of `to_dict`."""
+    """Return the entries of `to_dict` with the names of the models."""
     models = [trace.model for trace in traces]
     return {"model": one_model(models), "models": models}
 
 
 class Heading(NamedTuple):
-    """A text of a view: its tokens, flags for the special tokens, its model and its name.
+    """A text of a view: its tokens, flags that mark special tokens, its model and its name.
 
-    `unknown` lists the text's words that the tokenizer replaced with its unknown token ([UNK]).
+    `unknown` lists words of the text that the tokenizer replaced with its unknown token ([UNK]).
     """
 
     tokens: list[str]
@@ -55,7 +55,7 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
-    """A picture of attention with methods to print it and to export a page, an image or numbers.
+    """A view of attention, with methods to print it or to export a page, an image or numbers.
 
     A notebook displays a view automatically. Elsewhere, call `print()`, `str(view)`,
     `to_html(path)`, `to_png(path)`, `to_svg(path)`, `figure()` or `svg()`. `to_dict()` returns the
@@ -81,7 +81,7 @@ class View(ABC):
         self._write(console, Screen(80))
         return page.getvalue().rstrip("\n")
 
-    __repr__ = __str__  # so an interactive interpreter prints the view
+    __repr__ = __str__  # an interactive interpreter prints the view
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook; the HTML needs no network."""
@@ -90,11 +90,11 @@ class View(ABC):
     @property
     @abstractmethod
     def sentence(self) -> str:
-        """Say in words what the view shows."""
+        """Describe in a sentence what the view shows."""
 
     @property
     def title(self) -> str:
-        """Return the title: the words above the view."""
+        """Return the title above the view."""
         return self.sentence
 
     @property
@@ -117,7 +117,7 @@ class View(ABC):
         return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: Console | None = None) -> None:
-        """Write the view to a terminal, in the terminal's width and colours."""
+        """Print the view to a terminal, in the terminal's width and colours."""
         from rich.console import Console
 
         console = with_a_width(console or Console(highlight=False))
@@ -140,7 +140,7 @@ class View(ABC):
         figure.write_png(self.figure(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the view's numbers for JSON, with None for numbers that are not finite or kept."""
+        """Return the view's numbers for JSON; numbers that are unknown or not finite are None."""
         return dict(finite(self._numbers() | {"notes": self.notes}))
 
     def figure(self) -> Figure:
@@ -191,7 +191,7 @@ class View(ABC):
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
     ) -> dict[str, Any]:
-        """Assemble the data of a page from its parts, for example `start`."""
+        """Assemble the data of a page from its parts: `start` and others."""
         model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts

@@ -27,18 +27,18 @@ from qkv.see.views.head_panels import EACH_ROW, arrows_of, heading_of
 from qkv.see.views.view import Heading, View
 from qkv.trace import Seq2SeqTrace, Trace
 
-# Attributes of a step in `to_dict`.
+# The attributes of a step that `to_dict` returns.
 _OF_A_STEP = ("title", "formula", "shape", "code", "name", "sum", "note")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WalkView(View):
-    """One head step by step and on to the words, with the model's own numbers beside them.
+    """The steps of one head up to the predicted words, compared with the model's own numbers.
 
     Attributes:
         walk: the steps.
-        model: the model of the parameters, None if it is not known.
-        head: the head and the reason for its choice; None for a layer on its own.
+        model: the model that gives the parameters; None if it is not known.
+        head: the head and the reason for its choice; None for a layer without a model.
     """
 
     walk: Walk
@@ -60,18 +60,18 @@ class WalkView(View):
     def words(self) -> list[tuple[str, float]]:
         """Return the likeliest words at the walk's position and their probabilities, largest first.
 
-        Empty if the walk ends before the words.
+        The list is empty if the walk ends before the words.
         """
         return self.walk.words
 
     @property
     def difference(self) -> float:
-        """Return the largest difference between recomputed numbers and the model's own."""
+        """Return the largest difference between recomputed numbers and the model's own numbers."""
         return self.walk.difference
 
     @property
     def sentence(self) -> str:
-        """Name the likeliest word, and compare recomputed numbers with the model's own."""
+        """Name the likeliest word, and state the difference from the model's own numbers."""
         first, last = self.walk.compared[0][1], self.walk.own_name
         own = last if first == last else f"numbers, from {first} to {last}"
         compared = (
@@ -94,7 +94,7 @@ class WalkView(View):
         return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
-        """Show each step and both outputs, and as pictures scores, weights and words."""
+        """Show the steps and outputs in a terminal; show scores, weights and words in pictures."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
@@ -112,12 +112,12 @@ class WalkView(View):
         return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
 
     def _few(self, values: Array) -> Array:
-        """Return the shown columns of the last compared step's numbers."""
+        """Return the numbers of the last compared step, in the shown columns only."""
         shown = self.walk.last_compared.shown
         return values if shown is None else values[:, list(shown)]
 
     def _chances(self, step: Step) -> Bars:
-        """Show a bar for the probability of each word."""
+        """Show the probability of each likely word with a bar."""
         values = [chance for _, chance in self.words] or step.few[0].tolist()
         return Bars(names=step.names or [], values=values, top=1.0, shown_in=TERMINAL)
 
@@ -150,7 +150,7 @@ class WalkView(View):
         return [line, *lines, values, *notes]
 
     def _pictures(self) -> list[Panel]:
-        """Show the scaled scores, their softmax, and the words before and after."""
+        """Show the scaled scores, their softmax, and the words before and after attention."""
         walk, where = self.walk, f"layer {self.walk.layer}, head {self.walk.head}"
         by_name = {step.name: step for step in walk.steps}
         scores, weights = by_name.get("masked", by_name["scaled"]), by_name["weights"]
@@ -223,25 +223,26 @@ def walk(
 ) -> WalkView:
     """Show each step of one head with its formula, its NumPy line and its real numbers.
 
-    Plain NumPy computes the steps anew: from words through the head, then through the rest of the
-    layer, residual connections, norms and MLP in their order. Later layers are one step, read from
-    the trace; then come the final norm, the head, and the likeliest words with their probabilities,
-    those of `model.predict`. All steps are compared with the model's own numbers.
+    Plain NumPy recomputes the steps: from the words through the head, then through the rest of the
+    layer, with residual connections, norms and MLP in their order. The later layers are one step,
+    whose result is read from the trace. Then follow the final norm, the head, and the likeliest
+    words with the same probabilities as in `model.predict`. All steps are compared with the model's
+    own numbers.
 
-    The spelled sums, and the words, belong to one token: the first mask token ("[MASK]") of the
-    text, or else the query of the head's strongest link. A decoder's words are those that follow
-    this token. The walk through a model without a head over words ends at its last vectors.
+    The written sums and the guessed words belong to one token: the first mask token ("[MASK]") of
+    the text, or else the query of the head's strongest link. A decoder guesses the word after this
+    token. If a model has no head over words, the walk ends at its last vectors.
 
     Args:
-        text_or_trace: a text, or a model's trace of one text. Without `model`, the walk over a
-            trace starts from its Q, K and V, and goes on behind the heads as far as the trace holds
-            the numbers; the note of the last step says what is missing. Or a layer: a
-            `MultiHeadAttention`, `SelfAttention` or `Block`, with `x`.
-        layer: the layer, from 0, or from the end with -1.
-        head: the head, from 0. The rule of `show` chooses the layer and the head that are left out;
-            of a layer that is given, head 0 is walked.
-        model: the model, or its name; for a text the default model if left out.
-        theme: of the page: "light", "dark", or "auto" to follow the site or system around it.
+        text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,
+            `SelfAttention` or `Block`), which needs `x`. Without `model`, the walk over a trace
+            starts from Q, K and V in the trace, and goes on after the heads as far as the trace
+            holds the numbers; the note of the last step says what is missing.
+        layer: the layer, from 0, or from the end with -1; by default the rule of `show` chooses it.
+        head: the head, from 0; by default the rule of `show` chooses it. For a layer without a
+            model, the default is head 0.
+        model: the model, or its name; for a text, by default the default model.
+        theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
         context: `(S, D)`, the word vectors that a layer attends to, if they are not `x`.
@@ -250,8 +251,8 @@ def walk(
         options: options of a layer: `is_causal`, `window`, `attn_mask` and so on.
 
     Raises:
-        ValueError: the text is empty, or the trace lacks what is needed.
-        IndexError: there is no such layer or head; the message names the range.
+        ValueError: the text is empty, or the trace lacks numbers that the walk needs.
+        IndexError: `layer` or `head` is out of range; the message names the range.
 
     >>> view = walk("The cat sat on the mat", model="random")
     >>> [step.name for step in view.steps]
