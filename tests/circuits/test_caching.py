@@ -104,8 +104,14 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
             "text 0 has other tokens than in .*: give the same texts",
         ),
         ({"texts": TEXTS[:3]}, r"3 texts are given and .* has 7: give all, or name"),
-        ({"names": ("z", 0)}, r"has names \['blocks.1.hook_resid_post'\] and the call has \['blocks.0"),
-        ({"dtype": "float16"}, "has dtype 'float32' and the call has 'float16': name another folder"),
+        (
+            {"names": ("z", 0)},
+            r"has names \['blocks.1.hook_resid_post'\] and the call has \['blocks.0",
+        ),
+        (
+            {"dtype": "float16"},
+            "has dtype 'float32' and the call has 'float16': name another folder",
+        ),
         ({"names": "pattern"}, "names has blocks.0.attn.hook_pattern, which has no row for each t"),
         ({"names": []}, "names is empty: name activations"),
         ({"texts": [*TEXTS, []]}, "text 7 has 0 ids"),
@@ -129,7 +135,10 @@ def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
     other = model.with_parameters({n: a * 1.3 for n, a in model.parameters.items()})
     with pytest.raises(ValueError, match=r"hook_resid_post of text 0 differs from .*: give the"):
         cache(other, TEXTS, tmp_path, names=("resid_post", 1))
-    with pytest.raises(ValueError, match=r"cache: .* has model '.*' and the call has '.*': name anoth"):
+    with pytest.raises(
+        ValueError,
+        match=r"cache: .* has model '.*' and the call has '.*': name anoth",
+    ):
         cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
 
 
@@ -158,7 +167,10 @@ def test_folders_that_hold_no_cache(small, tmp_path):
     with pytest.raises(ModelError, match=r"cache.json is not the manifest of a cache"):
         Cache(tmp_path)
     found = cache(small("gpt2"), TEXTS, tmp_path / "x", names="embed")
-    with pytest.raises(KeyError, match=r"arrays: \('z', 0\) is not cached: choose among hook_embed"):
+    with pytest.raises(
+        KeyError,
+        match=r"arrays: \('z', 0\) is not cached: choose among hook_embed",
+    ):
         found.arrays(("z", 0))
     with pytest.raises(IndexError, match="cache: there is no text 7: there are 7"):
         found[7]

@@ -68,7 +68,10 @@ def test_what_cannot_be_followed(small):
         rollout([trace])
     with pytest.raises(ValueError, match="rollout: trace holds 2 texts"):
         rollout(two)
-    with pytest.raises(KeyError, match=r"rollout: trace has no \('pattern', 0\): trace without names=, or"):
+    with pytest.raises(
+        KeyError,
+        match=r"rollout: trace has no \('pattern', 0\): trace without names=, or",
+    ):
         rollout(model.trace(IDS, layers=[1]))
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})
     with pytest.raises(ValueError, match="layer 0 has 2 queries and 3 keys"):

@@ -78,5 +78,8 @@ def test_what_has_no_lens(small):
         logit_lens(model, dict(trace))
     with pytest.raises(ValueError, match=r"trace has 1 layers and .* 2: trace the text with this"):
         logit_lens(model, qkv.load("random").trace("the cat"))
-    with pytest.raises(KeyError, match=r"no \('resid_post', 0\): trace without names=, or add 'resid_post'"):
+    with pytest.raises(
+        KeyError,
+        match=r"no \('resid_post', 0\): trace without names=, or add 'resid_post'",
+    ):
         logit_lens(model, model.trace(IDS, names=[("resid_pre", 0)]))

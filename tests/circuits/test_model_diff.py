@@ -91,5 +91,8 @@ def test_models_that_cannot_be_compared(small, tmp_path):
         diff(model, model, [])
     other = moved(model)
     other.max_seq_length = 4
-    with pytest.raises(ValueError, match=r"cuts text 0 into 8 tokens and .* into 4 other tokens: give"):
+    with pytest.raises(
+        ValueError,
+        match=r"cuts text 0 into 8 tokens and .* into 4 other tokens: give",
+    ):
         diff(model, other, ["the cat sat on the mat"])

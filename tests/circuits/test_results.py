@@ -127,7 +127,8 @@ def test_what_is_made_from_a_result_has_no_names(result: Result, make) -> None:
     assert getattr(found, "axes", ()) == ()
     if isinstance(found, Result):
         message = (
-            rf"^to_xarray: this array \({found.shape[0]},.*\) was computed from a result, so its axes "
+            rf"^to_xarray: this array \({found.shape[0]},.*\) was computed from a result, "
+            "so its axes "
             r"have no names: call to_xarray\(\) on the result"
         )
         with pytest.raises(ValueError, match=message):

@@ -281,7 +281,9 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
 
 def test_what_a_scan_does_not_have_is_refused(bert: qkv.Model) -> None:
     found = scan_heads(bert, TEXTS, ["first", "same"])
-    with pytest.raises(KeyError, match="examples: 'next' was not measured: choose among first, same"):
+    with pytest.raises(
+        KeyError, match="examples: 'next' was not measured: choose among first, same"
+    ):
         found.examples("next", 0, 0)
     with pytest.raises(IndexError, match="examples: there is no layer 2: there are 2, 0 to 1"):
         found.examples("first", 2, 0)

@@ -133,7 +133,8 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"metric": [LOGIT] * 3}, "metric is a list of 3 for 4 texts: give one value for all"),
         (
             {"metric": (1, 3), "normalize": True},
-            r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so the result cannot be norm",
+            r"metric of pair 0 is \S+ for corrupted and \S+ for clean, so the result cannot "
+            "be norm",
         ),
         ({"metric": (5, 1)}, "metric of pair 1 has position 5 and the text has 4 tokens"),
     ],
