@@ -76,8 +76,11 @@ def test_pictures_are_inside(tmp_path: Path) -> None:
         ("> ![a](a.json)", "a.json stands inside other text"),
         ("# ![a](a.json)", "a.json stands inside other text"),
         ("| ![a](a.json) |\n|---|\n| b |", "a.json stands inside other text"),
-        ("![a](https://example.org/a.png)", "the picture https://example.org/a.png is no picture"),
-        ("![a](notes.txt)", "the picture notes.txt is no picture file beside"),
+        (
+            "![a](https://example.org/a.png)",
+            "the picture https://example.org/a.png is not a local picture",
+        ),
+        ("![a](notes.txt)", "the picture notes.txt is not a local picture file"),
         (b"\xff", "is not UTF-8: invalid start byte at byte 0"),
     ],
 )
@@ -97,6 +100,6 @@ def test_files_that_are_not_there_or_too_large(
     monkeypatch.setattr("qkv.findings.finding_files._LARGEST_PICTURE", 3)
     (tmp_path / "b.png").write_bytes(PIXEL)
     with pytest.raises(
-        ValueError, match=r"the picture b\.png is 8 bytes long: give one of at most 3"
+        ValueError, match=r"the picture b\.png is 8 bytes long: give a picture of at most 3 bytes"
     ):
         parts_of(tmp_path, "![b](b.png)")

@@ -127,7 +127,7 @@ def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": "books"}, "^finding: model is 'books': give a model, as qkv.load"),
+        ({"model": "books"}, "^finding: model is 'books': give a model from qkv.load"),
         ({"text": 3}, "^finding: text is int, not a string"),
         ({"text": " "}, "^finding: the text is empty"),
         (

@@ -119,8 +119,8 @@ def test_what_cannot_be_published(
             qkv.publish(path, *given, **options)
         assert "\n" not in str(raised.value)
 
-    refused("there is no finding: give at least one", [])
-    refused("findings has 7: give findings, as qkv.finding or", [glass, 7])
+    refused("no finding was given: give at least one", [])
+    refused("findings has 7: give findings from qkv.finding or", [glass, 7])
     refused("findings has 'glass.json': give findings", "glass.json")
     refused("the findings are of 2 models, books and books-decoder: publish one", [glass, other])
     refused("the parameters differ: the finding is of books, sha256 ", glass, model=small)

@@ -192,11 +192,11 @@ def test_names_and_layers_are_kept_as_asked(model):
 def test_the_last_layer_is_the_models_whichever_were_kept(model):
     first = model.trace("the cat", layers=0)
     assert (first.num_layers, first.layers) == (2, [0])
-    with pytest.raises(KeyError, match=r"layer 1 is not among those traced, and layer 0 is"):
+    with pytest.raises(KeyError, match=r"layer 1 was not traced; layer 0 was"):
         first["pattern", -1]
-    with pytest.raises(KeyError, match=r"of 2 layers this trace holds pattern of layer 0 alone"):
+    with pytest.raises(KeyError, match=r"this trace holds pattern only for layer 0 of 2 layers"):
         _ = first.attentions
-    with pytest.raises(KeyError, match=r"holds resid_post of layer 0 alone.*\['resid_post', 0\]"):
+    with pytest.raises(KeyError, match=r"holds resid_post only for layer 0.*\['resid_post', 0\]"):
         _ = first.hidden_states
     last = model.trace("the cat", layers=-1)
     assert last["pattern", -1] is last["blocks.1.attn.hook_pattern"]

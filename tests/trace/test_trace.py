@@ -130,13 +130,13 @@ def test_layers_that_were_not_kept_are_told_from_those_that_are_not_there() -> N
     assert (trace.num_layers, trace.layers) == (5, [1, 2])
     for name in (("pattern", -1), "blocks.4.attn.hook_pattern", ("attn", 4)):
         assert name not in trace
-        with pytest.raises(KeyError, match="layer 4 is not among those traced, and layers 1, 2"):
+        with pytest.raises(KeyError, match="layer 4 was not traced; layers 1, 2 were"):
             trace[name]
     for name in (("pattern", 5), ("pattern", -6), "blocks.7.attn.hook_pattern"):
         with pytest.raises(KeyError, match=r"there is no layer -?[567]: it holds 5 layers"):
             trace[name]
     assert trace["pattern", -3] is trace["pattern", 2]
-    with pytest.raises(KeyError, match=r"attentions: of 5 layers .*pattern of layers 1, 2 alone"):
+    with pytest.raises(KeyError, match=r"attentions: .*pattern only for layers 1, 2 of 5 layers"):
         _ = trace.attentions
 
 
@@ -202,7 +202,7 @@ def test_one_text_comes_without_its_padding() -> None:
     with pytest.raises(IndexError, match=r"no text 2.*2 texts"):
         trace[2]
     several: Any = slice(0, 2)
-    with pytest.raises(TypeError, match="of several texts: take one at a time, as trace"):
+    with pytest.raises(TypeError, match="selects several texts: take one text, for example trace"):
         trace[several]
 
 
@@ -271,7 +271,7 @@ def test_an_activation_of_all_layers_at_once():
     with pytest.raises(KeyError, match="there is no"):
         trace.stack("zz")
     some = Trace({names[1]: each[1]}, num_layers=3)
-    with pytest.raises(KeyError, match=r"stack: of 3 layers this trace holds z of layer 1 alone"):
+    with pytest.raises(KeyError, match=r"stack: this trace holds z only for layer 1 of 3 layers"):
         some.stack("z")
     odd = Trace({names[0]: each[0], names[1]: each[1][..., :2]})
     with pytest.raises(ValueError, match=r"z is \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2\) in"):

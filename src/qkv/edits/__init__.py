@@ -1,4 +1,4 @@
-"""Edits of a run: plain records, and functions and arrays of Python."""
+"""Edits of a run: JSON records, Python functions and arrays."""
 
 from qkv.edits.records import Ablate, Edit, Edits, Field, Hide, Record, edits_of, operations, schema
 

@@ -1,4 +1,4 @@
-"""The records of edits: their JSON Schema, and `edit`, `ablate` and `hide` as records."""
+"""The records of edits: their JSON Schema, and the conversion of `edit`, `ablate` and `hide`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Field(NamedTuple):
     """A field of a record, other than `op`.
 
     Attributes:
-        kind: the definition in the schema that describes it.
-        needed: whether a record must have it.
-        choices: its possible values, if the schema lists them; else empty.
+        kind: the name of the field's definition in the schema.
+        needed: whether a record must have the field.
+        choices: the possible values, if the schema lists them; otherwise empty.
     """
 
     kind: str
@@ -39,7 +39,7 @@ def schema() -> dict[str, Any]:
 
 @cache
 def operations() -> dict[str, dict[str, Field]]:
-    """Return the fields of each kind of record, by its `op`.
+    """Return the fields of each kind of record, by `op`.
 
     >>> operations()["hide"]
     {'token': Field(kind='token', needed=True, choices=())}
@@ -57,15 +57,15 @@ def operations() -> dict[str, dict[str, Field]]:
 
 
 def _name(reference: dict[str, str]) -> str:
-    """Return the name of the definition that a part of the schema refers to."""
+    """Return the name of the definition to which a part of the schema refers."""
     return reference["$ref"].rpartition("/")[2]
 
 
-# Heads and whole layers; or the replacement of the output of each: "zero", "mean", or (d,).
+# Heads (layer, head) and whole layers; or a mapping from them to "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
 # Words, positions, and edges: (query, key), (query, key, layer), (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
-# From an activation to a function of its array, or to the array that replaces it; or records.
+# A mapping from activations to functions or replacement arrays; or a list of records.
 Edit = Mapping[Any, Any] | Sequence[Mapping[str, Any]] | None
 
 _EDGE = ("query", "key", "layer", "head")
@@ -75,9 +75,9 @@ class Record(NamedTuple):
     """One edit that JSON can express.
 
     Attributes:
-        fields: as the schema describes them, with "op". Records of `hide=` and `ablate=` may also
-            have words instead of tokens, and numbers that count from the end.
-        source: its name in errors: "hide", "ablate", or "edit[2] (mask)".
+        fields: the fields of the schema, including "op". Records from `hide=` and `ablate=` may
+            also have words in place of tokens, and negative numbers.
+        source: the name of the record in errors: "hide", "ablate", or "edit[2] (mask)".
     """
 
     fields: Mapping[str, Any]
@@ -90,18 +90,18 @@ class Record(NamedTuple):
 
     @property
     def is_argument(self) -> bool:
-        """Whether it comes from `hide=` or `ablate=`, and not from a record."""
+        """Whether the record was made from `hide=` or `ablate=`."""
         return self.source in ("hide", "ablate")
 
 
 @dataclass(frozen=True, eq=False)
 class Edits:
-    """The edits of a call, before a check against a model and its texts.
+    """The edits of a call, not yet checked against the model and the texts.
 
     Attributes:
-        call: named in errors.
-        records: the edits that JSON can express, in their order.
-        changes: the edits of Python alone: functions and arrays, by the activations they change.
+        call: the name of the call in errors.
+        records: the edits that JSON can express, in the given order.
+        changes: the edits that only Python can express: functions and arrays, by activation.
     """
 
     call: str = ""
@@ -115,18 +115,18 @@ class Edits:
 def edits_of(
     edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, given: str = "edit"
 ) -> Edits:
-    """Return the three arguments as one object.
+    """Read the three arguments as one object.
 
     Args:
-        edit: functions and arrays by activations, or records.
-        ablate: the heads to ablate, None for all heads of a layer.
+        edit: a mapping from activations to functions and arrays, or a list of records.
+        ablate: the heads to ablate; None means all heads of a layer.
         hide: the words, positions and edges to mask.
-        call: named in errors.
+        call: the name of the call in errors.
         given: the name of the list of records in errors.
 
     Raises:
         TypeError: an argument has another type.
-        ValueError: a record has an op or a field that the schema does not have, or lacks one.
+        ValueError: a record has an unknown op or an unknown field, or lacks a field.
 
     >>> [one.fields for one in edits_of(None, [(0, 4)], ["river"], call="trace").records]
     [{'op': 'ablate', 'layer': 0, 'head': 4}, {'op': 'hide', 'token': 'river'}]
@@ -146,7 +146,7 @@ def edits_of(
 
 
 def _record(one: Any, source: str, call: str) -> Record:
-    """Return a record whose fields fit the schema, without those that are None."""
+    """Return a record, after a check against the schema. Fields that are None are dropped."""
     known = operations()
     if not isinstance(one, Mapping):
         raise TypeError(
@@ -182,7 +182,7 @@ def _record(one: Any, source: str, call: str) -> Record:
 
 
 def _takes(op: str) -> str:
-    """Describe the fields of a kind of record.
+    """Describe the fields of a kind of record, for an error.
 
     >>> _takes("mask")
     'it needs query, key and may have layer, head'
@@ -195,7 +195,7 @@ def _takes(op: str) -> str:
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:
-    """Return records of the ablated heads, with layers and heads as they were counted."""
+    """Return records for the ablated heads. Negative layers and heads stay negative."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
     for pair in ablate if many else [ablate]:
@@ -203,7 +203,7 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
         if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
             raise TypeError(
-                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, as [(0, 4)]"
+                f"{call}: ablate has {shown(pair)}: write (layer, head) pairs, for example [(0, 4)]"
             )
         fields: dict[str, Any] = {"op": "ablate", "layer": int(numbers[0])}
         if numbers[1] is not None:
@@ -215,11 +215,11 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
 
 
 def _masked(hide: Any, call: str) -> list[Record]:
-    """Return records of the masked words, positions and edges, as they were counted."""
+    """Return records for the masked words, positions and edges. Negative numbers stay negative."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise TypeError(
-            f"{call}: hide is {hide}, which may be positions or one edge: write {[*hide]} for "
+            f"{call}: hide is {hide}, which may mean positions or one edge: write {[*hide]} for "
             f"positions, {[hide]} for the edge"
         )
     records = []

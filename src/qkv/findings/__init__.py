@@ -1,4 +1,4 @@
-"""Findings: something seen in a model, measured, as a file that can be sent and checked."""
+"""Findings: measured effects of edits on a model, as files that others can verify."""
 
 from qkv.findings.finding_files import schema
 from qkv.findings.measured import Finding, Verification, finding, publish

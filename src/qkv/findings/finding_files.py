@@ -1,4 +1,4 @@
-"""Read and write the files of findings: a finding as JSON, an article as Markdown."""
+"""Read and write findings as JSON files; read articles in Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.edits import edits_of
 from qkv.edits import schema as edits_schema
 from qkv.files import replacing
 
-_MOST = 2**26  # bytes of a file: an edit may hold a whole activation
+_MOST = 2**26  # the most bytes of a file; an edit may hold a whole activation
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -29,7 +29,7 @@ _TYPES: dict[str, Any] = {
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of the file of a finding, with that of its edits.
+    """Return the JSON Schema (draft 2020-12) of a finding's file, including its edits.
 
     >>> schema()["properties"]["position"]["minimum"], "hide" in schema()["$defs"]
     (0, True)
@@ -42,15 +42,15 @@ def schema() -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the file of a finding and check it against the schema.
+    """Read a finding's file and check the file against the schema.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no finding; the message names the field and its rule.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not a finding; the message names the field and its rule.
     """
     size = Path(path).stat().st_size
     if size > _MOST:
-        raise ValueError(f"{path}: is {size} bytes long: a finding has at most {_MOST}")
+        raise ValueError(f"{path}: is {size} bytes long: give a finding of at most {_MOST} bytes")
     try:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -67,7 +67,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
-    """Write a finding, a line for each field; the file appears when it is complete."""
+    """Write a finding with a line for each field; the file appears when it is complete."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(field, ensure_ascii=False, allow_nan=False)}"
         for name, field in value.items()
@@ -77,11 +77,11 @@ def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"it holds {constant}, which is no number of JSON")
+    raise ValueError(f"it holds {constant}, which JSON does not allow")
 
 
 def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
-    """Describe the first value that does not fit a rule of the schema; "" if all fit."""
+    """Describe the first value that violates a rule of the schema; return "" if all are valid."""
     rule = schema()["$defs"].get(rule.get("$ref", "").rpartition("/")[2], rule)
     if not _fits(value, rule):
         return f"{where} is {shown(value)}: it must be {rule['description']}"
@@ -94,7 +94,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
             fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
             return f"{where} {fault}: a finding has {', '.join(rule['required'])} there"
         parts = [(value[name], known[name], within + name) for name in known]
-    elif isinstance(value, list) and where != "edits":  # `edits_of` has better errors for these
+    elif isinstance(value, list) and where != "edits":  # `edits_of` has better errors for edits
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)
         pairs = enumerate(zip(value, rules, strict=True))
         parts = [(one, own, f"{where}[{n}]") for n, (one, own) in pairs]
@@ -102,7 +102,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
 
 
 def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Return whether a value fits a rule, without its parts."""
+    """Return whether a value fits a rule; the parts of the value are not checked."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
         return False
     if "const" in rule:
@@ -119,25 +119,25 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 Placed = TypeVar("Placed")
-_LARGEST_PICTURE = 2**24  # bytes of a picture
+_LARGEST_PICTURE = 2**24  # the most bytes of a picture
 
 
 def read_article(
     path: str | os.PathLike[str], place: Callable[[Path, str], Placed]
 ) -> tuple[str, list[str | Placed]]:
-    """Return the first heading of a Markdown file, and its parts in order.
+    """Return `(title, parts)` of a Markdown file: the first heading, and all parts in order.
 
-    A part is HTML, or the finding of `![claim](finding.json)`. HTML in the Markdown is shown as
-    text. Pictures become part of the HTML.
+    A part is HTML, or a finding in place of `![claim](finding.json)`. HTML tags in the Markdown are
+    shown as text. Pictures are embedded in the HTML.
 
     Args:
-        path: the file; findings and pictures are named relative to its folder.
-        place: returns the finding of a file; it also gets the claim in the article.
+        path: the Markdown file. Paths of findings and pictures are relative to its folder.
+        place: a function that returns a finding, given its file and the claim in the article.
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
-        ValueError: the article is not UTF-8, a finding stands inside a sentence, or a picture is no
-            file or too large.
+        ValueError: the article is not UTF-8, a finding has no paragraph of its own, or a picture is
+            not a local file or is too large.
     """
     from markdown_it import MarkdownIt
 
@@ -150,7 +150,9 @@ def read_article(
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page has its own first heading
+            token.tag = (
+                f"h{min(6, int(token.tag[1]) + 1)}"  # one level down, because the page has an h1
+            )
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
@@ -171,7 +173,7 @@ def _target(image: Token) -> str:
 
 
 def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
-    """Yield tokens, with each paragraph that has only findings as one token "finding"."""
+    """Yield tokens; a paragraph that has only findings becomes one token "finding"."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None
@@ -199,13 +201,13 @@ def _embedded(folder: Path, source: str, path: str) -> str:
         return source
     if "://" in source or not kind.startswith("image/"):
         raise ValueError(
-            f"{path}: the picture {source} is no picture file beside the article: a page works "
+            f"{path}: the picture {source} is not a local picture file, and a page works "
             "offline: name a .png, .svg, .jpg or .gif file"
         )
     content = (folder / unquote(source)).read_bytes()
     if len(content) > _LARGEST_PICTURE:
         raise ValueError(
-            f"{path}: the picture {source} is {len(content)} bytes long: give one of at most "
-            f"{_LARGEST_PICTURE}"
+            f"{path}: the picture {source} is {len(content)} bytes long: give a picture of at most "
+            f"{_LARGEST_PICTURE} bytes"
         )
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,4 +1,4 @@
-"""A finding: what edits change at one position of a text, measured, checked and published."""
+"""A finding: the measured effect of edits at one position of a text; verify and publish it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verification(NamedTuple):
 
     Attributes:
         holds: whether words keep their order and probabilities agree to 0.0001.
-        differences: a sentence for each difference.
+        differences: a sentence for each difference between the two measurements.
     """
 
     holds: bool
@@ -47,16 +47,17 @@ class Verification(NamedTuple):
 class Finding:
     """Predictions of a model at one position of a text, before and after edits.
 
-    `finding` measures one, `Finding.load` reads one.
+    `finding` measures a finding; `Finding.load` reads one from a file.
 
     Attributes:
-        model: "name" and "sha256", that of the parameters as they are stored.
+        model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
-        position: the token at which words are predicted, from 0; a decoder predicts the next one.
-        edits: the records of the schema `qkv.edits.schema()`.
-        claim: the effect of the edits, in words.
+        position: the number of the token at which words are predicted. A decoder predicts the next
+            token.
+        edits: records that fit the schema `qkv.edits.schema()`.
+        claim: a sentence about the effect of the edits.
         before: the five most probable words without edits, with their probabilities.
-        after: the same with edits.
+        after: the five most probable words with edits, with their probabilities.
 
     >>> import qkv
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
@@ -83,7 +84,7 @@ class Finding:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the file, ready for JSON."""
+        """Return the content of the file as values for JSON."""
         pairs = {name: [list(one) for one in getattr(self, name)] for name in ("before", "after")}
         fields = ("model", "text", "position", "edits", "claim")
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
@@ -110,18 +111,18 @@ class Finding:
         """Measure the finding again.
 
         Args:
-            model: the model, its folder or its name. Default: the model of the finding's name that
-                comes with qkv. Nothing is downloaded.
+            model: the model, its folder or its name. By default, the model with the finding's model
+                name, if it comes with qkv. Nothing is downloaded.
 
         Returns:
-            `.holds`, whether words keep their order and probabilities agree to 0.0001, and
-            `.differences`, a sentence for each difference. A model with other parameters cannot
-            verify a finding, and is not run.
+            A `Verification`. `.holds` is true if the words have the same order and the
+            probabilities agree to 0.0001. `.differences` has a sentence for each difference. A
+            model with other parameters is not run, because it cannot verify the finding.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
-            ValueError: `model` is None and the finding's model does not come with qkv; or its
-                position or its edits do not fit the text.
+            ValueError: `model` is None and the finding's model does not come with qkv; or the
+                position or the edits of the finding do not fit the text.
         """
         used = self._used(model, "verify")
         other = used.sha256 != self.model["sha256"]
@@ -131,11 +132,11 @@ class Finding:
     def to_html(
         self, path: str | os.PathLike[str], model: AnyModel | None = None, *, theme: str = "auto"
     ) -> None:
-        """Write a page with this finding alone, as `publish` does."""
+        """Write a page with only this finding; see `publish`."""
         publish(path, [self], model=model, theme=theme)
 
     def _used(self, model: AnyModel | None, call: str) -> Model:
-        """Return the model to measure with."""
+        """Return the model that measures the finding."""
         if isinstance(model, Model):
             return model
         if model is not None:
@@ -147,12 +148,12 @@ class Finding:
         if name not in shipped():
             raise ValueError(
                 f"{call}: the finding is of {shown(name)}, which does not come with qkv: give that "
-                "model, or its folder"
+                "model or its folder"
             )
         return load(shipped()[name])
 
     def _differences(self, used: Model, call: str) -> list[str]:
-        """Describe each difference between predictions of a model and those of the finding."""
+        """Describe each difference between new predictions and the finding's predictions."""
         tokens = _tokens(used, self.text, call)
         measured = _measured(used, tokens, self.position, self.edits, call)
         differences = []
@@ -166,7 +167,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Return the sentence that a model has other parameters."""
+        """Return the sentence for a model with other parameters."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding is of {name}, sha256 {sha256[:12]}..., and this "
@@ -184,27 +185,27 @@ def finding(
     edit: Edit = None,
     claim: str = "",
 ) -> Finding:
-    """Measure what edits change at one position of a text.
+    """Measure how edits change the predictions at one position of a text.
 
     Args:
         model: an encoder with a head over words, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
-        position: a token, counted from the end with -1: an encoder predicts the word there, a
-            decoder the token behind it. Default: the first mask token; for a decoder the last
-            token.
+        position: the number of a token; negative numbers count from the end. An encoder predicts
+            the word at this position, a decoder predicts the next token. By default the first mask
+            token; for a decoder the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
-        edit: records, or a mapping from activations to arrays, which become records. A function
-            has no record.
-        claim: the effect of the edits, in a sentence.
+        edit: records, or a mapping from activations to arrays, which are converted to records.
+            Functions cannot be converted and are not allowed.
+        claim: a sentence about the effect of the edits.
 
     Returns:
-        The finding, with `.before` and `.after`, the five most probable words.
+        The finding: `.before` and `.after` have the five most probable words.
 
     Raises:
-        TypeError: `model` is no model, or the text or the claim no string.
-        ValueError: the model predicts no words; the text is empty, too long or without a missing
-            word; the position does not exist; an edit is a function, or does not fit the text.
+        TypeError: `model` is not a model, or the text or the claim is not a string.
+        ValueError: the model predicts no words; the text is empty, too long or lacks a mask; the
+            position does not exist; or an edit is a function or does not fit the text.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -214,7 +215,7 @@ def finding(
     """
     call = "finding"
     if not isinstance(model, Model):
-        raise TypeError(f"{call}: model is {shown(model)}: give a model, as qkv.load() does")
+        raise TypeError(f"{call}: model is {shown(model)}: give a model from qkv.load()")
     check_text(claim, call=call, name="claim")
     tokens = _tokens(model, text, call)
     if position is None and model.generates:
@@ -232,7 +233,7 @@ def finding(
 def verify_files(
     paths: Sequence[str | os.PathLike[str]], model: AnyModel | None = None
 ) -> list[tuple[Finding, Verification]]:
-    """Read findings and measure them again, as `Finding.verify` does; each model is loaded once.
+    """Read findings and verify them as `Finding.verify` does. Each model is loaded only once.
 
     Raises:
         FileNotFoundError, ValueError: as for `Finding.load` and `Finding.verify`; the message names
@@ -260,24 +261,25 @@ def publish(
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> None:
-    """Write one page with findings and the model inside, which works offline.
+    """Write one page with findings and their model; the page works offline.
 
-    The page opens on the claims. It shows each text before and after the edits, measures both
-    again with the model inside, says whether the claim holds, and lets a reader change the text,
+    The page opens with the claims. It shows each text before and after the edits, measures both
+    again with the embedded model, and says whether the claim holds. Readers can change the text,
     the edits and everything else.
 
     Args:
         path: the HTML file.
         findings: the findings to show, all of one model.
-        article: a Markdown file; a paragraph `![claim](finding.json)` in it places a finding, whose
-            file is relative to the article's folder. All other findings follow the article.
-        model: the model, its folder or its name, if it does not come with qkv.
-        theme: of the page: "light", "dark", or "auto" for that of the system.
+        article: a Markdown file. A paragraph `![claim](finding.json)` is replaced by the finding in
+            that file; the path is relative to the article's folder. All other findings follow the
+            article.
+        model: the model, its folder or its name; needed if the model does not come with qkv.
+        theme: "light", "dark", or "auto" for the theme of the system.
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
-        ValueError: there is no finding, the findings are of several models, the model has other
-            parameters, a file is damaged, or a page cannot compute the model.
+        ValueError: no finding is given; the findings belong to several models; the model has other
+            parameters; a file is damaged; or a page cannot compute the model.
 
     >>> import qkv, tempfile
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
@@ -294,14 +296,14 @@ def view_of(
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> FindingsView:
-    """Return the view that `publish` writes."""
+    """Return the view of the page that `publish` writes."""
     call, title = "publish", ""
     listed = [findings] if isinstance(findings, Finding | str) else list(findings)
     for one in listed:
         if not isinstance(one, Finding):
             raise TypeError(
-                f"{call}: findings has {shown(one)}: give findings, as qkv.finding or "
-                "qkv.Finding.load makes them"
+                f"{call}: findings has {shown(one)}: give findings from qkv.finding or "
+                "qkv.Finding.load"
             )
     parts: list[str | Finding] = []
     if article is not None:
@@ -310,8 +312,8 @@ def view_of(
     parts += [one for one in listed if _content(one) not in placed]
     every = [part for part in parts if isinstance(part, Finding)]
     if not every:
-        where = "" if article is None else f" in {article}"
-        raise ValueError(f"{call}: there is no finding{where}: give at least one")
+        where = "" if article is None else f" or placed in {article}"
+        raise ValueError(f"{call}: no finding was given{where}: give at least one")
     names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
         raise ValueError(
@@ -341,13 +343,13 @@ def _content(one: Finding) -> dict[str, Any]:
 
 
 def _placed(path: Path, claim: str) -> Finding:
-    """Read a finding; one without a claim gets the claim of the article."""
+    """Read a finding. If it has no claim, it gets the claim of the article."""
     one = Finding.load(path)
     return one if one.claim else replace(one, claim=claim)
 
 
 def _tokens(model: Model, text: str, call: str) -> Tokenized:
-    """Return the tokens of a text that the model reads whole.
+    """Return the tokens of a text. Raise an error if the model cannot read all of them.
 
     Raises:
         ValueError: the model predicts no words, or the text is empty or too long.
@@ -359,7 +361,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
     model.reader.need_tokenizer(call)
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:
-        raise ValueError(f"{call}: the text is empty: there is no word in it")
+        raise ValueError(f"{call}: the text is empty: give a text with words")
     if limit is not None and len(tokens) > limit:
         raise ValueError(
             f"{call}: the text has {len(tokens)} tokens and {model.name} reads at most {limit}: "
@@ -371,7 +373,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
 def _measured(
     model: Model, tokens: Tokenized, position: int, edits: Sequence[dict[str, Any]], call: str
 ) -> list[list[Prediction]]:
-    """Return the most probable words at a position, without and with edits."""
+    """Return `(before, after)`: the most probable words at a position without and with edits."""
     if not 0 <= position < len(tokens):
         raise ValueError(
             f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "

@@ -1,4 +1,4 @@
-"""Traces: every intermediate of a run by its name, for one text or a pair of texts."""
+"""Traces: all activations of a run, by name."""
 
 from qkv.trace.recorder import Recorder
 from qkv.trace.seq2seq import Seq2SeqTrace

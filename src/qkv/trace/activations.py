@@ -1,4 +1,4 @@
-"""The activations of a run: a table of their properties, and the parsing of their names."""
+"""The activations of a model: a table of their properties, and the parsing of their names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number
 
-WORDS = ("token", "query", "key")  # the axes that count tokens
+WORDS = ("token", "query", "key")  # axes with an index for each token
 
 
 class Activation(NamedTuple):
-    """Properties of an activation, wherever it occurs in a model.
+    """Properties that an activation has in every layer of a model.
 
     Attributes:
         axes: the names of the axes of its array in a trace.
-        fill: its value in the padding.
+        fill: the value in the padding.
         aliases: other names in TransformerLens.
-        editable: whether an edit may replace it, and it has a gradient; otherwise it is a summary
-            of weights, which attention computes itself if `top_k` is given.
+        editable: whether an edit may replace it; an editable activation also has a gradient. False
+            for the summaries of weights that attention computes for `top_k`.
         unasked: whether it is kept by default, without being named.
-        of_keys: whether its tokens are those of the keys, which are of the other text in
-            cross-attention.
+        of_keys: whether its tokens are the keys. In cross-attention, the keys belong to the other
+            text.
     """
 
     axes: tuple[str, ...] = ("text", "token", "D")
@@ -38,14 +38,14 @@ class Activation(NamedTuple):
 
     @property
     def is_weights(self) -> bool:
-        """Whether it has a number for each query and key, like scores and weights."""
+        """Whether the activation has a number for each pair of query and key, like weights."""
         return {"query", "key"} <= {*self.axes}
 
 
 _EDGES = ("text", "head", "query", "key")
 _BEST = ("text", "head", "query", "rank")
 _INNER = ("text", "token", "F")
-_OTHER = Activation()  # vectors between the parts: the embeddings, the residual stream, ...
+_OTHER = Activation()  # any vector between the parts, such as the residual stream
 TABLE = {
     "q": Activation(("text", "token", "head", "d"), aliases=("query",)),
     "k": Activation(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
@@ -55,7 +55,7 @@ TABLE = {
     "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",)),
     "pattern": Activation(_EDGES, aliases=("attn",)),
     "z": Activation(("text", "token", "head", "dv")),
-    # one vector for each head, computed only for this activation
+    # a vector for each head, computed only if this activation is named
     "result": Activation(("text", "token", "head", "D"), unasked=False),
     "top_indices": Activation(_BEST, -1, editable=False),
     "top_weights": Activation(_BEST, editable=False),
@@ -75,7 +75,7 @@ SUMMARY = tuple(name for name, one in TABLE.items() if not one.editable)
 
 @lru_cache(4096)
 def activation(name: str) -> Activation:
-    """Return the properties of the activation of a full or short name.
+    """Return the properties of an activation, given its full or short name.
 
     >>> activation("blocks.0.attn.hook_pattern").axes, activation("lse").fill
     (('text', 'head', 'query', 'key'), -inf)
@@ -86,7 +86,7 @@ def activation(name: str) -> Activation:
 
 
 def short_name(name: str) -> str:
-    """Return the name of an activation without its position in the model.
+    """Return the short name of an activation, without the layer and the part.
 
     >>> short_name("blocks.0.attn.hook_pattern"), short_name("blocks.0.attn.lse")
     ('pattern', 'lse')
@@ -94,11 +94,11 @@ def short_name(name: str) -> str:
     return name.rpartition(".")[2].removeprefix("hook_")
 
 
-# Other names of the parts of a block in TransformerLens.
+# Short names of a block's parts, and their names in TransformerLens.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 # Sites of sparse autoencoders in a block, as in the names of SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
-# The side of an encoder-decoder, the layer, and the name of an activation in the layer.
+# Three groups: the side of an encoder-decoder, the layer, and the name within the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
@@ -106,9 +106,9 @@ class Parsed(NamedTuple):
     """The parts of an activation's full name.
 
     Attributes:
-        side: "encoder" or "decoder" of a model that has both, else "".
-        layer: its number; None for an activation outside layers.
-        local: its name in the layer.
+        side: "encoder" or "decoder" for an encoder-decoder, else "".
+        layer: the number of the layer; None for an activation outside the layers.
+        local: the name within the layer.
     """
 
     side: str
@@ -117,21 +117,21 @@ class Parsed(NamedTuple):
 
     @property
     def crosses(self) -> bool:
-        """Whether it belongs to cross-attention."""
+        """Whether the activation belongs to cross-attention."""
         return self.local.startswith("cross_attn.")
 
     @property
     def is_last(self) -> bool:
-        """Whether it belongs to the final norm, which follows the last layer."""
+        """Whether the activation belongs to the final norm, which follows the last layer."""
         return self.local.startswith("ln_final.")
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the likeliest first; none if it is no name.
+    """Return the full names that a name may mean, the most likely first; none for a non-name.
 
     Args:
-        name: a string, or `(name, layer)` or `(name, layer, part)`; the layer may be counted from
-            the end, or None for an activation outside layers.
+        name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
+            end; None means an activation outside the layers.
         num_layers: the number of layers of the model.
 
     >>> meant("hook_embed", 4)[0], meant(("pattern", -1), 4)[0], meant(("scale", 0, "ln1"), 4)[0]
@@ -167,7 +167,7 @@ def meant(name: object, num_layers: int) -> list[str]:
 
 
 def is_tuple_name(name: object) -> bool:
-    """Return whether a tuple is one name as in TransformerLens, and not several names.
+    """Return whether a tuple is one name, as in TransformerLens, instead of several names.
 
     >>> is_tuple_name(("pattern", 3)), is_tuple_name(("scale", None)), is_tuple_name(("q", "k"))
     (True, True, False)
@@ -192,7 +192,7 @@ def parse(full: str) -> Parsed:
 
 
 def of_side(side: str, full: str) -> str:
-    """Return the name in a trace of both sides for the name `full` on one side.
+    """Return the name of an activation in the trace of an encoder-decoder.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -201,7 +201,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Divide a name in a trace of both sides into the side and the full name there.
+    """Return `(side, full)` for a name in the trace of an encoder-decoder.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -211,7 +211,7 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def spellings(full: str) -> set[str]:
-    """Return the strings that name an array in a trace.
+    """Return all strings that name an array in a trace.
 
     >>> sorted(spellings("blocks.0.attn.hook_q"))
     ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
@@ -222,7 +222,7 @@ def spellings(full: str) -> set[str]:
 
 
 def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Return a name for each axis of an array of a trace.
+    """Return a name for each axis of an array in a trace.
 
     >>> axes("blocks.0.attn.hook_pattern", (1, 2, 7, 7))
     ('text', 'head', 'query', 'key')
@@ -230,7 +230,7 @@ def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     ('head', 'query', 'key')
     """
     known = activation(full).axes
-    if full.startswith(("scores", "pattern", "out")):  # of one call of the formula
+    if full.startswith(("scores", "pattern", "out")):  # an intermediate of `qkv.attention`
         known = ("head", "query", "dv" if full == "out" else "key")
     if len(known) == len(shape):
         return known
@@ -240,14 +240,14 @@ def axes(full: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:
-    """Return one text's part of an array, without the padding of its queries and keys."""
+    """Return one text's part of an array, without padding."""
     tokens = keys if activation(name).of_keys else queries
     sizes = {"query": queries, "key": keys, "token": tokens}
     return array[tuple(slice(sizes.get(axis)) for axis in axes(name, array.shape))]
 
 
 def counted(numbers: list[int]) -> str:
-    """Describe layers in an error.
+    """Describe layers in words, for an error.
 
     >>> counted([2]), counted([0, 2, 3])
     ('layer 2', 'layers 0, 2, 3')
@@ -256,12 +256,12 @@ def counted(numbers: list[int]) -> str:
 
 
 def numbers_of(names: Any) -> list[int]:
-    """Return the layers of full names, in order."""
+    """Return the layers of full names, sorted."""
     return sorted({at.layer for at in map(parse, names) if at.layer is not None})
 
 
 def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
-    """Return the error for a name that none of the `kept` activations has, with the nearest names.
+    """Return the error for a name that is not among the kept names; it has the nearest names.
 
     >>> unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1)
     "trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern"
@@ -275,11 +275,13 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
     layers = numbers_of(full for full in kept if parse(full).local in local)
     if asked is not None and layers:
         return (
-            f"trace: {name!r} was not kept: layer {asked} is not among those traced, and "
-            f"{counted(layers)} {'are' if len(layers) > 1 else 'is'}"
+            f"trace: {name!r} was not kept: layer {asked} was not traced; "
+            f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    ordered = sorted(kept, key=lambda full: parse(full).layer == own)  # the names of that layer win
+    ordered = sorted(
+        kept, key=lambda full: parse(full).layer == own
+    )  # names of that layer come last and win
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)
     close = difflib.get_close_matches(text, [*kept, *short], n=3, cutoff=0.5)
@@ -288,4 +290,4 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
     rare = next((full for full in names if not activation(full).unasked), None)
     if rare is None:
         return fault
-    return f"{fault}; {rare} is kept where it is asked for: trace(..., names=[{rare!r}])"
+    return f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])"

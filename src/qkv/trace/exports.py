@@ -1,4 +1,4 @@
-"""Export traces: as files, as tables of xarray and pandas, and as HTML."""
+"""Export traces as files, as tables of xarray and pandas, and as HTML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Unpack = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
 def write_trace(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> None:
-    """Write arrays by name, and JSON about them, to a file that appears when it is complete."""
+    """Write named arrays and JSON values to a file, which appears when it is complete."""
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -33,11 +33,11 @@ def write_trace(
 def read_trace(
     path: str | os.PathLike[str], kinds: Mapping[str, Unpack], *, call: str, what: str
 ) -> Any:
-    """Read a file of `write_trace` with the function for its kind in `kinds`.
+    """Read a file that `write_trace` wrote, with the function in `kinds` for its kind.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is of another kind, or broken; `what` describes the expected kinds.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file has another kind or is broken; `what` describes the expected kinds.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -48,31 +48,31 @@ def read_trace(
         with safe_open(path, framework="numpy") as file:
             about = file.metadata() or {}
             kind = next((kind for kind in kinds if kind in about), next(iter(kinds)))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (file is not a dict)
         return kinds[kind](arrays, json.loads(about[kind]))
     except (SafetensorError, *broken) as error:
         raise ValueError(f"{call}: {path} is not {what} that qkv saved: {error!r:.200}") from error
 
 
 _EXTRA = "tables"
-_SHOWN = 40  # tokens in a notebook
+_SHOWN = 40  # the most tokens that a notebook shows
 
 
 def dataset(
     arrays: Mapping[str, Array], tokens: Sequence[Sequence[str]], about: Mapping[str, Any]
 ) -> Any:
-    """Return an `xarray.Dataset` with a variable for each array, without copies.
+    """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
     Args:
-        arrays: by name.
-        tokens: of each text.
-        about: its attributes.
+        arrays: the arrays by name.
+        tokens: the tokens of each text.
+        about: the attributes of the dataset.
     """
     xarray = need("xarray", _EXTRA)
     sizes: dict[str, int] = {}
     variables = {}
     for name, array in arrays.items():
-        # an axis with another size than in the first layers gets its size as a suffix
+        # if the size of an axis differs from its first size, the name of the axis gets the size
         named = [
             axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
             for axis, size in zip(axes(name, array.shape), array.shape, strict=True)
@@ -93,13 +93,13 @@ def dataset(
 def frame(
     rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]], *, value: str
 ) -> Any:
-    """Return a `pandas.DataFrame` with a row for each number.
+    """Return a `pandas.DataFrame` with a row for each number of the arrays.
 
     Args:
-        rows: the number of a text, the full name of an array, and that text's part of it, (1, ...)
-            without padding.
-        tokens: of each text.
-        value: the name of the column of the numbers.
+        rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,
+            and the text's part of the array, (1, ...), without padding.
+        tokens: the tokens of each text.
+        value: the name of the column with the numbers.
     """
     pandas = need("pandas", _EXTRA)
     columns: dict[str, list[Array]] = {}
@@ -123,7 +123,7 @@ def frame(
 def html(
     title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array], prefix: str = ""
 ) -> str:
-    """Return a heading, the first tokens and a table of the arrays, with all layers in one row."""
+    """Return HTML: a heading, the first tokens, and a table with a row for each activation."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, array in arrays.items():
         _, layer, local = parse(name)
@@ -141,7 +141,7 @@ def html(
 
 
 def _span(layers: Sequence[int]) -> str:
-    """Describe layers briefly: 3, {0..5} or {0,2}."""
+    """Describe layers briefly, as 3, {0..5} or {0,2}."""
     if len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         return f"{{{layers[0]}..{layers[-1]}}}"
     return f"{{{','.join(map(str, layers))}}}" if len(layers) > 1 else str(layers[0])

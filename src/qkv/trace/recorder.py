@@ -1,4 +1,4 @@
-"""Recorders: they keep, replace and shape the activations of a run while it computes."""
+"""Recorders: keep, replace and reshape the activations of a run while it computes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Change = Callable[[Array], Array]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged, as a recorder that keeps nothing would."""
+    """Return `array` unchanged: a recorder that keeps nothing."""
     return array
 
 
 def kept_unasked(name: str) -> bool:
-    """Return whether an activation is kept by default, without being named.
+    """Return whether an activation is kept even if it is not named.
 
     >>> kept_unasked("blocks.0.mlp.hook_post"), kept_unasked("blocks.0.attn.hook_result")
     (True, False)
@@ -29,13 +29,14 @@ def kept_unasked(name: str) -> bool:
 
 
 class Recorder:
-    """Collect arrays by name while a model or a layer runs, and replace those that are edited.
+    """Collects activations by name while a model or a layer runs, and applies edits.
 
     Args:
-        wanted: whether to keep the array of a full name; by default `kept_unasked`.
-        changes: by full name, a function from an array, as it would be kept, to its replacement.
-            The run continues with the replacement, which is kept.
-        use: gets the name and the array of each wanted activation; these are then not kept.
+        wanted: a function that tells whether to keep an activation, given its full name; by default
+            `kept_unasked`.
+        changes: for each edited activation, by full name, a function from the array to its
+            replacement. The replacement is kept, and the run continues with it.
+        use: gets the name and the array of each wanted activation. Arrays are then not kept.
 
     >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
@@ -60,25 +61,25 @@ class Recorder:
 
     @property
     def keeps(self) -> bool:
-        """Whether arrays are kept, and not handed to `use`."""
+        """Whether arrays are kept; False if `use` gets them."""
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether any is kept or changed: check before computing an array only for it."""
+        """Return whether any name is kept or changed; otherwise its array need not be computed."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
-        """Return whether any of these is replaced."""
+        """Return whether any of these activations is edited."""
         return any(self._prefix + name in self._changes for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the array or its replacement, and return it: the run continues with it."""
+        """Keep an array, or its replacement, and return the one with which the run continues."""
         array = self.change(name, array)
         self.keep(name, array)
         return array
 
     def change(self, name: str, array: Array) -> Array:
-        """Return the replacement of `array`; `array` itself, the same object, if there is none."""
+        """Return the replacement of `array`; without an edit, return the object `array` itself."""
         change = self._changes.get(self._prefix + name)
         if change is None:
             return array
@@ -87,7 +88,7 @@ class Recorder:
         return changed.astype(array.dtype, copy=False)
 
     def keep(self, name: str, array: Array) -> None:
-        """Keep `array` under `name`, if it is wanted; bfloat16 as float32."""
+        """Keep `array` under `name`, if the name is wanted; convert bfloat16 to float32."""
         full = self._prefix + name
         if not self._wanted(full):
             return
@@ -97,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` as `name` too; return whether nothing else is left to do."""
+        """Keep the array of `other` as `name`; return False if `name` is still to be recorded."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False
@@ -108,12 +109,12 @@ class Recorder:
     def under(
         self, prefix: str, shaped: Change | None = None, back: Change | None = None
     ) -> Recorder:
-        """Return the same recorder, with `prefix` in front of every name.
+        """Return a recorder that shares the arrays and adds `prefix` to every name.
 
         Args:
-            prefix: such as "blocks.0.".
-            shaped: shapes an array before it is kept.
-            back: the inverse of `shaped`.
+            prefix: a prefix such as "blocks.0.".
+            shaped: a function that reshapes an array before it is kept.
+            back: the inverse function of `shaped`.
         """
         inner = copy(self)  # shares the arrays
         inner._prefix = self._prefix + prefix
@@ -126,16 +127,16 @@ class Recorder:
 
 
 class GradientRecorder(Recorder):
-    """Collect gradients of activations during a backward pass.
+    """Collects gradients of activations during a backward pass.
 
     A layer that gets such a recorder computes no gradients of its parameters.
 
     Args:
         wanted: as for `Recorder`.
-        changes: by the full name of an activation that the forward pass edited, a function from
-            the gradient after the edit to the gradient before it.
-        added: by full name, the term that is added to a gradient because the target depends on
-            this activation directly.
+        changes: for each activation that the forward pass edited, by full name, a function from the
+            gradient after the edit to the gradient before the edit.
+        added: for each activation on which the target depends directly, by full name, the term that
+            is added to its gradient.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]
@@ -152,11 +153,11 @@ class GradientRecorder(Recorder):
         self._added = added
 
     def wants(self, *names: str) -> bool:
-        """Return whether the gradient of any of these is kept, changed or added to."""
+        """Return whether the gradient of any of these activations is kept, changed or added to."""
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient of an activation after its edit; return the gradient before it."""
+        """Keep the gradient after an activation's edit; return the gradient before the edit."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))
@@ -165,16 +166,16 @@ class GradientRecorder(Recorder):
 
 
 def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
-    """Return a recorder that gets packed rows `(total, ...)` and keeps them as `(B, T, ...)`."""
+    """Return a recorder that gets packed rows `(total, ...)` and keeps arrays `(B, T, ...)`."""
     if record is None or cu is None:
         return record
     return record.under("", partial(padded, cu=cu), partial(unpadded, cu=cu))
 
 
 def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
-    """Return a recorder of heads: it gets `(..., H, T, d)` and keeps `(..., T, H, d)`.
+    """Return a recorder that gets heads `(..., H, T, d)` and keeps arrays `(..., T, H, d)`.
 
-    Packed heads are `(H, total, d)`.
+    Packed heads have the shape `(H, total, d)`.
     """
     if record is None:
         return None
@@ -188,14 +189,14 @@ def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
 
 
 def places(cu: Array) -> tuple[Array, Array]:
-    """Return the text of each row and its position there, both `(total,)`."""
+    """Return `(texts, positions)` of packed rows, both `(total,)`."""
     lengths = np.diff(cu)
     text = np.repeat(np.arange(len(lengths)), lengths)
     return text, np.arange(cu[-1]) - cu[:-1][text]
 
 
 def padded(rows: Array, cu: Array) -> Array:
-    """Return rows `(total, ...)` as `(B, T, ...)`: T is the longest text, padding is 0."""
+    """Return packed rows `(total, ...)` as `(B, T, ...)`: T is the longest length, padding is 0."""
     lengths = np.diff(cu)
     shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
     if _alike(cu):
@@ -206,18 +207,18 @@ def padded(rows: Array, cu: Array) -> Array:
 
 
 def unpadded(whole: Array, cu: Array) -> Array:
-    """Return `(B, T, ...)` as rows `(total, ...)`, without the padding."""
+    """Return an array `(B, T, ...)` as packed rows `(total, ...)`, without the padding."""
     if _alike(cu):
         return whole.reshape(-1, *whole.shape[2:])
     return whole[places(cu)]
 
 
 def _alike(cu: Array) -> bool:
-    """Return whether all texts have the same length, so that there is no padding."""
+    """Return whether all texts have the same length and need no padding."""
     lengths = np.diff(cu)
     return len(lengths) > 0 and lengths.min() == lengths.max() > 0
 
 
 def _heads_last(heads: Array) -> Array:
-    """Swap heads and positions: `(..., H, T, d)` is `(..., T, H, d)`, and back."""
+    """Swap heads and positions: `(..., H, T, d)` becomes `(..., T, H, d)`, and vice versa."""
     return np.swapaxes(heads, -3, -2)

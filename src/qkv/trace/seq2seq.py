@@ -1,4 +1,4 @@
-"""A trace of an encoder-decoder: two texts, and the attention of one to the other."""
+"""A trace of an encoder-decoder: two texts, and the cross-attention between them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from qkv.trace.trace import KINDS, Trace, inputs_of, of_all, read_only
 
 SIDES = ("encoder", "decoder")
 _KIND = "qkv.seq2seq"
-_MASK = "attn_mask"  # of the encoder's text, if some of it is masked
+_MASK = "attn_mask"  # the mask of the encoder's text, if some tokens are masked
 
 
 class Seq2SeqTrace:
-    """Every intermediate of a run through encoder and decoder.
+    """All activations of a run through an encoder-decoder.
 
-    `trace.encoder` and `trace.decoder` are traces, to be shown and read like any other. This trace
-    has the names of both, as in TransformerLens for an encoder-decoder:
-    `trace["encoder.0.attn.hook_pattern"]`, `trace["decoder.0.attn.hook_pattern"]`,
-    `trace["decoder.0.cross_attn.hook_pattern"]`, `trace["decoder.0.hook_resid_mid_cross"]`,
-    `trace["decoder.hook_embed"]`; `trace["cross_attn.pattern", 0]` for short. `trace[i]` is pair i
-    without its padding.
+    `trace.encoder` and `trace.decoder` are ordinary traces. This trace has the activations of both,
+    by the names of TransformerLens for an encoder-decoder: `trace["encoder.0.attn.hook_pattern"]`,
+    `trace["decoder.0.attn.hook_pattern"]`, `trace["decoder.0.cross_attn.hook_pattern"]`,
+    `trace["decoder.0.hook_resid_mid_cross"]`, `trace["decoder.hook_embed"]`. Short names work too:
+    `trace["cross_attn.pattern", 0]`. `trace[i]` is pair i without its padding.
 
     Args:
-        encoder: the text that the model read.
-        decoder: the text that the model wrote.
+        encoder: the trace of the text that the model read.
+        decoder: the trace of the text that the model wrote.
         cross: the activations of cross-attention, by the decoder's names.
         settings: the options of each layer's cross-attention.
 
@@ -55,7 +54,7 @@ class Seq2SeqTrace:
         return f"Seq2SeqTrace(encoder={self.encoder!r}, decoder={self.decoder!r})"
 
     def _repr_html_(self) -> str:
-        """Return the tokens of both sides and the names of the arrays, for a notebook."""
+        """Return HTML with the tokens of both texts and the names of the arrays."""
         shown = [f"<p>trace.{side}</p>{getattr(self, side)._repr_html_()}" for side in SIDES]
         return "".join(shown) + (exports.html("across", [], self._cross) if self._cross else "")
 
@@ -65,7 +64,7 @@ class Seq2SeqTrace:
             if not name.startswith("_") and hasattr(Trace, name):
                 across = ", attention between both .cross_attentions" * (name == "attentions")
                 raise AttributeError(
-                    f"trace: this one is of an encoder and a decoder, and each has its {name}: "
+                    f"trace: encoder and decoder have separate {name}: "
                     f"trace.encoder.{name}, trace.decoder.{name}{across}"
                 )
             raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
@@ -82,7 +81,7 @@ class Seq2SeqTrace:
         return True
 
     def __getitem__(self, name: str | tuple[Any, ...] | int) -> Any:
-        """Return an array by its name, or the trace of pair number `name`."""
+        """Return an array by its name, or the trace of a pair of texts by its number."""
         if isinstance(name, (int, np.integer)):
             return self._pair(int(name))
         if isinstance(name, tuple):
@@ -108,11 +107,11 @@ class Seq2SeqTrace:
         return list(self.keys())
 
     def keys(self) -> KeysView[str]:
-        """Return the names like a dict: `dict(trace)` is a dict of all arrays."""
+        """Return all names, so that `dict(trace)` is a dict of all arrays."""
         return self._named().keys()
 
     def items(self) -> ItemsView[str, Array]:
-        """Return each name with its array."""
+        """Yield each name with its array."""
         return self._named().items()
 
     def _named(self) -> dict[str, Array]:
@@ -121,7 +120,7 @@ class Seq2SeqTrace:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers of the decoder; if unknown, of the layers that were kept."""
+        """The number of layers of the decoder; if unknown, the number of kept layers."""
         return max(self.decoder.num_layers, 1 + max(numbers_of(self._cross), default=-1))
 
     @property
@@ -129,14 +128,14 @@ class Seq2SeqTrace:
         """The decoder's weights on the encoder's tokens `(B, Hq, L, S)`, as in `transformers`.
 
         Raises:
-            KeyError: some layers were not kept; the message names those that were.
+            KeyError: some layers were not kept; the message names the kept layers.
         """
         return of_all(self, "cross_attentions", "cross_attn.pattern")
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
-        """Return the arguments of `qkv.attention(**inputs)` that run this cross-attention again.
+        """Return the arguments with which `qkv.attention(**inputs)` repeats this cross-attention.
 
-        The arguments of the two other attentions are `trace.encoder.attention_inputs(layer)` and
+        For self-attention, call `trace.encoder.attention_inputs(layer)` or
         `trace.decoder.attention_inputs(layer)`.
         """
         layer += self.num_layers if layer < 0 else 0
@@ -145,7 +144,7 @@ class Seq2SeqTrace:
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to one safetensors file, whole or not at all."""
+        """Write the trace to one safetensors file, completely or not at all."""
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
         settings = {layer: dict(one) for layer, one in self._settings.items()}
         for layer, one in settings.items():
@@ -159,14 +158,14 @@ class Seq2SeqTrace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
-        """Read a trace that `save` wrote; `qkv.Trace.load` does so too."""
+        """Read a trace that `save` wrote; same as `qkv.Trace.load`."""
         kinds, call = {_KIND: cls.unpacked}, "Seq2SeqTrace.load"
         trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what="such a trace")
         return trace
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Seq2SeqTrace:
-        """Return the trace of the arrays and values that `save` wrote."""
+        """Build a trace from the arrays and values that `save` wrote."""
         parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross", _MASK)}
         for name, array in arrays.items():
             part, _, inner = name.partition(" ")

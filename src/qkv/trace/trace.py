@@ -1,4 +1,4 @@
-"""A trace: every intermediate of a run by its name, with the tokens of its texts."""
+"""A trace: all activations of a run by name, with the tokens of its texts."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
-# Arguments of `Trace` with an entry for each text, and those about the whole run.
+# Arguments of `Trace` with an entry for each text, and arguments about the whole run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
 _KIND = "qkv.trace"
-# The function that restores a trace of each kind from its file; `seq2seq.py` adds one.
+# For each kind of trace, the function that restores it from a file. `seq2seq.py` adds an entry.
 KINDS: dict[str, Unpack] = {}
 
 
 class Trace:
-    """Every intermediate of one run, by the names of TransformerLens.
+    """All activations of one run, by the names of TransformerLens.
 
     A trace of a model holds arrays whose first axis is the text; `trace[i]` is text i alone,
     without its padding. `trace["blocks.3.attn.hook_pattern"]` is also `trace["pattern", 3]` and
     `trace["pattern", 3, "attn"]`, and `trace["hook_embed"]` also `trace["embed"]`. Layer -1 is the
-    model's last layer, even if it was not kept. An unknown name is a KeyError with the nearest
+    model's last layer, even if it was not kept. An unknown name raises a KeyError with the nearest
     names. Arrays are read-only: change a copy.
 
     Args:
-        arrays: name to array.
+        arrays: the arrays by name.
         tokens: the tokens of each text.
         ids: the ids of the tokens of each text.
-        offsets: for each text the span of characters of each token, (0, 0) for special tokens.
-        special: for each text which tokens are special ([CLS], [SEP] and similar tokens).
+        offsets: for each text, the span of characters of each token; (0, 0) for special tokens.
+        special: for each text, whether each token is special ([CLS], [SEP] and similar tokens).
         texts: the texts as they were given.
         settings: the options of each layer's attention, as `qkv.attention` takes them.
-        single: whether the trace is of one string, so that `tokens` is a single list.
+        single: whether the input was one string, so that `tokens` is a single list.
         model: the name of the model.
-        changed: the edits of the run: "edit" (names), "ablate" (pairs of layer and head) and "hide"
-            (words, positions and edges).
-        last_is_normed: whether the last of `hidden_states` is the output of the final norm, if
-            there is one: for models of images `transformers` leaves that norm out.
-        others: describes the layers whose queries or keys are not the trace's tokens.
-        num_layers: the number of layers of the model; by default as many as were kept.
-        untrained: whether the projections of the model's queries and keys are random.
+        changed: the edits of the run: "edit" (names of activations), "ablate" (pairs of layer and
+            head) and "hide" (masked words, positions and edges).
+        last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
+            as in `transformers`. For models of images, `transformers` leaves that norm out.
+        others: descriptions of the layers with other queries or keys than the trace's tokens.
+        num_layers: the number of layers of the model; by default the number of kept layers.
+        untrained: whether the model's projections of queries and keys are random.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -96,7 +96,7 @@ class Trace:
         return f"Trace({texts}{self.num_layers} layers, {len(self._arrays)} arrays)"
 
     def _repr_html_(self) -> str:
-        """Return the tokens and the names of the arrays, for a notebook."""
+        """Return HTML with the tokens and the names of the arrays."""
         texts = f"{len(self)} text{'s' * (len(self) != 1)}"
         about = [self.model, texts * bool(self._tokens), f"{self.num_layers} layers"]
         if self.changed:
@@ -114,13 +114,14 @@ class Trace:
     def __getitem__(
         self, name: str | tuple[str, int | None] | tuple[str, int | None, str | None] | int
     ) -> Any:
-        """Return an array by its name, or the trace of text number `name`."""
+        """Return an array by its name, or the trace of one text by its number."""
         if isinstance(name, (int, np.integer)):
             return self._text(int(name))
         if isinstance(name, slice):
             raise TypeError(
-                f"trace: {name} is of several texts: take one at a time, as trace[0], or rows of "
-                'an array, as trace["pattern", 0][:2]'
+                f"trace: {name} selects several texts: take one text, for example trace[0], "
+                "or rows of "
+                'an array, for example trace["pattern", 0][:2]'
             )
         full = self._find(name)
         if full is None:
@@ -128,7 +129,7 @@ class Trace:
         return self._arrays[full]
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> Trace:
-        """Return the trace with other names for its tokens: a list of strings for each text.
+        """Return a copy with new names for the tokens: a list of strings for each text.
 
         Raises:
             ValueError: a text has another number of tokens.
@@ -137,14 +138,14 @@ class Trace:
         if counts != self.lengths.tolist():
             raise ValueError(
                 f"with_tokens: the texts have {self.lengths.tolist()} tokens and {counts} names "
-                "were given: give one for each"
+                "were given: give one name for each token"
             )
         other = copy.copy(self)
         other._tokens = [list(text) for text in tokens]
         return other
 
     def names(self) -> list[str]:
-        """Return the names of all arrays, in the order of their computation."""
+        """Return the names of all arrays in order of computation."""
         return list(self._arrays)
 
     def keys(self) -> KeysView[str]:
@@ -156,11 +157,11 @@ class Trace:
         return self._arrays.items()
 
     def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset`: a variable with named axes for each array, not copied.
+        """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
-        The axes are `text`, `token`, `query`, `key`, `head`, `kv_head` and the sizes `d`, `dv`,
-        `D`, `F` and `V`. The coordinates `token_text`, `query_text` and `key_text` (B, T) are the
-        tokens, "" in the padding, and `length` (B,) is the number of tokens.
+        The axes are named `text`, `token`, `query`, `key`, `head`, `kv_head`, and `d`, `dv`, `D`,
+        `F` and `V` for vectors. The coordinates `token_text`, `query_text` and `key_text` (B, T)
+        hold the tokens, "" in the padding. The coordinate `length` (B,) holds the number of tokens.
 
         Raises:
             ImportError: xarray is not installed.
@@ -169,18 +170,19 @@ class Trace:
         return exports.dataset(self._arrays, self._tokens, about)
 
     def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
-        """Return a `pandas.DataFrame` with a row for each number of an activation, not of padding.
+        """Return a `pandas.DataFrame` with a row for each number of an activation, without padding.
 
         Args:
-            name: as the trace is indexed; a short name means all layers that have it.
+            name: the full or short name of an activation. A short name without a layer means all
+                layers.
 
         Returns:
-            The columns are `text`, `layer`, the axes (`head`, `query`, `key`, ...), their tokens
-            (`query_text`, `key_text`, `token_text`) and `value`.
+            A table with the columns `text`, `layer`, the axes (`head`, `query`, `key`, ...), their
+            tokens (`query_text`, `key_text`, `token_text`) and `value`.
 
         Raises:
             ImportError: pandas is not installed.
-            KeyError: there is no such name.
+            KeyError: no activation has this name.
         """
         keys = [name]
         if name not in self and isinstance(name, str):
@@ -195,11 +197,11 @@ class Trace:
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens: a list of strings for one text, a list of such lists for a list of texts.
+        """The tokens: a list of strings for one text, or a list of these lists for a list of texts.
 
-        The input decides: a string, or ids (T,), gives one list; a list of one string, or ids
-        (1, T), gives a list of one list. `trace[i].tokens` is always one list. `text`, `ids`,
-        `offsets` and `special` follow the same rule.
+        An input of one string, or ids (T,), gives one list. A list with one string, or ids (1, T),
+        gives a list that contains one list. `trace[i].tokens` is always one list. `text`, `ids`,
+        `offsets` and `special` follow this rule too.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -212,22 +214,22 @@ class Trace:
 
     @property
     def text(self) -> Any:
-        """The text as given: a string for one text, a list for several; "" if unknown."""
+        """The text as given: a string for one text, a list for several texts; "" if unknown."""
         return self._texts[0] if self._one else self._texts
 
     @property
     def ids(self) -> list[Any]:
-        """The ids of the tokens in their model's table; empty if unknown."""
+        """The ids of the tokens in the model's table; empty if unknown."""
         return self._ids[0] if self._one else self._ids
 
     @property
     def offsets(self) -> list[Any]:
-        """The characters of each token in its text, (start, end); (0, 0) for special tokens."""
+        """The span (start, end) of each token in its text; (0, 0) for special tokens."""
         return self._offsets[0] if self._one else self._offsets
 
     @property
     def special(self) -> list[Any]:
-        """Which tokens are special ([CLS], [SEP] and similar tokens)."""
+        """Whether each token is special ([CLS], [SEP] and similar tokens)."""
         return self._special[0] if self._one else self._special
 
     @property
@@ -237,13 +239,11 @@ class Trace:
 
     @property
     def changed(self) -> dict[str, list[Any]]:
-        """The edits of the run: "edit", "ablate" and "hide", if there are any.
+        """The edits of the run, with the keys "edit", "ablate" and "hide".
 
-        "edit" has names of activations, "ablate" pairs of layer and head, and "hide" words,
-        positions and edges: tuples of a query, a key and, if they are given, layer and head;
-        (None, None) for a causal mask.
-
-        Empty for a run without edits.
+        "edit" lists names of activations. "ablate" lists pairs of layer and head. "hide" lists
+        masked words, positions and edges. An edge is (query, key), perhaps with layer and head;
+        (None, None) means a causal mask. The dict is empty for a run without edits.
         """
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
         hidden = [
@@ -255,20 +255,20 @@ class Trace:
 
     @property
     def other_layers(self) -> dict[int, str]:
-        """Descriptions of the layers whose queries or keys are not the trace's tokens.
+        """Descriptions of the layers with other queries or keys than the trace's tokens.
 
-        If `qkv.record` ran an encoder-decoder: "cross-attention" and "the decoder's".
+        For an encoder-decoder under `qkv.record`, they are "cross-attention" and "the decoder's".
         """
         return dict(self._others)
 
     @property
     def num_layers(self) -> int:
-        """The number of layers of the model; if unknown, of the layers that were kept."""
+        """The number of layers of the model; if unknown, the number of kept layers."""
         return max(self._num_layers or 0, 1 + max(self.layers, default=-1))
 
     @property
     def layers(self) -> list[int]:
-        """The layers with activations in this trace, counted from 0."""
+        """The numbers of the layers with activations in this trace."""
         return numbers_of(self._arrays)
 
     @property
@@ -278,13 +278,15 @@ class Trace:
             sizes = dict(zip(axes(name, array.shape), array.shape, strict=True))
             if "head" in sizes:
                 return int(sizes["head"])
-        raise KeyError("trace: nothing of a head was traced, so their number is not known")
+        raise KeyError(
+            "trace: no activation of a head was traced, so the number of heads is unknown"
+        )
 
     def pattern(self, layer: int, head: int) -> Array:
-        """Return the weights of one head for one text, `(Q, K)`; each row sums to 1."""
+        """Return the weights of one head for one text, `(Q, K)`. Each row sums to 1."""
         if len(self) > 1:
             raise ValueError(
-                f"pattern: this trace holds {len(self)} texts: take one, trace[0].pattern(...)"
+                f"pattern: this trace holds {len(self)} texts: take one text, trace[0].pattern(...)"
             )
         weights = self["pattern", layer]  # (1, Hq, Q, K)
         if not -weights.shape[1] <= head < weights.shape[1]:
@@ -298,36 +300,36 @@ class Trace:
         """The weights of each layer `(B, Hq, Q, K)`, as `transformers` returns them.
 
         Raises:
-            KeyError: some layers were not kept; the message names those that were.
+            KeyError: some layers were not kept; the message names the kept layers.
         """
         return of_all(self, "attentions", "pattern")
 
     @property
     def hidden_states(self) -> tuple[Array, ...]:
-        """The first layer's input, then each layer's output `(B, T, D)`, as `transformers` does.
+        """The first layer's input and all layers' outputs, `(B, T, D)` each, as in `transformers`.
 
         Raises:
-            KeyError: some layers were not kept; the message names those that were.
+            KeyError: some layers were not kept; the message names the kept layers.
         """
         after = list(of_all(self, "hidden_states", "resid_post", "normalized_resid_post"))
         if (
             _LAST in self and self._last_is_normed
-        ):  # transformers returns the output of the final norm
+        ):  # like transformers, return the output of the final norm
             after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
 
     def stack(self, name: str) -> Array:
-        """Return an activation of every layer in one array, with the layers as its first axis.
+        """Stack one activation of all layers in one array, with the layers as the first axis.
 
         Args:
-            name: its name in a layer: "pattern", "z", "resid_post", "mlp.post".
+            name: the name within a layer: "pattern", "z", "resid_post", "mlp.post".
 
         Returns:
             (layers, B, ...), a copy.
 
         Raises:
-            KeyError: a layer has no such activation, or it was not kept.
-            ValueError: its shape differs between layers.
+            KeyError: a layer lacks this activation, or the activation was not kept.
+            ValueError: the shape of the activation differs between layers.
 
         >>> weights = {f"blocks.{n}.attn.hook_pattern": np.eye(2)[None, None] for n in range(3)}
         >>> Trace(weights).stack("pattern").shape
@@ -344,14 +346,14 @@ class Trace:
         return np.stack(layers)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
-        """Return the arguments of `qkv.attention(**inputs)` that run this layer again."""
+        """Return the arguments with which `qkv.attention(**inputs)` repeats this layer."""
         query, key = (
             self[f"rot_{name}", layer] if (f"rot_{name}", layer) in self else self[name, layer]
             for name in ("q", "k")
         )
         layer += self.num_layers if layer < 0 else 0
         lengths, keys = self.lengths, key.shape[-3]
-        own = keys == query.shape[-3]  # otherwise they are of another text, without padding
+        own = keys == query.shape[-3]  # keys of another text have no padding
         key_lengths = lengths if own else np.full_like(lengths, keys)
         inputs = inputs_of(query, key, self["v", layer], lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
@@ -361,7 +363,7 @@ class Trace:
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return all arrays by name, and the rest as JSON values: the arguments of `unpacked`."""
+        """Return `(arrays, about)` for `unpacked`: arrays by name, and JSON values."""
         arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():
@@ -376,18 +378,18 @@ class Trace:
         return arrays, about | {"names": list(self._arrays)}
 
     def _run(self) -> dict[str, Any]:
-        """Return the arguments of `Trace` about the whole run."""
+        """Return the arguments of `Trace` that concern the whole run."""
         own = vars(self)
         return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Any:
-        """Read a trace that `save` wrote: a `Trace`, or a `Seq2SeqTrace` of an encoder-decoder."""
+        """Read a trace that `save` wrote: a `Trace`, or for an encoder-decoder a `Seq2SeqTrace`."""
         return read_trace(path, KINDS, call="Trace.load", what="a trace")
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
-        """Return the trace of arrays and values that `packed` returned.
+        """Build a trace from the arrays and values that `packed` returned.
 
         Raises:
             ValueError: an array has no axis of texts, or the number of layers is impossible.
@@ -397,7 +399,7 @@ class Trace:
             whole_number(num_layers, call="trace", name="num_layers", least=0)
         single = next((name for name in about["names"] if not arrays[name].ndim), None)
         if single is not None:
-            raise ValueError(f"{single} is one number, and no array")
+            raise ValueError(f"{single} is one number, not an array")
         settings = {int(layer): options for layer, options in about["settings"].items()}
         for name in sorted(set(arrays) - set(about["names"])):
             _, layer, option = name.split(".", 2)
@@ -439,7 +441,7 @@ KINDS[_KIND] = Trace.unpacked
 
 
 def read_only(array: Array) -> Array:
-    """Return the array, or a read-only view of it."""
+    """Return the array if it is read-only, otherwise a read-only view."""
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False
@@ -447,13 +449,14 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array of every layer of a trace, the last of `names` that it has."""
+    """Return an array for every layer: the last of `names` that the layer has."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
         raise KeyError(
-            f"{call}: of {len(layers)} layers this trace holds {names[0]} of {counted([*kept])} "
-            f"alone: take trace[{names[0]!r}, {next(iter(kept))}], or trace without layers="
+            f"{call}: this trace holds {names[0]} only for {counted([*kept])} of "
+            f"{len(layers)} layers: take trace[{names[0]!r}, {next(iter(kept))}], or trace "
+            "without layers="
         )
     return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)
 
@@ -461,7 +464,7 @@ def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
 def inputs_of(
     query: Array, key: Array, value: Array, query_lengths: Array, key_lengths: Array
 ) -> dict[str, Any]:
-    """Return arguments of `qkv.attention` for arrays `(B, T, H, d)` of texts of these lengths."""
+    """Return arguments of `qkv.attention`, given arrays `(B, T, H, d)` and lengths of texts."""
     arrays = {"query": query, "key": key, "value": value}
     inputs = {name: np.swapaxes(array, -3, -2) for name, array in arrays.items()}  # (B, H, T, d)
     for name, lengths in (("query", query_lengths), ("key", key_lengths)):
@@ -471,7 +474,7 @@ def inputs_of(
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return one text's part of the options of an attention, such as of a mask (B, Hq, T, T)."""
+    """Return one text's options of an attention; a mask (B, Hq, T, T) is cut to the text."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)

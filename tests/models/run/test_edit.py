@@ -624,10 +624,10 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": (3, 1)},
             TypeError,
-            r"hide is \(3, 1\), which may be positions or one edge: write \[3, 1\] for positions, "
-            r"\[\(3, 1\)\] for the edge",
+            r"hide is \(3, 1\), which may mean positions or one edge: write \[3, 1\] for "
+            r"positions, \[\(3, 1\)\] for the edge",
         ),
-        ({"hide": (3, 1, 0, 2)}, TypeError, r"hide is \(3, 1, 0, 2\), which may be"),
+        ({"hide": (3, 1, 0, 2)}, TypeError, r"hide is \(3, 1, 0, 2\), which may mean"),
         (
             {"hide": ["the", "cat", "sat", "on", "mat", "."]},
             ValueError,
