@@ -81,9 +81,9 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
             plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
-    if arrows:
+    if arrows and (layout := figure.get_layout_engine()):
         for _ in range(2):  # the layout needs two rounds; it is measured below
-            figure.draw_without_rendering()
+            layout.execute(figure)
         figure.set_layout_engine("none")
         for axes, panel in arrows:
             _label(figure, axes, panel, tone)
