@@ -161,7 +161,7 @@ def exported() -> bytes:
         return path.read_bytes()
 
 
-@needs("onnxruntime")
+@needs("onnxruntime", "onnxscript")
 def onnxruntime() -> Callable[..., np.ndarray]:
     """With its own optimisations."""
     import onnxruntime
@@ -172,7 +172,7 @@ def onnxruntime() -> Callable[..., np.ndarray]:
     return lambda ids, mask: session.run(["states"], {"ids": ids, "mask": mask})[0]
 
 
-@needs("openvino")
+@needs("openvino", "onnxscript")
 def openvino(precision: str) -> Callable[..., np.ndarray]:
     """Compiled for latency."""
     import openvino

@@ -13,13 +13,13 @@ import numpy as np
 Peer = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
-def needs(library: str):
-    """Leave out a peer whose library is missing."""
+def needs(*libraries: str):
+    """Leave out a peer if one of its libraries is missing."""
 
     def wrap(make: Callable[..., Peer]) -> Callable[..., Peer | None]:
         @functools.wraps(make)
         def made(*args, **options):
-            return make(*args, **options) if find_spec(library) else None
+            return make(*args, **options) if all(map(find_spec, libraries)) else None
 
         return made
 

@@ -5,7 +5,6 @@ import json
 import math
 import mmap
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from click.testing import CliRunner
 
 import qkv.measure
 from benchmarks import __main__ as bench
-from benchmarks import common, growth, memory, page, texts
+from benchmarks import common, growth, memory, page
 from benchmarks.common import Row, Way, measure
 from qkv.cli import main
 from qkv.measure import (
@@ -30,8 +29,6 @@ from qkv.measure import (
 )
 from qkv.ops.kernel import backend, kernel
 
-SMALL = 32  # what lengths are divided by here
-
 
 def row_of(**seconds: float) -> dict:
     """A measured row of which only the times are known."""
@@ -39,48 +36,6 @@ def row_of(**seconds: float) -> dict:
 
 
 # The claims
-
-
-# `test_bench.py` of `tests/serve`, `tests/scale` and `tests/browser` start the processes of these
-ELSEWHERE = ("growth", "serve", "scale", "play")
-
-
-@pytest.mark.parametrize("claim", [x for x in bench.CLAIMS if x not in ELSEWHERE])
-def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if claim in ("encode", "scan") and not (texts.WORDNET / "data.noun").is_file():
-        pytest.skip("the texts are from WordNet: apt-get install wordnet-base")
-    if claim == "inside" and find_spec("transformers") is None:
-        pytest.skip("it is about models of transformers, which is not installed")
-    for name, value in bench.environment_of(claim).items():
-        monkeypatch.setenv(name, value)
-    rows = 0
-    for row in bench.module(claim).rows(SMALL):
-        rows += 1
-        ways = {name: way for name, way in row.ways.items() if way is not None}
-        assert next(iter(ways)) == "qkv"
-        for name, way in ways.items():
-            assert way.error(way.call()) <= way.allowed, f"{row.name}: {name}"
-        assert row.goals
-        if any(goal.text.startswith("share") for goal in row.goals):
-            assert ways["qkv"].operations > 0 or ways["qkv"].reads > 0
-        everything = {
-            "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
-            "memory": dict.fromkeys(row.memory, 8.0),
-        }
-        for goal in row.goals:  # each names ways that are there
-            assert goal.judged(everything)["value"] in (0.5, 1.0, 2.0, 8.0), goal.text
-    assert rows
-
-
-@pytest.mark.parametrize("claim", ["prefill", "decode", "varlen", "bfloat16", "linear", "summary"])
-def test_a_way_that_is_wrong_is_seen(claim: str) -> None:
-    row = next(bench.module(claim).rows(SMALL))
-    for name, way in row.ways.items():
-        if way is None or name == "summary":
-            continue
-        result = np.array(way.call())
-        result.reshape(-1, result.shape[-1])[0] += np.asarray(0.25, result.dtype)
-        assert way.error(result) > way.allowed, name
 
 
 def test_what_says_its_own_threads_is_measured_once() -> None:

@@ -1,0 +1,61 @@
+"""The claims of the benchmarks, on small inputs: qkv and its peers agree with the reference."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import __main__ as bench
+from benchmarks import texts
+
+SMALL = 32  # the lengths of a benchmark are divided by this number
+
+# `test_bench.py` of `tests/serve`, `tests/scale` and `tests/browser` tests these
+ELSEWHERE = ("growth", "serve", "scale", "play")
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    """Restore what `benchmarks.peers.torch` changes for the whole process."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("claim", [x for x in bench.CLAIMS if x not in ELSEWHERE])
+def test_every_way_of_a_claim_gives_the_truth(claim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if claim in ("encode", "scan") and not (texts.WORDNET / "data.noun").is_file():
+        pytest.skip("the texts are from WordNet: apt-get install wordnet-base")
+    for name, value in bench.environment_of(claim).items():
+        monkeypatch.setenv(name, value)
+    rows = 0
+    for row in bench.module(claim).rows(SMALL):
+        rows += 1
+        ways = {name: way for name, way in row.ways.items() if way is not None}
+        assert next(iter(ways)) == "qkv"
+        for name, way in ways.items():
+            assert way.error(way.call()) <= way.allowed, f"{row.name}: {name}"
+        assert row.goals
+        if any(goal.text.startswith("share") for goal in row.goals):
+            assert ways["qkv"].operations > 0 or ways["qkv"].reads > 0
+        everything = {
+            "ways": {name: {"seconds": 2.0, "error": 1.0, "share": 0.5} for name in row.ways},
+            "memory": dict.fromkeys(row.memory, 8.0),
+        }
+        for goal in row.goals:  # each names ways that are there
+            assert goal.judged(everything)["value"] in (0.5, 1.0, 2.0, 8.0), goal.text
+    assert rows
+
+
+@pytest.mark.parametrize("claim", ["prefill", "decode", "varlen", "bfloat16", "linear", "summary"])
+def test_a_way_that_is_wrong_is_seen(claim: str) -> None:
+    row = next(bench.module(claim).rows(SMALL))
+    for name, way in row.ways.items():
+        if way is None or name == "summary":
+            continue
+        result = way.call()
+        if isinstance(result, dict):  # of onnxruntime and openvino
+            continue
+        result = result.clone() if isinstance(result, torch.Tensor) else np.array(result)
+        result[(0,) * (result.ndim - 1)] += 0.25
+        assert way.error(result) > way.allowed, name
