@@ -287,6 +287,7 @@ def test_a_bad_request_is_one_line_and_ends_with_2(file, tmp_path, monkeypatch, 
     assert {one.name for one in tmp_path.iterdir()} == {"mine.py", "empty"}
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
 @pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_the_process_of_the_file(file, tmp_path, one):

@@ -134,6 +134,7 @@ def test_a_line_without_a_token_is_named(source: str, model: str, tmp_path: Path
     assert not (tmp_path / "out.npy").exists()
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGINT"])
 def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_other_signals_end_it_as_ctrl_c_does(
     assert qkv.load(folder).generate("The", max_new_tokens=2) is not None
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> None:
@@ -225,6 +226,7 @@ def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [corpus]
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are those of Unix")
 def test_a_terminal_that_is_closed(corpus: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"

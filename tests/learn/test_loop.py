@@ -189,6 +189,7 @@ def words() -> list[Part]:
     return [Part(Causal(Sequences(sequences), tokens_per_step=40)), Part(Pull(), 0.1, begin=0.3)]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
 def test_a_killed_run_ends_as_the_unbroken_one_to_the_last_bit(tmp_path: Path, step: int) -> None:
     settings = {"steps": 10, "checkpoint_steps": 3, "schedule": 0.01, **QUIET}

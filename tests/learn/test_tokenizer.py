@@ -105,6 +105,7 @@ def test_wordpieces_of_a_word_without_an_end(tmp_path: Path) -> None:
         assert longer(line).tokens == plain(line).tokens
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no alarm")
 @pytest.mark.parametrize(
     ("kind", "text"),
@@ -132,6 +133,7 @@ def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
 @pytest.mark.parametrize("doing", ["waits for lines", "trains"])
 def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:

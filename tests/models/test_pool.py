@@ -111,6 +111,7 @@ def test_what_does_not_go_together(model, pool, small):
         Pool(model, 2.5)
 
 
+@pytest.mark.attack
 def test_a_pool_that_is_gone(model):
     pool = Pool(model, 1)
     folder = pool._folder.name

@@ -230,7 +230,13 @@ def test_models_that_have_none(tmp_path):
         pair.gradient("the cat", of=(-1, 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("bert", "gpt2", "llama"),
+        *(pytest.param(kind, marks=pytest.mark.attack) for kind in list(KINDS)[2:-1]),
+    ],
+)
 def test_every_activation_beside_small_steps(small, kind):
     """Each that an edit may change, of all logits, in texts of unlike lengths."""
     model, ids = small(kind), [[3, 7, 5, 9, 12, 4], [8, 2, 11]]
