@@ -128,5 +128,5 @@ def test_what_cannot_be_published(
     refused("position is 9 and the text has 9 tokens", replace(glass, position=9))
     refused("theme is 'blue': choose", glass, theme="blue")
     (tmp_path / "b.md").write_text("# Nothing")
-    refused(r"there is no finding in .*b\.md", article=tmp_path / "b.md")
+    refused(r"no finding was given or placed in .*b\.md", article=tmp_path / "b.md")
     assert [one.name for one in tmp_path.iterdir()] == ["b.md"]

@@ -225,8 +225,8 @@ def test_of_several_parts_one_has_to_be_named() -> None:
         return trace
 
     message = (
-        r"2 parts of Model, model\.vision \(Layer\), model\.text \(Layer\): say which to keep, "
-        r"such as record\(module=model\.text\)"
+        r"2 parts of Model, model\.vision \(Layer\), model\.text \(Layer\): name the "
+        r"part to record, for example record\(module=model\.text\)"
     )
     with pytest.raises(ValueError, match=message):
         both()
@@ -391,7 +391,7 @@ def test_tokens_are_given_before_or_set_afterwards() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "c"], "tokens of 1 texts for a run of 2"),
+        (["a", "b", "c"], "tokens has 1 texts and the run has 2"),
         ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
     ],
 )
@@ -437,7 +437,7 @@ def test_nothing_registered_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_block_in_a_block_is_an_error() -> None:
     with qkv.record():
         run(Layer(0), *inputs())
-        with pytest.raises(RuntimeError, match="a recording is under way"):
+        with pytest.raises(RuntimeError, match="another recording is active"):
             qkv.record().__enter__()
 
 

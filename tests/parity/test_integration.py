@@ -593,7 +593,7 @@ def test_tracing_is_an_error() -> None:
 @pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "cache"])
 def test_what_qkv_does_not_do_is_refused_by_its_name(name: str) -> None:
     tensor = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(NotImplementedError, match=f"Module hands {name} to its attention"):
+    with pytest.raises(NotImplementedError, match=f"Module passes {name} to its attention"):
         attend(torch.nn.Module().eval(), tensor, tensor, tensor, None, **{name: tensor})
 
 

@@ -397,7 +397,7 @@ def test_dropout_of_attention_is_refused_by_the_name_of_its_option(name: str, op
     model.set_attn_implementation("qkv")
     inputs = words([9]) | ({"decoder_input_ids": words([5])["input_ids"]} if name == "t5" else {})
     model(**inputs)
-    way_out = rf"asks for dropout 0\.2 while .* {option}=0\.0 in its config, or call model\.eval"
+    way_out = rf"uses dropout 0\.2 in training.* {option}=0\.0 in its config, or call model\.eval"
     with pytest.raises(NotImplementedError, match=way_out):
         model.train()(**inputs)
     model = made(name, options | {option: 0.0}).train()

@@ -1,4 +1,4 @@
-"""Positions that are added: sinusoidal and learned ones to word vectors, ALiBi's to scores."""
+"""Additive positions: sinusoidal and learned vectors, and the slopes of ALiBi."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from qkv.embed.table import fixed_table, positive_number, take_rows
 
 
 def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
-    """Return a vector for each position, of sines and cosines with longer and longer periods.
+    """Return a vector for each position: sines and cosines with increasing periods.
 
-    Column 2i is `sin(p / base**(2i / dim))` and column 2i + 1 the cosine of the same angle; an odd
-    `dim` ends on a sine.
+    Column 2i is `sin(p / base**(2i / dim))`, and column 2i + 1 is the cosine of the same angle. If
+    `dim` is odd, the last column is a sine.
 
     Args:
-        length: positions 0 ... length - 1; 0 gives no rows.
-        dim: numbers per position.
-        base: how slowly the last columns turn.
+        length: the number of positions, which begin at 0; may be 0.
+        dim: the size of a vector.
+        base: the larger the base, the longer the periods of the last columns.
 
     Returns:
         (length, dim) float64.
 
     Raises:
-        TypeError: `length` or `dim` is not a whole number, or `base` not a number.
-        ValueError: `length` is negative, `dim` less than 1, or `base` not finite and positive.
+        TypeError: `length` or `dim` is not a whole number, or `base` is not a number.
+        ValueError: `length` is negative, `dim` is less than 1, or `base` is not finite and
+            positive.
 
     Source:
         Vaswani et al. 2017, Attention Is All You Need, section 3.5.
@@ -49,16 +50,16 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
 
 
 class LearnedPositions:
-    """A trained table with one row for each position.
+    """A learned table with a row for each position.
 
     Args:
         weight: (rows, dim), floats or integers. It is copied unless it is read-only.
-        offset: the row of position 0. BERT's is 0; RoBERTa's is 2, since its first two rows
-            stand for padding.
+        offset: the row of position 0. The offset of BERT is 0. The offset of RoBERTa is 2, because
+            the first two rows of its table belong to padding.
 
     Raises:
         TypeError: `weight` does not hold numbers, or `offset` is not a whole number.
-        ValueError: `weight` is not (rows, dim), or `offset` leaves no row.
+        ValueError: `weight` has another shape than (rows, dim), or `offset` leaves no row.
 
     Source:
         Devlin et al. 2019, BERT, section 3 (position embeddings).
@@ -83,26 +84,26 @@ class LearnedPositions:
             )
 
     def __len__(self) -> int:
-        """The number of positions, which is the most tokens of a text."""
+        """The number of positions: the largest number of tokens in a text."""
         return len(self.weight) - self.offset
 
     def __call__(self, length: int) -> Array:
-        """Return the rows of positions 0 ... length - 1, (length, dim); a read-only view.
+        """Return the rows of positions 0 to length - 1 as a read-only view, (length, dim).
 
         Raises:
             TypeError: `length` is not a whole number.
-            ValueError: `length` is negative or more than there are positions.
+            ValueError: `length` is negative or larger than the number of positions.
         """
         length = whole_number(length, call="LearnedPositions", name="length", least=0)
         if length > len(self):
             raise ValueError(
-                f"LearnedPositions: the text has {length} tokens and the table {len(self)} "
-                "positions: cut the text"
+                f"LearnedPositions: the text has {length} tokens and the table has {len(self)} "
+                "positions: truncate the text"
             )
         return self.weight[self.offset : self.offset + length]
 
     def rows(self, positions: ArrayLike) -> Array:
-        """Return the rows of positions (...), (..., dim); a copy.
+        """Return a copy of the rows (..., dim) of positions (...).
 
         Raises:
             TypeError: `positions` are not integers.
@@ -113,14 +114,14 @@ class LearnedPositions:
 
 
 def alibi_slopes(num_heads: int) -> Array:
-    """Return the slope of each head: how fast its scores fall with distance.
+    """Return the slope of each head: how fast the scores decrease with distance.
 
-    For n heads, a power of two, head h has `2**(-8 * (h + 1) / n)`. For other numbers the slopes
-    of the next lower power of two come first, then every second one of the next higher, as in the
-    authors' code.
+    If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
+    other numbers, the first slopes are those of the next lower power of two; the rest are every
+    second slope of the next higher power of two, as in the authors' code.
 
     Args:
-        num_heads: 1 or more.
+        num_heads: the number of heads, at least 1.
 
     Returns:
         (num_heads,) float64, for `alibi_slopes` of `qkv.attention`.
@@ -137,7 +138,7 @@ def alibi_slopes(num_heads: int) -> Array:
         array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
     heads = whole_number(num_heads, call="alibi_slopes", name="num_heads", least=1)
-    lower = 1 << (heads.bit_length() - 1)  # the largest power of two in it
+    lower = 1 << (heads.bit_length() - 1)  # the largest power of two up to num_heads
     return np.concatenate([_geometric(lower), _geometric(2 * lower)[0::2][: heads - lower]])
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions, which rotate queries and keys."""
+"""Rotary positions: rotate queries and keys by their positions."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ def apply_rotary(
     dims: int | None = None,
     speeds: ArrayLike | None = None,
 ) -> Array:
-    """Rotate each pair of numbers of a query or key by an angle that grows with its position.
+    """Rotate pairs of numbers in queries or keys by angles that grow with the position.
 
-    Pair i at position p is rotated by `p * base**(-2i / dims)`. The product of a rotated query and
-    a rotated key then depends on the distance of their positions only.
+    Pair i at position p is rotated by `p * base**(-2i / dims)`. The dot product of a rotated query
+    and a rotated key then depends only on the distance between their positions.
 
     Args:
         x: (..., L, d), queries or keys; float16, bfloat16, float32 or float64.
-        positions: integers or floats that broadcast to (..., L): (L,) for (..., H, L, d), and
-            (B, 1, L) for a batch (B, H, L, d) with positions of its own per text.
-        base: the larger, the slower the last pairs rotate.
-        interleaved: how pairs are made: False takes (i, i + dims / 2) as GPT-NeoX and Llama do,
-            True takes (2i, 2i + 1) as RoFormer and GPT-J do.
-        dims: the number of the d numbers that are rotated, from the first on; None for all.
-        speeds: (dims / 2,), the angle of each pair from one position to the next, in place of
-            the angles by `base`. Models use it to read longer texts than in training.
+        positions: integers or floats that broadcast to (..., L): for example (L,) for queries (...,
+            H, L, d), or (B, 1, L) for a batch (B, H, L, d) with different positions in each text.
+        base: the larger the base, the slower the last pairs rotate.
+        interleaved: the numbers of a pair: (i, i + dims / 2) for False, as in GPT-NeoX and Llama;
+            (2i, 2i + 1) for True, as in RoFormer and GPT-J.
+        dims: rotate only the first `dims` of the d numbers; None for all.
+        speeds: (dims / 2,), the angle of each pair from one position to the next, instead of angles
+            from `base`. Some models use other speeds to read longer texts than in training.
 
     Returns:
-        A new array of the shape and type of `x`. Angles are computed in float64, half precision
+        A new array with the shape and type of `x`. Angles are computed in float64. Half precision
         is rotated in float32.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
-        ValueError: `dims` is odd or more than d; `positions` do not broadcast or are not finite;
-            `base` is not finite and positive; `speeds` are not one finite number for each pair.
+        ValueError: `dims` is odd or larger than d; `positions` do not broadcast or are not finite;
+            `base` is not finite and positive; or `speeds` is not a finite number for each pair.
 
     Source:
-        Su et al. 2021, RoFormer, equation 34; partial `dims` as GPT-NeoX has them.
+        Su et al. 2021, RoFormer, equation 34; partial `dims` as in GPT-NeoX.
 
     Example:
-        A quarter turn takes (1, 0) to (0, 1):
+        A quarter turn moves (1, 0) to (0, 1):
 
         >>> apply_rotary(np.array([[1.0, 0.0]]), [np.pi / 2]).round(6)
         array([[0., 1.]])
@@ -62,7 +62,7 @@ def apply_rotary(
     cos, sin = rotation_at(
         array, positions, base=base, interleaved=interleaved, dims=dims, speeds=each
     )
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite numbers follow IEEE 754
+    with np.errstate(over="ignore", invalid="ignore"):  # no warnings for infinite numbers
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 
@@ -76,13 +76,14 @@ def rotation_at(
     speeds: Array | None = None,
     scale: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Return the factors of `rotate_pairs` for `x (..., L, d)`.
+    """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    All arguments are checked but `speeds`, (dims / 2,), or (..., dims / 2) for each position.
+    `speeds`, (dims / 2,) or (..., dims / 2) for each position, is not checked; all other arguments
+    are.
 
     Returns:
-        Cosines and sines, times `scale`, (..., dims) after the dimensions of `positions`, one for
-        each number that is rotated; the sine of the first of a pair is negative.
+        `(cosines, sines)` times `scale`. Both have the dimensions of `positions` and then `dims`,
+        for the rotated numbers. The sine of the first number of a pair is negative.
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
@@ -98,7 +99,7 @@ def rotation_at(
 
 
 def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
-    """Rotate each pair of (..., L, d) by the factors of `rotation_at`, into a new array."""
+    """Return a copy of an array (..., L, d) with each pair rotated by factors of `rotation_at`."""
     dims = cosines.shape[-1]
     whole = array.astype(cosines.dtype, copy=False)
     x = whole[..., :dims]
@@ -116,20 +117,20 @@ def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: boo
 
 
 def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
-    """Return the indices of the first and of the second number of each pair."""
+    """Return the indices of the first numbers, and of the second numbers, of all pairs."""
     if interleaved:
         return slice(0, dims, 2), slice(1, dims, 2)
     return slice(0, dims // 2), slice(dims // 2, dims)
 
 
 def _rotated_size(dims: int | None, size: int) -> int:
-    """Return the number of numbers that are rotated."""
+    """Return how many numbers of a row are rotated."""
     call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:
             raise ValueError(
                 f"{call}: x has rows of {size}, which cannot be paired: "
-                "give an even size, or dims for the part that is rotated"
+                "give an even size, or dims for the rotated part"
             )
         return size
     dims = whole_number(dims, call=call, name="dims", least=2)
@@ -142,7 +143,7 @@ def _rotated_size(dims: int | None, size: int) -> int:
 
 
 def rotary_speeds(base: float, dims: int) -> Array:
-    """Return the angle of pair i from one position to the next, `base**(-2i / dims)`, (dims / 2,).
+    """Return the angles `base**(-2i / dims)`, (dims / 2,), from one position to the next.
 
     Source:
         Su et al. 2021, RoFormer, section 3.2.2.
@@ -152,7 +153,7 @@ def rotary_speeds(base: float, dims: int) -> Array:
 
 
 def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
-    """Return a user's speeds as float64, and raise unless they fit."""
+    """Return the given speeds as float64; raise an error unless they fit."""
     checked = as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise ValueError(
@@ -163,7 +164,7 @@ def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
 
 
 def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
-    """Return positions as float64, and raise unless they fit x's shape without its last axis."""
+    """Return positions as float64; raise an error unless they broadcast to `shape`."""
     call = "apply_rotary"
     checked = as_array(positions, call=call, name="positions")
     if checked.size and not is_float(checked.dtype) and checked.dtype.kind not in "iu":
@@ -172,8 +173,8 @@ def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
         np.broadcast_to(checked, shape)
     except ValueError:
         raise ValueError(
-            f"{call}: positions have shape {checked.shape} and x has {shape} without its last "
-            "dimension: the first must broadcast to the second"
+            f"{call}: positions have shape {checked.shape} and x has {shape} before its last "
+            "dimension: give positions that broadcast to that"
         ) from None
     checked = checked.astype(np.float64)
     if not np.isfinite(checked).all():

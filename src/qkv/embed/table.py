@@ -1,4 +1,4 @@
-"""The token table, and the checks that tables and positions share."""
+"""The token table, and checks that tables and positions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.arrays import Array, as_array, float_type, is_float, native, real_numbe
 
 
 def positive_number(value: Any, *, call: str, name: str) -> float:
-    """Return `value` as a float, and raise unless it is finite and greater than 0."""
+    """Return `value` as a float; raise an error unless it is finite and greater than 0."""
     number = real_number(value, call=call, name=name)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{call}: {name} is {number}: it must be finite and greater than 0")
@@ -20,7 +20,7 @@ def positive_number(value: Any, *, call: str, name: str) -> float:
 
 
 def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
-    """Return `weight` as a frozen table (rows, dim)."""
+    """Return `weight` as a read-only table (rows, dim)."""
     table = as_array(weight, call=call, name="weight")
     if table.ndim != 2 or table.shape[1] == 0:
         raise ValueError(f"{call}: weight has shape {table.shape}: a table is (rows, dim)")
@@ -33,7 +33,7 @@ def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
 
 
 def take_rows(table: Array, ids: Any, *, call: str, name: str) -> Array:
-    """Return the rows of `table` (N, dim) at `ids` (...) of 0 ... N-1: (..., dim), a copy."""
+    """Return a copy of rows of a table (N, dim): (..., dim) for ids (...) from 0 to N - 1."""
     wanted = as_array(ids, call=call, name=f"{name}s")
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
@@ -61,22 +61,22 @@ class _Tokenizer(Protocol):
 
 
 class TokenEmbedding:
-    """A table (V, dim) with one row for each token of a tokenizer.
+    """A table (V, dim) with a row for each token of a tokenizer.
 
-    The table is made once and is frozen: a word has the same vector in every call and in every
-    sentence, its static vector.
+    The table does not change: a word has the same vector in every sentence, its static vector.
 
     Args:
-        tokenizer: converts a text to ids; its length is the number of rows that the table needs.
-        dim: numbers per row; optional with `weight`.
-        seed: the seed of the table's standard normal numbers.
-        weight: a table in place of random numbers, with at least as many rows as the
-            tokenizer has ids; floats or integers. It is copied unless it is read-only.
-        dtype: a float type; float32 for random numbers, otherwise the type of `weight`.
+        tokenizer: converts texts to ids. Its length is the number of rows that the table needs.
+        dim: the size of a row; may be omitted with `weight`.
+        seed: the seed of the table's random numbers, which are standard normal.
+        weight: a table of floats or integers instead of random numbers. It must have a row for each
+            id of the tokenizer, and may have more rows. It is copied unless it is read-only.
+        dtype: a float type; by default float32 for random numbers, or the type of `weight`.
 
     Raises:
         TypeError: `weight` does not hold numbers, or `dtype` is not a float type.
-        ValueError: table and tokenizer, or table and `dim`, do not fit; `seed` beside `weight`.
+        ValueError: the table does not fit the tokenizer or `dim`; or `seed` and `weight` are both
+            given.
 
     Example:
         >>> from qkv.text import WordTokenizer
@@ -104,9 +104,7 @@ class TokenEmbedding:
         if dim is not None:
             dim = whole_number(dim, call=call, name="dim", least=1)
         if weight is not None and seed is not None:
-            raise ValueError(
-                f"{call}: weight and seed are both given: a table is either given or random"
-            )
+            raise ValueError(f"{call}: weight and seed are both given: give only one of them")
         if weight is None:
             if dim is None:
                 raise ValueError(f"{call}: neither dim nor weight is given: give one of them")
@@ -115,12 +113,12 @@ class TokenEmbedding:
         table = fixed_table(weight, call=call, dtype=kind)
         if dim is not None and table.shape[1] != dim:
             raise ValueError(
-                f"{call}: weight has rows of {table.shape[1]} and dim is {dim}: make them the same"
+                f"{call}: weight has rows of {table.shape[1]} and dim is {dim}: give equal sizes"
             )
         if len(table) < len(tokenizer):
             raise ValueError(
                 f"{call}: weight has {len(table)} rows and the tokenizer has {len(tokenizer)} "
-                "ids: a table needs a row for each id"
+                "ids: give a row for each id"
             )
         self.tokenizer = tokenizer
         self.weight = table
@@ -129,7 +127,8 @@ class TokenEmbedding:
         """Return the vectors of one text, (1, T, dim).
 
         Raises:
-            TypeError: `text` is not one string. Texts of different lengths do not fit one array.
+            TypeError: `text` is not one string. (Texts of different lengths do not fit in one
+                array.)
         """
         if not isinstance(text, str):
             raise TypeError(
@@ -139,7 +138,7 @@ class TokenEmbedding:
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 
     def rows(self, ids: ArrayLike) -> Array:
-        """Return the rows of token ids (...), (..., dim); a copy.
+        """Return a copy of the rows (..., dim) of token ids (...).
 
         Raises:
             TypeError: `ids` are not integers.

@@ -1,4 +1,4 @@
-"""qkv inside the models of other libraries."""
+"""qkv in other libraries: transformers, scikit-learn, LangChain and Chroma."""
 
 from qkv.integrations import transformers
 

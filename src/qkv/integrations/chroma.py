@@ -1,4 +1,4 @@
-"""`TextEncoder`: a model of qkv as an embedding function of Chroma, created on first use."""
+"""`TextEncoder`: a qkv model as an embedding function of Chroma, created on first use."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Vectors of documents and queries, with the argument of `qkv.load` and options of `encode`.
+    """Encodes documents and queries; takes the argument of `qkv.load` and the options of `encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3
@@ -21,7 +21,7 @@ class Encoding:
         return list(self._model.encode_document(input, **self._options))
 
     def embed_query(self, input: list[str]) -> Any:
-        """Return the vectors of queries, (D,) each, behind the model's prompt for queries."""
+        """Return the vectors of queries, (D,) each. The model's prompt for queries is added."""
         return list(self._model.encode_query(input, **self._options))
 
 
@@ -34,6 +34,6 @@ def __getattr__(name: str) -> Any:
 
     own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
     own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
-    own["get_config"] = lambda self: self._config  # what a collection on disk keeps
+    own["get_config"] = lambda self: self._config  # a stored collection keeps this configuration
     own["build_from_config"] = staticmethod(lambda given: __getattr__(name)(**given))
     return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))

@@ -1,4 +1,4 @@
-"""`TextEncoder`: a model of qkv as LangChain's `Embeddings`, created on first use."""
+"""`TextEncoder`: a qkv model as LangChain's `Embeddings`; the class is created on first use."""
 
 from functools import cache
 from typing import Any
@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Vectors of documents and queries; `TextEncoder` is this class with LangChain's base class.
+    """Encodes documents and queries. `TextEncoder` is this class plus LangChain's base class.
 
     Args:
         model: the argument of `qkv.load`.
@@ -21,11 +21,11 @@ class Encoding:
         self._model, self._options = load(model), options
 
     def embed_documents(self, texts: list[str]) -> Any:
-        """Return a list of numbers for each document."""
+        """Return the vector of each document, a list of numbers."""
         return self._model.encode_document(texts, **self._options).tolist()
 
     def embed_query(self, text: str) -> Any:
-        """Return the numbers of a query, behind the model's prompt for queries."""
+        """Return the vector of a query. The model's prompt for queries is added."""
         return self._model.encode_query(text, **self._options).tolist()
 
 

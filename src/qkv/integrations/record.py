@@ -17,10 +17,10 @@ from qkv.attend.solve import answer
 from qkv.attend.summary import AttentionSummary, summarize_call
 from qkv.trace import Trace
 
-# The summaries of each layer, with their values for queries and keys that took no part.
+# The summaries of a layer, and their values for queries and keys without attention.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
 CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
-REGISTERED: set[str] = set()  # the libraries whose models can be recorded
+REGISTERED: set[str] = set()  # libraries with models that can be recorded
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,15 @@ class Ran:
     """One call of attention inside a model.
 
     Attributes:
-        owner: the layer that called.
-        mask: an object that all layers of one forward pass share, and no other pass; None if there
-            is none.
+        owner: the layer that called attention.
+        mask: an object that identifies the forward pass: all layers of the pass share it. None if
+            unknown.
         start: the position of query 0 in its text; None if unknown.
         first_key: the position of key 0 in its text.
-        is_causal: whether no query sees positions behind its own.
-        padding: `(B, T)`, True where there is a token; None if there is no padding.
-        call: an object that all attention of one call of `owner` shares, and no other call.
-        part: the part of the model that contains the layer, such as the encoder; its
-            `named_modules` name all its layers. None if unknown.
+        is_causal: whether attention is causal: no query sees later positions.
+        padding: `(B, T)`, True for tokens and False for padding; None without padding.
+        call: an object that identifies the call of `owner`: all attention in that call shares it.
+        part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
 
@@ -54,16 +53,16 @@ class Ran:
 
 @dataclass
 class _Layer:
-    """The attention of one layer in one forward pass, in steps if there is a cache."""
+    """The attention of one layer in one forward pass, which takes several steps with a cache."""
 
     first: Ran
-    crosses: bool  # whether its keys are other tokens than its queries
+    crosses: bool  # whether it is cross-attention
     ran: list[Ran] = field(default_factory=list)
     parts: list[AttentionSummary] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """The position after the last query."""
+        """The number of positions up to the last query."""
         return self.ahead + sum(int(part.lse.shape[-1]) for part in self.parts)
 
     @property
@@ -73,20 +72,20 @@ class _Layer:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of texts, and the length of the longest."""
+        """`(texts, length)`: the number of texts, and the length of the longest text."""
         return len(self.parts[0].lse), self.rows
 
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
-        """Return whether these queries are the next ones of the texts seen so far."""
+        """Return whether these queries directly follow the recorded queries."""
         same = self.parts[0].lse.shape[:-1] == call.plan.rows[:-1]
         return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
-        """Return all steps as one: rows and columns are the positions of queries and keys."""
+        """Join all steps; rows are the positions of queries, columns the positions of keys."""
         steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
-            keys = min(keys, self.rows)  # a cache may have positions for tokens yet to come
+            keys = min(keys, self.rows)  # a cache may have positions for future tokens
         *lead, _, kept = first.top_indices.shape
         shapes = dict.fromkeys(("top_indices", "top_weights"), (*lead, self.rows, kept))
         shapes |= {"received": (*lead, keys), "lse": (*lead, self.rows)}
@@ -94,7 +93,7 @@ class _Layer:
             name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
             for name, shape in shapes.items()
         }
-        at = self.ahead  # rows of earlier queries, which were not recorded, stay empty
+        at = self.ahead  # rows of earlier queries stay empty if they were not recorded
         for ran, part in steps:
             queries = slice(at, at + part.lse.shape[-1])
             indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
@@ -108,10 +107,10 @@ class _Layer:
 
 
 class Recording(Trace):
-    """The trace that `qkv.record` fills with a summary of each layer's attention.
+    """The trace of `qkv.record`, with a summary of each layer's attention.
 
-    `tokens` can be set: a list of tokens for one text, a list of such lists for several. Until then
-    the tokens are the numbers of their positions.
+    `tokens` can be set to a list of tokens for one text, or to a list of these lists for several
+    texts. Before that, the tokens are the numbers of their positions.
     """
 
     def __init__(
@@ -121,7 +120,9 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        self._latest: dict[int, tuple[Any, int]] = {}  # of an owner: its mask, and how often it ran
+        self._latest: dict[
+            int, tuple[Any, int]
+        ] = {}  # by owner: the last mask, and the number of repeated runs
         self._call: Any = None  # the last
         self._spans: list[slice] = []  # of each text: where its tokens stand in the batch
         self._longest = 0
@@ -134,24 +135,25 @@ class Recording(Trace):
         return self._wanted is None or id(owner) in self._wanted
 
     def add(self, ran: Ran, call: Call) -> tuple[Array, Array]:
-        """Run a checked call and keep its summary; return the result and the log-sum-exp.
+        """Run a checked call and keep its summary; return `(out, lse)`.
 
         Raises:
-            NotImplementedError: the owner attends several times in one call, with other results.
+            NotImplementedError: the owner attends several times in one call, with different
+                results.
         """
         before, times = self._latest.get(id(ran.owner), (None, 0))
         again = ran.call is not None and ran.call is self._call
         if not again:
-            # a layer that runs again in the same pass is the next layer, with shared parameters
+            # if a layer runs again in the same pass, the model shares its parameters between layers
             times = times + 1 if ran.mask is not None and ran.mask is before else 0
         self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
         ran = replace(ran, mask=None, call=None)
         layer = self._layers.get((id(ran.owner), times))
         if layer is not None and not again and not layer.is_continued_by(ran, call):
-            self._layers.clear()  # the next forward pass
+            self._layers.clear()  # a new forward pass begins
             layer = None
         if layer is None:
-            # attention that is not causal in a decoder attends to the tokens of an encoder
+            # in a decoder, attention that is not causal is cross-attention
             others = (x.first for x in self._layers.values() if x.first.part is ran.part)
             crosses = not ran.is_causal and any(other.is_causal for other in others)
             layer = self._layers[id(ran.owner), times] = _Layer(ran, crosses)
@@ -170,7 +172,7 @@ class Recording(Trace):
         return out, lse
 
     def finish(self) -> None:
-        """Join the summaries under the names of a trace."""
+        """Add the summaries of all layers to the trace."""
         layers = list(self._layers.values())
         if not layers:
             whose = "" if self._module is None else f" of {type(self._module).__name__}"
@@ -208,7 +210,7 @@ class Recording(Trace):
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens: a list of strings for one text, a list of such lists for several."""
+        """The tokens: a list of strings for one text, a list of these lists for several texts."""
         return super().tokens
 
     @tokens.setter
@@ -221,16 +223,16 @@ class Recording(Trace):
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: tokens of {len(texts)} texts for a run of {len(self._spans)}: "
-                "give a list of tokens for each"
+                f"record: tokens has {len(texts)} texts and the run has {len(self._spans)}: "
+                "give a list of tokens for each text"
             )
         named = []
         for number, (text, span) in enumerate(zip(texts, self._spans, strict=True)):
             size = span.stop - span.start
             if len(text) not in (size, self._longest):
                 raise ValueError(
-                    f"record: {len(text)} tokens for text {number}, which has {size}: "
-                    "give one for each, with those of its padding or without"
+                    f"record: tokens has {len(text)} tokens for text {number}, which has {size}: "
+                    "give all tokens of the text, with or without its padding"
                 )
             named.append([str(t) for t in (text if len(text) == size else text[span])])
         self._name(named)
@@ -246,52 +248,52 @@ class Recording(Trace):
 def record(
     top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
 ) -> Iterator[Recording]:
-    """Record the attention of another library's model, in O(L * top_k + S) memory.
+    """Record the attention of another library's model in O(L * top_k + S) memory.
 
-    For models of `transformers` that were loaded with `attn_implementation="qkv"`, after
+    The model must be one of `transformers`, loaded with `attn_implementation="qkv"` after
     `qkv.integrations.transformers.register()`. When the block ends, the trace holds for each layer
 
     - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
       query, the largest weight first, padded with -1 and 0;
     - `received (B, Hq, T)`: the weight that each key received from all queries;
-    - `lse (B, Hq, T)`: the natural log of each query's sum of exponentials;
+    - `lse (B, Hq, T)`: the natural logarithm of each query's sum of exponentials.
 
-    and `qkv.show(trace)`, of a batch `qkv.show(trace[0])`, shows it. For an encoder-decoder, the
-    tokens and the layers shown are the encoder's; `trace.other_layers` names the other layers,
-    whose numbers are in the trace too. If a model has several parts, such as one for images and one
-    for text, `module` chooses the part to record.
+    `qkv.show(trace)` shows the trace; for a batch, call `qkv.show(trace[0])`. For an
+    encoder-decoder, it shows the tokens and the layers of the encoder. The trace has the decoder's
+    layers too; `trace.other_layers` lists them. If a model has several parts, such as one for
+    images and one for text, `module` selects the part to record.
 
-    Padding is removed on both sides. Layers are numbered by their own `layer_idx`, or in the order
-    of their calls if some have no number or the same number. Steps with a key/value cache are
-    joined, as if all tokens had run at once; any other second forward pass of the model restarts
-    the trace. Other threads are not recorded.
+    Padding is removed on both sides. Layers are numbered by their `layer_idx`, or in the order of
+    their calls if a `layer_idx` is missing or repeated. Steps with a key/value cache are joined, as
+    if all tokens had run at once. Any other second forward pass restarts the trace. Other threads
+    are not recorded.
 
     Args:
         top_k: the number of weights to keep for each query.
-        tokens: the tokens of one text, or a list of tokens for each text; `trace.tokens` can be set
-            later too.
-        module: the part of the model to record, such as `model.language_model`. Other parts run as
-            they would without the block.
+        tokens: the tokens of one text, or a list of tokens for each text. They can also be set
+            later as `trace.tokens`.
+        module: the part of the model to record, such as `model.language_model`. Other parts run
+            without being recorded.
 
     Raises:
-        RuntimeError: nothing was registered, a recording is under way already, or no attention ran
+        RuntimeError: `register()` was not called, another recording is active, or no attention ran
             through qkv before the block ended.
-        TypeError: `module` is no part of a model.
-        NotImplementedError: a part cuts its inputs into windows, packs several into one, or attends
-            several times in a layer to different tokens (when it runs).
-        ValueError: attention ran in several parts or models, and `module` names none; or the number
-            of tokens does not fit (when the block ends).
+        TypeError: `module` is not a part of a model.
+        NotImplementedError: raised by the model's run, if a part cuts inputs into windows, packs
+            several inputs into one, or attends several times in one layer to different tokens.
+        ValueError: raised when the block ends, if attention ran in several parts or models and
+            `module` is None, or if the number of tokens does not fit.
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
     if not REGISTERED:
         raise RuntimeError(
-            "record: no library's models run through qkv: call "
+            "record: no library is registered: call "
             "qkv.integrations.transformers.register(), and load the model with "
             'attn_implementation="qkv"'
         )
     if CURRENT.get() is not None:
         raise RuntimeError(
-            "record: a recording is under way: end its block before the next one begins"
+            "record: another recording is active: end its block before you begin the next one"
         )
     if module is not None and not callable(getattr(module, "named_modules", None)):
         raise TypeError(
@@ -308,7 +310,7 @@ def record(
 
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """Return the call without the queries of the padding, whose weight no key then receives."""
+    """Return the call without the queries in the padding, so that they add no weight to keys."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
@@ -319,19 +321,20 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # padding in front of all tokens sees none of them
+    if ran.is_causal:  # padding before all tokens sees no token
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)
 
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
-    """Raise an error if one layer attends several times in one call, to different tokens."""
+    """Raise an error if a layer attends several times in one call to different tokens."""
     pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
-            f"record: {type(owner).__name__} attends several times in one call, not each time "
-            "alike, and a trace has one attention for a layer: record one input, or leave this "
+            f"record: {type(owner).__name__} attends several times in one call with different "
+            "results, and a trace has one attention for each layer: record one input, or "
+            "leave this "
             "part out, record(module=another part)"
         )
 
@@ -341,7 +344,7 @@ def _names(whole: Any) -> dict[int, str]:
 
 
 def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
-    """Return the part that contains each layer, and its path there, such as `"layers.3"`."""
+    """Return `(part, path)` for each layer: its part of the model, and its path in the part."""
     names = {id(part): _names(part) for x in layers if (part := x.first.part) is not None}
     paths = []
     for part, owner in ((layer.first.part, layer.first.owner) for layer in layers):
@@ -366,8 +369,8 @@ def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) 
     if whole is None:
         models = ", ".join(type(x).__name__ for x in wholes.values())
         raise ValueError(
-            f"record: several models ran in one block, {models}: give each a block of its own, "
-            "or say which to keep, record(module=model)"
+            f"record: several models ran in one block, {models}: use a block for each model, "
+            "or name the model to record, record(module=model)"
         )
     names, ids = _names(whole), [part for part, _ in groups]
     parts = {}
@@ -378,20 +381,20 @@ def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) 
         parts[re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")] = type(layer.first.owner).__name__
     listed = ", ".join(f"{path} ({kind})" for path, kind in parts.items())
     raise ValueError(
-        f"record: attention ran in {len(parts)} parts of {type(whole).__name__}, {listed}: say "
-        f"which to keep, such as record(module={[*parts][-1]})"
+        f"record: attention ran in {len(parts)} parts of {type(whole).__name__}, {listed}: name "
+        f"the part to record, for example record(module={[*parts][-1]})"
     )
 
 
 def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
-    """Return whether `second` is a decoder whose cross-attention reads the tokens of `first`."""
+    """Return whether `second` is a decoder with cross-attention to the tokens of `first`."""
     crossing = [layer for layer in second if layer.crosses]
     read = ((len(x.parts[0].lse), x.parts[0].received.shape[-1]) for x in crossing)
     return bool(crossing) and all(keys == first[0].size for keys in read) and not first[0].crosses
 
 
 def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
-    """Describe a layer whose queries or keys are not the first layer's queries; else ""."""
+    """Describe a layer with other queries or keys than the first layer; return "" for others."""
     if layer.crosses:
         return "cross-attention"
     if layer.first.is_causal and not first.first.is_causal:
@@ -401,7 +404,7 @@ def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
 
 
 def _spans(padding: Array | None, texts: int, longest: int) -> list[slice]:
-    """Return where the tokens of each text stand, if its padding is on one side or both."""
+    """Return the span of each text's tokens in its row of the batch, without the padding."""
     spans = []
     for row in range(texts):
         real = np.arange(longest)
@@ -414,7 +417,7 @@ def _spans(padding: Array | None, texts: int, longest: int) -> list[slice]:
 
 
 def _to_the_front(parts: dict[str, Array], spans: Sequence[slice]) -> None:
-    """Move the tokens of each text to the front, if padding stands before them."""
+    """Move the tokens of each text to the beginning of its row."""
     for text, span in enumerate(spans):
         size = span.stop - span.start
         for name, empty in _EMPTY.items():

@@ -1,4 +1,4 @@
-"""`TextEncoder`: a model of qkv as a transformer of scikit-learn, from texts to vectors.
+"""`TextEncoder`: a qkv model as a transformer of scikit-learn, from texts to vectors.
 
 The class is created on first use, because it inherits from classes of scikit-learn.
 """
@@ -19,17 +19,18 @@ from qkv.text.tokenizer import check_texts
 class Encoding:
     """Encode texts as vectors, like `Model.encode`, as a transformer of scikit-learn.
 
-    `TextEncoder` is this class with scikit-learn's base classes. It learns nothing: `fit` only
-    checks its input. Copies and pickles hold only the arguments; the model is loaded on first use,
-    once for all encoders of a process that name the same model.
+    `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
+    learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use,
+    once for all encoders of a process with the same model.
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or an id of the Hub.
-        prompt_name: as for `Model.encode`, like all that follow.
-        prompt: precedes each text.
+        prompt_name: the name of a prompt, as for `Model.encode`. The other arguments are those of
+            `Model.encode` too.
+        prompt: a string before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
-        truncate_dim: the size to which vectors are cut.
-        batch_size: the number of texts of 128 tokens that run at once.
+        truncate_dim: the size to which vectors are truncated.
+        batch_size: the number of texts that run at once, if they have 128 tokens.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape
@@ -59,8 +60,8 @@ class Encoding:
             y: not used.
 
         Raises:
-            TypeError: a text is no string.
-            ValueError: `X` is a table, not one column of it.
+            TypeError: a text is not a string.
+            ValueError: `X` is a table with several columns.
         """
         _texts(X)
         return self
@@ -72,8 +73,8 @@ class Encoding:
             X: texts, (n,): a list, an array or one column of a table.
 
         Raises:
-            TypeError: a text is no string.
-            ValueError: `X` is a table, not one column of it; as for `Model.encode`.
+            TypeError: a text is not a string.
+            ValueError: `X` is a table with several columns; further as for `Model.encode`.
         """
         names = ("prompt_name", "prompt", "normalize_embeddings", "truncate_dim", "batch_size")
         options = {name: getattr(self, name) for name in names}
@@ -86,17 +87,17 @@ class Encoding:
 
     @property
     def _n_features_out(self) -> int:
-        """The size of a vector, from which scikit-learn makes names."""
+        """The size of a vector; scikit-learn reads it to name the columns."""
         width = self._loaded.get_embedding_dimension()
         return width if self.truncate_dim is None else self.truncate_dim
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return True: there is nothing to learn."""
+        """Return True, because an encoder learns nothing."""
         return True
 
     def __sklearn_tags__(self) -> Any:
-        """Return the tags for scikit-learn: the input is a list of texts, no table of numbers."""
-        tags = super().__sklearn_tags__()  # type: ignore[misc]  # of scikit-learn's class
+        """Return scikit-learn's tags: the input is a list of texts, not a table of numbers."""
+        tags = super().__sklearn_tags__()  # type: ignore[misc]  # scikit-learn's base class has this method
         tags.input_tags.string, tags.input_tags.two_d_array = True, False
         tags.input_tags.one_d_array, tags.requires_fit = True, False
         return tags
@@ -104,7 +105,7 @@ class Encoding:
 
 @lru_cache(maxsize=2)
 def _load(name: str | None) -> Model:
-    """Return the model that several encoders, and their copies, share."""
+    """Return a model that encoders and their copies share."""
     return load(name)
 
 
@@ -117,11 +118,11 @@ def _texts(X: Any) -> list[str]:
 
 @cache
 def _made() -> type:
-    """Return the class with the base classes of scikit-learn."""
+    """Return the class `TextEncoder` with the base classes of scikit-learn."""
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     bases = (Encoding, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
-    # `set_output` is for methods that a class has itself
+    # scikit-learn's `set_output` needs the method in the class itself
     own = {"__module__": __name__, "__doc__": Encoding.__doc__, "transform": Encoding.transform}
     return type("TextEncoder", bases, own)
 

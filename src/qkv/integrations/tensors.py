@@ -1,4 +1,4 @@
-"""Read tensors of torch as arrays, and the masks of transformers as rules of `qkv.attention`."""
+"""Read torch tensors as arrays, and the masks of transformers as rules for `qkv.attention`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.arrays import Array, torch_bfloat16
 
 
 def torch_module() -> Any:
-    """Return the module torch: a caller that has a tensor has imported it."""
+    """Return the module torch, which must have been imported."""
     return sys.modules["torch"]
 
 
@@ -32,7 +32,7 @@ def as_tensor(array: Array) -> Any:
 
 
 def unreadable(*tensors: Any) -> str:
-    """Return why the numbers of these tensors cannot be read now, in words; "" if they can."""
+    """Return why the numbers of these tensors cannot be read; "" if they can be read."""
     torch = torch_module()
     functorch, modes = torch._C._functorch, torch._C._TorchDispatchModeKey
     if functorch.peek_interpreter_stack() or any(map(functorch.is_legacy_batchedtensor, tensors)):
@@ -51,7 +51,7 @@ def unreadable(*tensors: Any) -> str:
 
 
 def check_readable(name: str, *tensors: Any) -> None:
-    """Raise an error for tensors whose numbers cannot be read."""
+    """Raise an error if the numbers of a tensor cannot be read."""
     reason = unreadable(*tensors)
     if reason:
         raise NotImplementedError(
@@ -60,12 +60,12 @@ def check_readable(name: str, *tensors: Any) -> None:
 
 
 def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any) -> Any:
-    """Make the mask of a forward pass, as the models of transformers ask for it.
+    """Make the mask of a forward pass; models of transformers call this function.
 
     Returns:
-        A tensor that stands for `(B, 1, L, S)` numbers, 0 where a query sees a key and the lowest
-        number elsewhere, as models of transformers expect without qkv. The numbers are computed
-        when code asks for them; `attend` asks for the rules instead.
+        A tensor `(B, 1, L, S)`: 0 where a query sees a key, and the lowest number elsewhere, as
+        other implementations expect. The numbers are computed only when code reads them; `attend`
+        reads the rules instead.
     """
     torch, masking = torch_module(), _masking()
     request = {"q_offset": 0, "kv_offset": 0} | others
@@ -86,10 +86,10 @@ Window = tuple[int | None, int | None]
 
 
 class Rules:
-    """A mask of transformers as arguments of `qkv.attention`, if they can express it.
+    """A mask of transformers as arguments of `qkv.attention`, if possible as rules.
 
     Args:
-        request: the arguments with which transformers called its mask function.
+        request: the arguments with which transformers requested the mask.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -97,17 +97,17 @@ class Rules:
         self.length, self.keys = request["q_length"], request["kv_length"]
         self.start, self.first_key = int(request["q_offset"]), int(request["kv_offset"])
         self.windows = windows(request["mask_function"])
-        self.changed = False  # whether other code may have written to the numbers
+        self.changed = False  # whether other code may have changed the numbers
         padding = request["attention_mask"]
-        self.padding: Array | None = None  # (B, T), True where there is a token
+        self.padding: Array | None = None  # (B, T), True for tokens
         if padding is not None and padding.ndim == 2:
             self.padding = padding.detach().bool().numpy()
         elif padding is not None:
-            self.windows.append(None)  # a mask of the model's own is no window
+            self.windows.append(None)  # the model's own mask is not a window
 
     @property
     def is_causal(self) -> bool:
-        """Whether no query sees keys behind its own position."""
+        """Whether attention is causal: no query sees later positions."""
         return any(window is not None and window[1] == 0 for window in self.windows)
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class Rules:
         return {"window": (left, right), "q_offset": offset, **self._padding()}
 
     def _padding(self) -> dict[str, Any]:
-        """Return lengths if the padding stands behind the tokens, otherwise a mask of the keys."""
+        """Return lengths if all padding follows the tokens, otherwise a mask of the keys."""
         if self.padding is None:
             return {}
         seen = self.padding[:, self.first_key : self.first_key + self.keys]
@@ -145,14 +145,15 @@ class Rules:
 
     @functools.cached_property
     def numbers(self) -> Any:
-        """The whole mask, for code that knows no rules."""
+        """The whole mask, for code that cannot use rules."""
         return _masking().eager_mask(**self.request)
 
 
 def windows(function: Any) -> list[Window | None]:
-    """Return `window` of `qkv.attention` for each mask function that `function` joins by AND.
+    """Return the windows of all mask functions that `function` joins by AND.
 
-    An unknown function gives None. Known functions are recognised by their code (`_known`).
+    A window is the argument `window` of `qkv.attention`; None stands for an unknown function. Known
+    functions are recognised by their code (see `_known`).
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:
@@ -175,7 +176,7 @@ _BANDS: dict[str, Any] = {
 
 @functools.cache
 def _known() -> dict[Any, str]:
-    """Return the rule of each known mask function, by its code, after a test on a small square."""
+    """Return the rules of known mask functions, by code; each rule is tested on a small square."""
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]
 
@@ -202,7 +203,7 @@ def _known() -> dict[Any, str]:
 
 @functools.cache
 def mask_type() -> Any:
-    """Return the class of the tensors that `mask` gives."""
+    """Return the class of the tensors that `mask` returns."""
     torch = torch_module()
     aten = torch.ops.aten
 
@@ -221,7 +222,7 @@ def mask_type() -> Any:
             return cls(args[0].rules)
 
         def whole(made: Any) -> Any:
-            # code that holds a view of the numbers may write to them
+            # code that gets a view of the numbers may change them
             schema, rules = function._schema, made.rules
             rules.changed |= schema.is_mutable or any(x.alias_info for x in schema.returns)
             return rules.numbers
@@ -230,7 +231,7 @@ def mask_type() -> Any:
         return function(*args, **kwargs)
 
     own = {
-        "__doc__": "A mask of transformers that keeps the rules it was made of.",
+        "__doc__": "A mask of transformers that keeps its rules.",
         "__new__": staticmethod(new),
         "__torch_function__": torch._C._disabled_torch_function_impl,
         "__torch_dispatch__": classmethod(dispatch),

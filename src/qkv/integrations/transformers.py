@@ -19,22 +19,24 @@ from qkv.integrations import tensors
 from qkv.integrations.record import CURRENT, REGISTERED, Ran
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# Arguments by which a few models say what is visible, and that `attend` does not support.
+# Arguments of a few models that restrict the visible keys and that `attend` does not support.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
-OUTSIDE = 'qkv computes outside torch\'s graph: take attn_implementation="eager" for a whole one'
+OUTSIDE = (
+    'qkv computes outside torch\'s graph: take attn_implementation="eager" for a complete graph'
+)
 
 
 def register() -> None:
     """Make `attn_implementation="qkv"` work for the models of `transformers`, on a CPU.
 
-    Call it once in a process. Then `from_pretrained(name, attn_implementation="qkv")` and
-    `model.set_attn_implementation("qkv")` have qkv compute every attention that goes through the
-    interface of `transformers`. qkv reads tensors without copying them and returns tensors without
-    copying: float32, float64, float16 and bfloat16. Causal masks, sliding windows and padding reach
-    the kernel as rules, so no `(L, S)` mask is made for them; softcaps, sinks, position bias and
-    grouped heads are those of the model. Models train: each of these inputs that needs a gradient
-    gets it, in memory that grows with the length and not with its square.
+    Call it once in a process. After `from_pretrained(name, attn_implementation="qkv")` or
+    `model.set_attn_implementation("qkv")`, qkv computes all attention that uses the interface of
+    `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
+    copies. Causal masks, sliding windows and padding reach the kernel as rules, so no `(L, S)` mask
+    is made for them. The model's softcaps, sinks, position bias and grouped heads are supported.
+    Models can also be trained: all inputs that need gradients get them, in memory that grows with
+    the length and not with its square.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -65,24 +67,25 @@ def attend(
     position_bias: Any = None,
     **others: Any,
 ) -> tuple[Any, Any]:
-    """Attention as the models of transformers call it.
+    """Compute attention for a model of transformers.
 
     Args:
-        module: the layer that calls.
+        module: the layer that calls attention.
         query: `(B, Hq, L, d)`.
         key: `(B, Hkv, S, d)`.
         value: `(B, Hkv, S, dv)`.
-        attention_mask: the result of `mask`, or the model's own mask; None if there is none.
-        dropout: must be 0 while a model is trained.
-        scaling: multiplies the scores; a tensor may be learned.
-        is_causal: used if there is no mask; if None, the module decides.
-        softcap: as `qkv.attention` takes it.
+        attention_mask: the result of `mask`, or the model's own mask; None without a mask.
+        dropout: must be 0 during training.
+        scaling: the factor of the scores; a learned factor is a tensor.
+        is_causal: used only without a mask; if None, the module's attribute `is_causal` decides.
+        softcap: as for `qkv.attention`.
         s_aux: `(Hq,)`, the sinks.
-        position_bias: added to the scores, broadcasts to `(B, Hq, L, S)`.
+        position_bias: a bias that is added to the scores; broadcasts to `(B, Hq, L, S)`.
         **others: ignored, except those in `REFUSED` and `output_attentions`.
 
     Returns:
-        `(B, L, Hq, dv)`, and the weights `(B, Hq, L, S)` if `output_attentions` asks for them.
+        `(out, weights)`: the output `(B, L, Hq, dv)`; the weights `(B, Hq, L, S)` with
+        `output_attentions`, otherwise None.
     """
     torch = torch_module()
     name = type(module).__name__
@@ -111,7 +114,7 @@ def attend(
 
 @functools.cache
 def _function() -> Any:
-    """Return attention as a step of torch's graph, with its forward pass and its backward pass."""
+    """Return attention as a function of torch's autograd, with forward and backward passes."""
     torch = torch_module()
 
     def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
@@ -162,18 +165,18 @@ def _function() -> Any:
 
 
 def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any]) -> None:
-    """Raise an error for calls that qkv would compute wrongly, or cannot compute."""
+    """Raise an error for calls that qkv cannot compute correctly."""
     name = type(module).__name__
     for refused in REFUSED:
         if others.get(refused) is not None:
             raise NotImplementedError(
-                f"{name} hands {refused} to its attention, which qkv does not take: "
+                f"{name} passes {refused} to its attention, which qkv does not support: "
                 'load the model with attn_implementation="sdpa" or "eager"'
             )
     if dropout and module.training:
         option = _option_of(dropout, getattr(module, "config", None))
         raise NotImplementedError(
-            f"{name} asks for dropout {dropout} while it is trained, and qkv has none: "
+            f"{name} uses dropout {dropout} in training, which qkv does not support: "
             f"load the model with {option}=0.0 in its config, or call model.eval()"
         )
     for tensor in inputs:
@@ -188,9 +191,9 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
 ) -> tuple[dict[str, Any], Any, Ran]:
-    """Return the visible keys as arguments of `qkv.attention` and as a tensor, and its `Ran`.
+    """Return `(options, mask, ran)`: the visible keys as options of `qkv.attention` and as a mask.
 
-    The tensor is None if the arguments are enough.
+    The mask is None if the options describe all visible keys.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
@@ -200,11 +203,11 @@ def _options(
         if length != keys:
             raise ValueError(
                 f"{type(module).__name__} is causal, has {length} queries and {keys} keys, "
-                "and no mask says where the queries stand: hand it an attention_mask"
+                "and no mask tells the positions of the queries: pass an attention_mask"
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not tensors.mask_type():
-        # users may pass the same mask to the next forward pass, so it does not identify this one
+        # users may pass this mask to the next forward pass too, so it does not identify this pass
         return {}, attention_mask, Ran(module)
     rules: tensors.Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
@@ -214,7 +217,7 @@ def _options(
 
 
 def _collects_weights() -> bool:
-    """Return whether transformers collects the weights here; it does not tell every layer."""
+    """Return whether transformers collects attention weights, which some layers are not told."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
     collected = (active and active.get()) or ()
@@ -222,7 +225,7 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """Guess which option of the model's config sets this dropout; return the option's name."""
+    """Guess the name of the option in the model's config that sets this dropout."""
     options = getattr(config, "__dict__", {})
     names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")
@@ -237,9 +240,10 @@ def _answer(
     weights: bool,
     lse: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Return out `(B, L, Hq, dv)`; weights `(B, Hq, L, S)` and log-sum-exp `(B, Hq, L)` if wanted.
+    """Return `(out, weights, lse)`; weights and lse are None if they are not wanted.
 
-    The backward pass is not recorded: a checkpoint runs the forward pass a second time there.
+    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. During a backward pass
+    nothing is recorded, because a checkpoint repeats the forward pass there.
     """
     call = check_call(**arrays, **options, call=name)
     recording = CURRENT.get()
@@ -265,20 +269,20 @@ def _answer(
 
 
 class Running(NamedTuple):
-    """A module that runs: its `kwargs` are a dict that no other call of it shares."""
+    """A module that runs. Each call of the module has its own dict `kwargs`."""
 
     module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def argument(self, name: str) -> Any:
-        """The argument of this name; None if the caller left it out."""
+        """Return the argument of this name; None if the caller omitted it."""
         names = inspect.signature(self.module.forward).parameters
         return dict(zip(names, self.args, strict=False)).get(name, self.kwargs.get(name))
 
     @property
     def vectors(self) -> Any:
-        """The first argument that is a tensor of floats; None if there is none."""
+        """The first argument that is a tensor of floats; None without one."""
         is_tensor = torch_module().is_tensor
         named = [*(("", x) for x in self.args), *self.kwargs.items()]
         inputs = (x for name, x in named if is_tensor(x) and "mask" not in name)
@@ -286,9 +290,10 @@ class Running(NamedTuple):
 
 
 def running(owner: Any) -> list[Running]:
-    """Return the modules that run, from `owner` outward to the whole model; [] if it does not run.
+    """Return the running modules, from `owner` outward to the model; [] if `owner` does not run.
 
-    They are read from Python's frames: torch keeps no such list, and `torch.compile` skips hooks.
+    The modules are read from Python's frames, because torch keeps no list of running modules and
+    `torch.compile` skips hooks.
     """
     code = torch_module().nn.Module._call_impl.__code__
     frame: Any = sys._getframe()
@@ -303,16 +308,16 @@ def running(owner: Any) -> list[Running]:
 
 
 def located(ran: Ran, query: Array, key: Array) -> Ran:
-    """Return `ran` with its call and the part of the model that it belongs to.
+    """Return a copy of `ran` with its call and its part of the model.
 
     Raises:
-        NotImplementedError: the texts here are not those that the part was called with.
+        NotImplementedError: the part was called with other texts than the attention.
     """
     calls = running(ran.owner)
     if not calls:
         return ran
     texts, length = query.shape[0], query.shape[-2]
-    # outward to the first part with a config of its own, such as a tower
+    # the part is the innermost module that is a PreTrainedModel
     model = sys.modules["transformers"].PreTrainedModel
     last = next((n for n, x in enumerate(calls) if isinstance(x.module, model)), len(calls))
     inside = calls[: last + 1]
@@ -328,7 +333,7 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
                 "record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
-    if ran.mask is None and length == key.shape[-2]:  # a mask of the model's own making
+    if ran.mask is None and length == key.shape[-2]:  # the model made its mask itself
         for mask in (one.argument("attention_mask") for one in inside):
             if mask is not None and tuple(mask.shape) == (texts, length):
                 about |= {"start": 0, "padding": mask.detach().bool().numpy()}
