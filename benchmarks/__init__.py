@@ -1,1 +1,1 @@
-"""What the kernel is said to reach, measured: one file per claim; `python -m benchmarks --help`."""
+"""Measurements of each claim of speed, one file per claim: `python -m benchmarks --help`."""

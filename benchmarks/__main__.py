@@ -100,9 +100,13 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("claims", nargs="*", help=f"which; default: all of {', '.join(CLAIMS)}")
-    parser.add_argument("--threads", type=int, help="of each library; default: 1, then 2")
-    parser.add_argument("--quick", action="store_true", help="an eighth of each length, 3 turns")
+    parser.add_argument(
+        "claims", nargs="*", help=f"claims to measure; default: all of {', '.join(CLAIMS)}"
+    )
+    parser.add_argument("--threads", type=int, help="threads of each library; default: 1, then 2")
+    parser.add_argument(
+        "--quick", action="store_true", help="use an eighth of each length and 3 rounds"
+    )
     parser.add_argument(
         "--again",
         action="store_true",
@@ -135,12 +139,12 @@ def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def module(claim: str) -> Any:
-    """The file of a claim."""
+    """Import the module of a claim."""
     return importlib.import_module(f"benchmarks.{claim}")
 
 
 def title(claim: str) -> str:
-    """What it says."""
+    """Return the text of a claim: the docstring of its module."""
     return module(claim).__doc__.strip()
 
 

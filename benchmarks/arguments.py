@@ -1,4 +1,4 @@
-"""What the formula's arguments cost beside a plain call."""
+"""The cost of the formula's arguments, compared with a plain call."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from qkv.measure import operations, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """All of them at 2,048 tokens."""
+    """Yield one row with all arguments at 2,048 tokens."""
     yield row((1, 12, 2048 // shrink, 64))
 
 
 def row(shape) -> Row:
-    """Softcap, sinks, ALiBi, a bias for every score, and the log-sum-exp."""
+    """Compare softcap, sinks, ALiBi, a bias for every score, and the log-sum-exp."""
     q, k, v = random_inputs(shape, shape)
     _, heads, length, _ = shape
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""A model of BERT-base's shape: eight texts at once."""
+"""A model with the shape of BERT-base, on a batch of eight texts."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ CONFIG = {
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Texts of 128 tokens and of 512."""
+    """Yield rows for texts of 128 and of 512 tokens."""
     config = CONFIG | {"num_hidden_layers": max(1, 12 // shrink)}
     if shrink > 8:
         config |= {"hidden_size": 96, "intermediate_size": 384, "vocab_size": 1000}
@@ -46,13 +46,15 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def operations(model: qkv.Model, ids: np.ndarray) -> float:
-    """Of the projections and of attention; nothing else counts."""
+    """Count the operations of the projections and of attention only."""
     weights = [a.size for name, a in model.parameters.items() if name.endswith("_proj.weight")]
-    looks = 2 * model.num_layers * model.dim * ids.shape[1]  # scores, and what they weigh
+    looks = (
+        2 * model.num_layers * model.dim * ids.shape[1]
+    )  # the scores, and the sum of the weighted values
     return 2.0 * ids.size * (sum(weights) + looks)
 
 
 def forward(model, ids: np.ndarray):
-    """One run, its last vectors as an array."""
+    """Run the model, and return its last hidden states as an array."""
     given = torch().from_numpy(ids)
     return lambda: model(given).last_hidden_state.numpy()

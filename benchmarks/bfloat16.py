@@ -1,4 +1,4 @@
-"""bfloat16 in and out, beside our float32 and the others' bfloat16."""
+"""bfloat16 inputs and outputs, compared with float32 and with other libraries in bfloat16."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from qkv.measure import operations, processor, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The two long shapes of the float32 table."""
+    """Yield rows for the two long shapes of the float32 table."""
     for shape in ((1, 12, 2048 // shrink, 64), (1, 8, 4096 // shrink, 128)):
         yield row(shape, fast="avx512_bf16" in processor()[1])
 
 
 def row(shape, *, fast: bool) -> Row:
-    """One shape; `fast`: the machine has BF16 dot products."""
+    """Make the row of one shape; `fast` says that the machine has BF16 dot products."""
     q, k, v = random_inputs(shape, shape, "bfloat16")
     wide = [x.astype(np.float32) for x in (q, k, v)]
     error = beside(*wide)

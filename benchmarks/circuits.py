@@ -1,4 +1,4 @@
-"""Activation patching, each place and head in turn, and exact scores of all edges between parts."""
+"""Activation patching of each position and head, and exact scores of all edges between parts."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens draws a bar for each swee
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Two texts whose second tokens differ, so that nearly every patch changes something."""
+    """Yield rows for two texts that differ in the second token, so that most patches matter."""
     config = GPT2 if shrink == 1 else GPT2 | {"n_layer": 2, "n_embd": 96, "vocab_size": 600}
     model = random_model(config)
     exact = in_type(model, "float64")
@@ -57,7 +57,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
-    """All edges of the graph, beside the same in batches with hooks."""
+    """Compare the scores of all edges with the same scores computed in batches with hooks."""
     clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
     corrupted = clean.copy()
     corrupted[1] += 1
@@ -77,7 +77,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
     )
 
     def error(found: Any) -> float:
-        """Of the edges above, as a share of how far their scores lie apart."""
+        """Return the largest error of the edges above, as a share of the spread of their scores."""
         scores = found if isinstance(found, dict) else {edge[:2]: edge[2] for edge in found.edges}
         return near(truth)([scores[pair] for pair in some])
 
@@ -99,7 +99,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
 
 
 def near(truth: np.ndarray) -> Callable[[Any], float]:
-    """What a sweep is off by at most, as a share of how far its numbers lie apart."""
+    """Return a function for the largest error of a sweep, as a share of the spread of `truth`."""
     middle = truth.mean()
     error = largest(truth - middle)
     return lambda found: error(np.asarray(found, np.float64) - middle)
@@ -107,7 +107,7 @@ def near(truth: np.ndarray) -> Callable[[Any], float]:
 
 @needs("transformer_lens")
 def in_transformer_lens(model: qkv.Model) -> Any:
-    """The same model in TransformerLens."""
+    """Load the same model in TransformerLens."""
     from transformer_lens.model_bridge import TransformerBridge
 
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def in_transformer_lens(model: qkv.Model) -> Any:
 
 
 def lens_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str) -> np.ndarray:
-    """What TransformerLens has for it, which runs the whole model for each patch."""
+    """Patch with TransformerLens, which runs the whole model for each patch."""
     from transformer_lens import patching
 
     kind = {"resid_pre": "resid_pre", "z": "attn_head_out_all_pos"}[at]
@@ -128,7 +128,7 @@ def lens_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str)
 
 
 def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str) -> np.ndarray:
-    """The same by hand, with a hook of torch on transformers' model."""
+    """Patch the transformers model with one torch hook for each patch."""
     one, other = (torch().from_numpy(ids)[None] for ids in (clean, corrupted))
     blocks, heads = model.transformer.h, model.config.n_head
     modules = [block if at == "resid_pre" else block.attn.c_proj for block in blocks]
@@ -168,11 +168,11 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """All edges by hand: for each receiver one batch, from its block on, with a hook of torch."""
+    """Score all edges with torch hooks: one batch for each receiver, from its block on."""
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:
-        """What blocks and MLPs are given, and what heads and MLPs give, of each layer."""
+        """Return inputs of blocks and MLPs, and outputs of heads and MLPs, for each layer."""
         found: dict[str, list[Any]] = {"pre": [], "mid": [], "z": [], "mlp": []}
         hooks = []
         for block in blocks:
@@ -189,7 +189,7 @@ def hooks_edges(
         return found
 
     def rest(x: Any, first: int) -> np.ndarray:
-        """The metric behind these blocks."""
+        """Run the remaining blocks and return the metric."""
         for block in blocks[first:]:
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x
@@ -240,6 +240,6 @@ def hooks_edges(
 
 
 def of(logits: Any) -> Any:
-    """`METRIC` of logits (1, T, V)."""
+    """Return `METRIC` of the logits (1, T, V)."""
     place, token, other = METRIC
     return logits[0, place, token] - logits[0, place, other]

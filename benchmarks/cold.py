@@ -1,4 +1,4 @@
-"""From nothing to the first vector, and the memory it takes: a process of its own each time."""
+"""Time and memory from the start of a process to the first vector."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from benchmarks.encode import folder
 from benchmarks.memory import ROOT
 
 TEXT = "The cat sat on the mat."
-# what the process that begins another had in memory would count in ru_maxrss, so the peak is read
+# ru_maxrss would also count the memory of the parent process, so read the peak from /proc
 TAIL = """
 import sys
 import numpy as np
@@ -32,7 +32,7 @@ PROGRAMS = {
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One text; `shrink` changes nothing."""
+    """Yield the row of one text; `shrink` has no effect."""
     truth = qkv.load("minilm", dtype="float64").encode(TEXT)
 
     def error(answer: bytes) -> float:
@@ -55,7 +55,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def run(name: str) -> bytes:
-    """The most memory of the process, then the vector."""
+    """Return the peak memory of the process and the vector."""
     program = PROGRAMS[name].format(text=TEXT, folder=str(folder())) + TAIL
     return subprocess.run(
         [sys.executable, "-c", program],

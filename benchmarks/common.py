@@ -1,4 +1,4 @@
-"""A claim as rows: ways to do one piece of work, verified, timed in turn, held against goals."""
+"""The rows of a claim: implementations of one task, verified, timed and compared with goals."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -19,8 +19,8 @@ from qkv.measure import (
     time_in_words,
 )
 
-PAUSE = 0.05  # seconds: after a call onnxruntime's threads spin for 35 ms, torch's for 7
-LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # largest error of a peer that counts as right
+PAUSE = 0.05  # seconds: onnxruntime's threads spin for 35 ms after a call, torch's for 7 ms
+LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # the largest error allowed for a peer
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Way:
     call: Callable[[], Any]
     error: Callable[[Any], float]
     allowed: float = LOOSE["float32"]
-    operations: float = 0  # floating-point, in multiplications and additions
+    operations: float = 0  # floating-point multiplications and additions
     reads: float = 0  # the least bytes to read
-    dtype: str = "float32"  # its multiply-add rate is the limit
+    dtype: str = "float32"  # the limit is the multiply-add rate of this type
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Row:
     name: str
     ways: dict[str, Way | None]  # None: its library is not installed
     goals: tuple[Goal, ...] = ()
-    memory: dict[str, Callable[[], float]] = field(default_factory=dict)  # bytes above the inputs
+    memory: dict[str, Callable[[], float]] = field(
+        default_factory=dict
+    )  # bytes in addition to the inputs
     parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's own time
     rounds: int | None = None  # fewer rounds for very long work
 
@@ -88,56 +90,56 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return the median time of a way; of several joined by "|", the shortest available time."""
+    """Return the median time of a way, or the shortest time of several ways joined by "|"."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 
 
 def faster(than: str, least: float | None, aim: float | None = None, way: str = "qkv") -> Goal:
-    """Make a goal: at least so many times as fast as a peer, or as the fastest joined by "|"."""
+    """Make a goal: be at least `least` times as fast as a peer, or as the fastest of several."""
     name = than.partition("|")[0]
-    text = f"beside {name}" if way == "qkv" else f"{way}, beside {name}"
+    text = f"speed relative to {name}" if way == "qkv" else f"speed of {way} relative to {name}"
     return Goal(text, lambda row: seconds(row, than) / seconds(row, way), least=least, aim=aim)
 
 
 def share_of_peak(least: float, aim: float | None = None, way: str = "qkv") -> Goal:
-    """Make a goal: at least this share of the machine's peak of multiply-adds."""
+    """Make a goal: reach at least this share of the machine's peak rate of multiply-adds."""
     return Goal("share of peak", lambda row: row["ways"][way]["share"], "%", least=least, aim=aim)
 
 
 def share_of_reading(least: float, way: str = "qkv") -> Goal:
-    """Make a goal: at least this share of the machine's read rate."""
+    """Make a goal: reach at least this share of the machine's read rate."""
     return Goal("share of the read rate", lambda row: row["ways"][way]["share"], "%", least=least)
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: at most so many times the time of another way."""
+    """Make a goal: take at most `most` times the time of another way."""
     return Goal(
-        f"time of {way}, beside {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
+        f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
 
 
 def at_most(most: float, way: str = "qkv") -> Goal:
-    """Make a goal: at most so many seconds."""
+    """Make a goal: take at most `most` seconds."""
     return Goal("one call", lambda row: seconds(row, way), "s", most=most)
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
-    """Make a goal: an error no larger than a peer's."""
+    """Make a goal: have at most the error of a peer."""
 
     def ratio(row: dict[str, Any]) -> float:
         return row["ways"][way]["error"] / row["ways"][than]["error"]
 
-    return Goal(f"error beside {than}", ratio, most=1.0)
+    return Goal(f"error relative to {than}", ratio, most=1.0)
 
 
 def memory_at_most(most: float, way: str) -> Goal:
-    """Make a goal: at most so many bytes above the inputs."""
+    """Make a goal: need at most `most` bytes in addition to the inputs."""
     return Goal("memory above the inputs", lambda row: row["memory"][way], "B", most=most)
 
 
 def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
-    """Make a goal: so many times less memory above the inputs than a peer."""
+    """Make a goal: a peer needs at least `least` times as much memory in addition to the inputs."""
     return Goal(
         f"less memory than {than}",
         lambda row: row["memory"][than] / row["memory"][way],
@@ -149,7 +151,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute one attention call in float64; return a function that makes each way's `error`."""
+    """Compute one attention call in float64; return a function that makes the `error` of a way."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 
@@ -246,7 +248,7 @@ def in_unit(value: float, unit: str) -> str:
 
 
 def verdict(goal: dict[str, Any]) -> str:
-    """Say whether a goal was met."""
+    """Say in words whether a goal was met."""
     if goal["value"] is None:
         return "not measured"
     words = [] if goal["met"] is None else ["met" if goal["met"] else "MISSED"]
@@ -256,7 +258,7 @@ def verdict(goal: dict[str, Any]) -> str:
 
 
 def wanted(goal: dict[str, Any]) -> str:
-    """Say what a goal requires."""
+    """Say in words what a goal requires."""
     bounds = [
         f"{word} {in_unit(goal[key], goal['unit'])}"
         for key, word in (("least", "at least"), ("most", "at most"), ("aim", "aim"))
@@ -266,7 +268,7 @@ def wanted(goal: dict[str, Any]) -> str:
 
 
 def of_memory(name: str) -> str:
-    """Label a number of bytes: a way's memory, or its own name."""
+    """Return the label of a memory measurement."""
     return name if name.startswith("memory") else f"{name}: memory above the inputs"
 
 

@@ -1,7 +1,8 @@
 """Write docs/conformance.md: report cards of other libraries' attention and of ours.
 
-`make conformance` judges all libraries, `python -m benchmarks.conformance NAME...` only the named
-ones (`jax`). The name `page` judges none: it writes the page again from the last cards.
+`make conformance` judges all libraries, `python -m benchmarks.conformance NAME...` judges only
+the named libraries (for example `jax`). The name `page` only writes
+the page again from the last cards.
 """
 
 import json
@@ -20,7 +21,7 @@ LAST = ROOT / "benchmarks" / "results" / "conformance.json"
 WORDS = ROOT / "benchmarks" / "conformance.head.md"  # the handwritten text before the cards
 REPRODUCED = ROOT / "benchmarks" / "reproductions"
 
-# for each card: its column, the target of `qkv conform`, further arguments, and the environment
+# for each card: the column, the target of `qkv conform`, further arguments, and the environment
 OURS = ("qkv:attention", ["--gradient", "qkv:attention_grad"])
 CARDS: tuple[tuple[str, str, list[str], dict[str, str]], ...] = (
     ("torch math", "torch.sdpa.math", [], {}),
@@ -37,7 +38,7 @@ MARKS = {"right": "right", "wrong": "**wrong**", "refused": "refused", "absent":
 
 
 def main() -> None:
-    """Judge the functions, and write the page."""
+    """Judge the functions and write the page."""
     kept: dict[str, Any] = {"cards": {}}
     if sys.argv[1:]:
         kept = json.loads(LAST.read_text("utf-8"))
@@ -76,7 +77,7 @@ def trimmed(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(cards: dict[str, dict[str, Any]], when: str) -> str:
-    """Write the page: text, judged functions, table, and failures."""
+    """Return the page: text, judged functions, table, and failures."""
     lines = [WORDS.read_text("utf-8").strip(), "", "## What was judged", ""]
     lines += [f"Built on {when} by `make conformance`, float32 and half precision"
               " on the CPU.", ""]  # fmt: skip
@@ -97,7 +98,7 @@ def page(cards: dict[str, dict[str, Any]], when: str) -> str:
 
 
 def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
-    """Describe each feature with this status; add a reproduction for wrong results."""
+    """Describe each feature that has this status, with a reproduction if its result is wrong."""
     lines = []
     for column, card in cards.items():
         for feature, finding in card["findings"].items():

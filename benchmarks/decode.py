@@ -1,4 +1,4 @@
-"""One token after many: reading the KV cache once, at the speed of memory."""
+"""Decoding one token: the key/value cache is read once, at the speed of memory."""
 
 from collections.abc import Iterator
 
@@ -14,13 +14,13 @@ from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One long text, and a batch of eight."""
+    """Yield rows for one long text and for a batch of eight texts."""
     for batch, keys in ((1, 8192 // shrink), (8, 1024 // shrink)):
         yield row(batch, 32, 8, keys, 128)
 
 
 def row(batch: int, heads: int, kv_heads: int, keys: int, size: int) -> Row:
-    """One query for each text, the last of `keys`."""
+    """Make a row with one query for each text, at the last of `keys` positions."""
     q, k, v = random_inputs((batch, heads, 1, size), (batch, kv_heads, keys, size))
     error = beside(q, k, v)
     reads = k.nbytes + v.nbytes

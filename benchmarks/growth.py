@@ -1,4 +1,4 @@
-"""Time and memory at 1k, 2k, ... 64k tokens of one head, each call in a process of its own."""
+"""Time and memory of one head at 1k, 2k, ... 64k tokens, each call in a separate process."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -12,11 +12,11 @@ LONGEST = 65536
 WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
 MOST_SECONDS = 20.0
 MOST_BYTES = 6e9
-FLOOR = 4e6  # bytes: below it a process's own comings and goings are what is seen
+FLOOR = 4e6  # bytes: smaller differences come from the process itself
 
 
 def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
-    """For each way its points, as far as it goes before the next would take too much."""
+    """Measure each way at growing lengths, until the next length would take too much."""
     found = {}
     for way in WAYS:
         if way == "torch" and not find_spec("torch"):
@@ -31,7 +31,7 @@ def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
 
 
 def next_is_too_much(points: list[dict[str, float]]) -> bool:
-    """Whether twice the length would take over 20 s or 6 GB, if growth goes on as before."""
+    """Return whether twice the length would take over 20 s or 6 GB at the present growth."""
     for name, most in (("seconds", MOST_SECONDS), ("bytes", MOST_BYTES)):
         last = [point[name] for point in points[-2:]]
         if len(last) == 2 and last[1] * max(1.0, last[1] / max(last[0], 1e-9)) > most:
@@ -40,7 +40,7 @@ def next_is_too_much(points: list[dict[str, float]]) -> bool:
 
 
 def exponent(points: list[dict[str, Any]], name: str) -> float | None:
-    """The slope of the last four points, log against log; None where there is nothing to see."""
+    """Return the log-log slope of the last four points, or None if fewer than two can be used."""
     seen = [(p["length"], p[name]) for p in points if name == "seconds" or p[name] > FLOOR][-4:]
     if len(seen) < 2:
         return None

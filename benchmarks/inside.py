@@ -1,4 +1,4 @@
-"""qkv as the attention of models of transformers, beside the fused attention of torch."""
+"""qkv as the attention of transformers models, compared with torch's fused attention."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ LONGEST = 2048
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One text of 512 tokens, and one of 2,048."""
+    """Yield rows for one text of 512 tokens and one text of 2,048 tokens."""
     for name, config in SHAPES.items():
         config = config | {"max_position_embeddings": LONGEST, "vocab_size": 5000}
         if shrink > 8:

@@ -1,7 +1,7 @@
-"""One step of training the model that ships: forward, backward and AdamW, on one batch.
+"""One training step of the included encoder on one batch: forward pass, backward pass and AdamW.
 
-The rate is 0, so that every step starts from the same weights and all gradients can be held against
-those of float64; a step does the same work at any rate.
+The learning rate is 0, so every step starts from the same weights, and all gradients can be
+compared with gradients in float64. A step does the same work at any rate.
 """
 
 import json
@@ -21,7 +21,7 @@ TABLE = "embed.weight"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Texts that fill their places, and texts as WordNet's entries are long."""
+    """Yield rows for texts of full length, and for texts with the lengths of WordNet's entries."""
     full = np.full(64 // shrink, 64)
     drawn = np.clip(np.random.default_rng(0).lognormal(3.0, 0.5, 190 // shrink), 5, 64).astype(int)
     yield row(f"{len(full)} texts of 64 tokens", full)
@@ -29,7 +29,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(name: str, lengths: np.ndarray) -> Row:
-    """A batch of texts of these lengths, a fifth of whose tokens are to be named."""
+    """Make the row of a batch of texts of these lengths; a fifth of the tokens are predicted."""
     rng = np.random.default_rng(1)
     cu = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(5, CONFIG["vocab_size"], cu[-1])
@@ -56,7 +56,7 @@ def row(name: str, lengths: np.ndarray) -> Row:
 
 @needs("torch")
 def torch_step(model: Any, batch: Words) -> Callable[[], np.ndarray]:
-    """The same with transformers' BERT and torch's fused AdamW; the texts are padded."""
+    """Make the same step with transformers' BERT and torch's fused AdamW, on padded texts."""
     lengths = np.diff(batch.cu_lengths)
     real = torch().arange(int(lengths.max())) < torch().from_numpy(lengths)[:, None]
     ids = torch().zeros(real.shape, dtype=torch().long)
@@ -70,7 +70,9 @@ def torch_step(model: Any, batch: Words) -> Callable[[], np.ndarray]:
         with torch().enable_grad():
             optimizer.zero_grad()
             vectors = model.bert(ids, attention_mask=mask).last_hidden_state
-            logits = model.cls(vectors.flatten(0, 1)[at])  # only where a token is to be named
+            logits = model.cls(
+                vectors.flatten(0, 1)[at]
+            )  # only at the positions of predicted tokens
             torch().nn.functional.cross_entropy(logits, targets).backward()
             optimizer.step()
         return model.bert.embeddings.word_embeddings.weight.grad.numpy()

@@ -1,4 +1,4 @@
-"""The linear layer with bias and GELU folded in, beside NumPy's product alone."""
+"""A linear layer fused with bias and GELU, compared with NumPy's matrix product alone."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from qkv.ops.linear import linear
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The first layer of an MLP of MiniLM's size, 4,096 tokens at once."""
+    """Yield the row for the first layer of MiniLM's MLP, with 4,096 tokens."""
     yield row(4096 // shrink, 384, 1536, fast="avx512_bf16" in processor()[1])
 
 
 def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
-    """float32 and bfloat16; `fast`: the machine has BF16 dot products."""
+    """Make the row for float32 and bfloat16; `fast` says that the machine has BF16 dot products."""
     from ml_dtypes import bfloat16
 
     rng = np.random.default_rng(0)
@@ -24,7 +24,9 @@ def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
     weight = rng.standard_normal((into, out), np.float32) / np.float32(np.sqrt(into))
     bias = rng.standard_normal(out, np.float32)
     half_x, half_weight = x.astype(bfloat16), weight.astype(bfloat16)
-    weight.flags.writeable = half_weight.flags.writeable = False  # so packed once, as a model's are
+    weight.flags.writeable = half_weight.flags.writeable = (
+        False  # frozen weights are packed once, as in a model
+    )
     work = 2.0 * tokens * into * out
 
     def error(x, weight, activated=True, read=np.asarray):
@@ -63,7 +65,7 @@ def row(tokens: int, into: int, out: int, *, fast: bool) -> Row:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """Exact, number by number."""
+    """Compute the exact GELU, number by number."""
     import math
 
     erf = np.vectorize(math.erf, otypes=[np.float64])

@@ -1,4 +1,4 @@
-"""A model of a small Llama's shape, 135 million parameters: reading a prompt, then writing."""
+"""A model with the shape of a small Llama (135 million parameters): a prompt, then new tokens."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ PROMPT, WRITTEN = 512, 128
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The logits of a prompt of 512 tokens; 128 tokens after one of 16."""
+    """Yield rows for the logits of a prompt of 512 tokens, and for 128 tokens after 16 tokens."""
     config = CONFIG | {"num_hidden_layers": max(1, 30 // shrink)}
     if shrink > 8:
         config |= {"vocab_size": 1000}
@@ -60,17 +60,17 @@ def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
 
 
 def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
-    """Greedily, one token at a time; wrong where fewer than all begin as in float64."""
+    """Generate greedily; a text that does not begin with the tokens of float64 is wrong."""
     half = in_type(model, "bfloat16")
     truth = written(in_type(model, "float64"), ids, min(count, 8))
 
     def error(found: list[int]) -> float:
-        """0, or 1 where the first tokens are others."""
+        """Return 0, or 1 if the first tokens differ."""
         return float(list(found[: len(truth)]) != truth)
 
     def cost(size: int) -> float:
-        """Bytes to read: all weights for each token, and the keys and values before it."""
-        layer = 2 * 3 * 64 * size  # a token's keys and values
+        """Return the bytes to read: for each token, all weights and the earlier keys and values."""
+        layer = 2 * 3 * 64 * size  # the keys and values of a token
         seen = sum(range(ids.shape[1], ids.shape[1] + count))
         weights = sum(array.size for array in model.parameters.values()) * size
         return float(count * weights + seen * layer * model.num_layers)
@@ -101,12 +101,12 @@ def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
 
 
 def written(model: qkv.Model, ids: np.ndarray, count: int) -> list[int]:
-    """The ids of what is written."""
+    """Return the ids of the generated tokens."""
     return [int(token) for token in model.generate(ids[0], max_new_tokens=count).ids]
 
 
 def continued(model, ids: np.ndarray, count: int) -> list[int]:
-    """The same in transformers."""
+    """Generate the same tokens with transformers."""
     given = torch().from_numpy(ids)
     mask = torch().ones_like(given)
     found = model.generate(

@@ -1,11 +1,11 @@
-"""Many clients of an embeddings server, in one process that takes little of the machine.
+"""Many clients of an embeddings server, in one process that needs little processor time.
 
     python -m benchmarks.load_client TEXTS.json VECTORS.npy
 
-Each line of standard input is a load as JSON (a `Load`), or "check"; each is answered with a line
-of JSON: how it went, or how far the vectors of all answers since the last check are from those
-given. Requests are written and connections open before the clock starts, answers are kept as they
-came, and read when they are checked.
+Each line of standard input is a `Load` as JSON, or "check". The answer to a load is a line of JSON
+with its times. The answer to "check" is the largest error of all vectors since the last check.
+Requests are prepared and connections are opened before the clock starts. Answers are stored
+unread, and parsed by "check".
 """
 
 import json
@@ -27,13 +27,14 @@ LONGEST = 120.0  # seconds without any answer
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a server.
+    """A load for a server.
 
     Attributes:
-        port: of the server, on loopback.
-        requests: how many.
-        clients: how many ask, each with a connection of its own, one request after the other.
-        size: texts of a request.
+        port: the server's port on loopback.
+        requests: the number of requests.
+        clients: the number of clients; each has its own connection and sends one request after
+            another.
+        size: the number of texts in a request.
         encoding: "base64" or "float".
     """
 
@@ -45,14 +46,14 @@ class Load:
 
 
 class Clients:
-    """Asks as a `Load` says, keeps the answers and checks them."""
+    """Clients that send the requests of a `Load`, store the answers and check them."""
 
     def __init__(self, texts: list[str], vectors: np.ndarray) -> None:
         self.texts, self.vectors = texts, vectors
         self.kept: list[tuple[Load, int, bytes]] = []
 
     def run(self, load: Load) -> dict[str, Any]:
-        """Seconds, the clients' seconds of processor time, and each request's in order."""
+        """Return the time of the load, the clients' processor time, and each request's time."""
         groups = [self._request(load, first) for first in range(0, len(self.texts), load.size)]
         answers: list[tuple[Load, int, bytes]] = []
         took: list[float] = []
@@ -90,7 +91,7 @@ class Clients:
         return {"seconds": seconds, "processor": used, "requests": took}
 
     def check(self) -> dict[str, Any]:
-        """How many answers there were, and how far the farthest vector is from that expected."""
+        """Return the number of answers, and the largest error of their vectors."""
         error = 0.0
         count = len(self.kept)
         for load, number, body in self.kept:
@@ -124,7 +125,7 @@ class Clients:
 
 
 class Client:
-    """One connection that is kept open."""
+    """A client with one open connection."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=LONGEST)
@@ -140,7 +141,7 @@ class Client:
         self.socket.sendall(request)
 
     def read(self) -> bytes | None:
-        """Take in what came; the body, once all of it is here."""
+        """Read the received bytes; return the body once it is complete."""
         data = self.socket.recv(2**18)
         if not data:
             raise ConnectionError(f"request {self.number}: the server hung up")
@@ -161,7 +162,7 @@ class Client:
 
 
 def read(body: bytes) -> np.ndarray:
-    """The vectors (n, D) of an answer."""
+    """Return the vectors (n, D) of an answer."""
     data = json.loads(body)["data"]
     found = [one["embedding"] for one in data]
     if isinstance(found[0], str):
@@ -170,7 +171,7 @@ def read(body: bytes) -> np.ndarray:
 
 
 def main(texts: str, vectors: str) -> None:
-    """Take loads from standard input until it ends."""
+    """Run loads from standard input until it ends."""
     clients = Clients(json.loads(Path(texts).read_text(encoding="utf-8")), np.load(vectors))
     for line in sys.stdin:
         asked = json.loads(line)

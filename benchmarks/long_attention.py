@@ -1,4 +1,4 @@
-"""Causal attention over more tokens than one call should hold, on workers with little memory."""
+"""Causal attention over more tokens than one call can hold, on workers with little memory."""
 
 import os
 import time
@@ -11,7 +11,7 @@ SIZE = 64  # of the one head
 
 @contextmanager
 def workers(memory, count=2):
-    """A client of `count` workers of one thread each, with `memory` for each ("1GB")."""
+    """Yield a client of `count` workers, each with one thread and the given memory ("1GB")."""
     from distributed import Client, LocalCluster
 
     with (
@@ -28,7 +28,7 @@ def workers(memory, count=2):
 
 
 def arrays(tokens, chunk):
-    """Query, key and value `(1, tokens, 64)`, made by the workers."""
+    """Let the workers make query, key and value `(1, tokens, 64)`."""
     import dask.array as da
 
     chunks = ((1,), (chunk,) * (tokens // chunk), (SIZE,))
@@ -45,12 +45,12 @@ def _numbers(which, chunk, block_info=None):
 
 
 def on_workers(client, work):
-    """Compute dask arrays on the workers, and leave them there.
+    """Compute dask arrays on the workers, and keep them there.
 
     Returns:
-        The arrays, and a dict: `seconds`, `tasks`, and of the workers `restarted` (how many),
-        `spilled` (bytes written to disk), `processor` (seconds that all of them computed) and
-        `peaks` (the most memory of each, in bytes).
+        `(arrays, about)`. `about` has `seconds`, `tasks`, `restarted` (the number of restarted
+        workers), `spilled` (bytes written to disk), `processor` (processor seconds of all workers)
+        and `peaks` (the peak memory of each worker in bytes).
     """
     import dask
     from distributed import wait

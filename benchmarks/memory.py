@@ -1,4 +1,4 @@
-"""Time and memory of one call in a process of its own: `python -m benchmarks.memory <json>`."""
+"""Time and memory of one call in a separate process: `python -m benchmarks.memory <json>`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ PATIENCE = 1.0  # seconds: shorter calls are timed again
 
 
 def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
-    """The median `seconds` of a call, and the `bytes` that it took at most above its inputs."""
+    """Return the median `seconds` of a call, and its peak memory in `bytes` without its inputs."""
     command = [sys.executable, "-m", "benchmarks.memory", json.dumps([way, shape])]
     environment = os.environ | ({"QKV_BACKEND": "numpy"} if way == "qkv on NumPy" else {})
     answer = subprocess.run(
@@ -24,7 +24,7 @@ def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 
 
 def call_of(way: str, shape: tuple[int, ...]):
-    """What is measured, its inputs made: a call without arguments."""
+    """Make the inputs, and return the measured call as a function without arguments."""
     import qkv
     from benchmarks.peers import torch_attention
     from qkv.measure import plain_attention, random_inputs
@@ -42,12 +42,12 @@ def call_of(way: str, shape: tuple[int, ...]):
 
 
 def resident() -> tuple[int, int]:
-    """Bytes in memory now, and at most since `forget_the_peak`."""
+    """Return the bytes in memory now, and the peak since `forget_the_peak`."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             status = dict(line.split(":", 1) for line in file)
         return tuple(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    except OSError:  # not Linux: the most since the process began, in bytes on macOS
+    except OSError:  # other systems: the peak since the process began, in bytes on macOS
         import resource
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -55,16 +55,18 @@ def resident() -> tuple[int, int]:
 
 
 def forget_the_peak() -> None:
-    """Count the most memory from here on, where the system can."""
+    """Reset the peak memory, if the system can do this."""
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
 
 def main() -> None:
-    """Measure what the command line names and print it."""
+    """Measure the call that the command line names, and print the result."""
     way, shape = json.loads(sys.argv[1])
     batch, heads, length, size = shape
-    call_of(way, (batch, heads, min(length, 256), size))()  # what is loaded once does not count
+    call_of(
+        way, (batch, heads, min(length, 256), size)
+    )()  # modules that are loaded once do not count
     call = call_of(way, tuple(shape))
     forget_the_peak()
     before, _ = resident()
@@ -76,7 +78,7 @@ def main() -> None:
 
 
 def seconds(call) -> float:
-    """How long one call takes."""
+    """Return the time of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin

@@ -13,7 +13,7 @@ from qkv.models.files.names import Weights
 
 
 def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
-    """A model that a config.json of these values describes; its norms do nothing at first."""
+    """Make a random model from the values of a config.json, with norms of weight 1 and bias 0."""
     design, names = described(values, "benchmark")
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -34,7 +34,7 @@ def random_model(values: dict[str, Any], *, seed: int = 0) -> qkv.Model:
 
 @needs("transformers")
 def in_transformers(model: qkv.Model, kind: str = "AutoModel", dtype: str = "float32") -> Any:
-    """The same model in transformers, with its fused attention."""
+    """Load the same model in transformers, with fused attention."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -47,13 +47,13 @@ def in_transformers(model: qkv.Model, kind: str = "AutoModel", dtype: str = "flo
 
 
 def in_type(model: qkv.Model, dtype: str) -> qkv.Model:
-    """The same model in another type."""
+    """Return the same model in another float type."""
     with tempfile.TemporaryDirectory() as folder:
         model.save(folder)
         return qkv.load(folder, dtype=dtype)
 
 
 def largest(truth: np.ndarray, shown: Any = ...) -> Callable[[Any], float]:
-    """What a result is off by at most, as a share of the largest true value."""
+    """Return a function for the largest error of a result, as a share of the largest true value."""
     most = float(np.abs(truth).max())
     return lambda found: float(np.abs(np.asarray(found, np.float64)[shown] - truth).max()) / most

@@ -1,4 +1,4 @@
-"""The NumPy path, which runs where no kernel was built, beside plain NumPy."""
+"""The NumPy path, used without the kernel, compared with plain NumPy."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ ENVIRONMENT = {"QKV_BACKEND": "numpy"}
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Every length from 64 up to 4,096; memory at the last."""
+    """Yield rows for lengths from 64 to 4,096, and the memory for the last length."""
     longest = 4096 // shrink
     length = 64
     while length <= longest:

@@ -1,4 +1,4 @@
-"""What a call costs that has nothing to do."""
+"""The overhead of a call, measured with almost no work."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One query, one key."""
+    """Yield the row of one query and one key."""
     shape = (1, 1, 1, 64)
     q, k, v = random_inputs(shape, shape)
     error = beside(q, k, v)

@@ -45,12 +45,12 @@ def main() -> None:
 
 
 def last() -> dict[str, Any] | None:
-    """Read the last full run, if there is a file."""
+    """Read the last full run, if its file exists."""
     return json.loads(FULL.read_text(encoding="utf-8")) if FULL.is_file() else None
 
 
 def notes() -> str:
-    """Read the handwritten notes on the numbers, if any."""
+    """Read the handwritten notes about the numbers, if the file exists."""
     return NOTES.read_text(encoding="utf-8").strip() if NOTES.is_file() else ""
 
 
@@ -60,7 +60,7 @@ def picture(dark: bool) -> str:
 
 
 def page(result: dict[str, Any] | None, notes: str) -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     if result is None:
         repeat = REPEAT.format(minutes="about ten minutes")
         return "\n".join([INTRODUCTION, "No full run has been kept yet.\n", HOW, repeat])
@@ -68,16 +68,16 @@ def page(result: dict[str, Any] | None, notes: str) -> str:
         INTRODUCTION,
         "## Where it was measured\n",
         machine(result),
-        "## What was to be reached\n\n"
-        "A ratio says how many times as fast as the peer `qkv` is. The peak is the rate of\n"
-        "multiply-adds in registers, the read rate the rate of reading a large array; both were\n"
-        "measured in turn with the work.\n",
+        "## Goals and results\n\n"
+        "A relative speed of 2x means that `qkv` takes half the time of the peer. The peak is the\n"
+        "rate of multiply-adds in registers, and the read rate is the rate of reading a large\n"
+        "array; both were measured between the rounds of the work.\n",
         goals(result),
     ]
     if notes:
-        parts += ["## What bounds it\n", notes + "\n"]
-    parts += ["## How it grows\n", growth(result["claims"]["growth"])]
-    parts += ["## Every time, and its error\n", DETAILS]
+        parts += ["## What limits the speed\n", notes + "\n"]
+    parts += ["## How time and memory grow\n", growth(result["claims"]["growth"])]
+    parts += ["## All times and errors\n", DETAILS]
     for found in result["claims"].values():
         if found["rows"]:
             heading, _, more = found["title"].partition("\n\n")
@@ -100,19 +100,20 @@ was typed by hand.
 - Each implementation was **verified against the formula, or the model, in float64** before it was
   timed, on up to 256 queries of each head. The largest error is next to each time.
 - All implementations of a row ran **in one process and in turn**: the first round of each, then the
-  second of each, and so on. A time is the median of at least nine rounds; for models, whose rounds
-  take up to a minute, of three or five. Compare only times in the same row: machines
-  differ, and so do hours.
+  second round of each, and so on. A time is the median of at least nine rounds. For models, whose
+  rounds take up to a minute, it is the median of three or five rounds. Compare only times in the
+  same row: machines differ, and the same machine is not equally fast at all hours.
 - Each peer had its fastest configuration: inputs in its preferred layout before the
   clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
 """
 
 DETAILS = """\
-Times are medians. "Of limit" is the share of the peak, or of the read rate where reading bounds the
-work. `onnxruntime` is its `MultiHeadAttention`, `opset 24` the standard's `Attention`, `GQA`
-its `GroupQueryAttention`; `openvino` is its SDPA operator; `numpy` is attention as tutorials write
-it. Shapes are `(B, H, L, d)`, for decoding `(B, Hq over Hkv, L x S, d)`.
+Times are medians. "Of limit" is the share of the peak, or of the read rate if reading limits the
+speed. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime, `opset 24` is ONNX's
+`Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is OpenVINO's SDPA
+operator, and `numpy` is attention as tutorials write it. Shapes are `(B, H, L, d)`, and for
+decoding `(B, Hq over Hkv, L x S, d)`.
 """
 
 HOW = "## How to repeat it\n"
@@ -125,29 +126,29 @@ $ make bench ONLY=llama AGAIN=1
 $ make bench QUICK=1
 ```
 
-The first command measures everything, {minutes}; the second a part; the third replaces a part of
-this page; the last uses an eighth of each length, to check that everything runs. `make bench`
-makes its own environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB), writes
-its results to `benchmarks/results/`, and after a full run this page. The texts of the models are
-from WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim.
-Without those libraries, `qkv bench` measures a few shapes beside plain NumPy in a quarter of a
-minute.
+The first command measures everything, which takes {minutes}. The second measures only two claims,
+and the third measures a claim again and replaces it in this page. The last command uses an eighth
+of each length, to check that everything runs. `make bench` makes its own environment with torch,
+transformers, onnxruntime and OpenVINO (1.8 GB). It writes its results to `benchmarks/results/`,
+and after a full run it also writes this page. The texts of the models are from WordNet (Debian's
+`wordnet-base`). The folder `benchmarks/` has one file for each claim. Without those libraries,
+`qkv bench` compares a few shapes with plain NumPy in a quarter of a minute.
 """
 
 
 def minutes(seconds: float) -> str:
-    """A time in whole minutes."""
+    """Format a time in whole minutes."""
     return f"{max(1, round(seconds / 60))} minutes here"
 
 
 def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """Write a Markdown table; the first columns hold words, the others right-aligned numbers."""
+    """Return a Markdown table: `words` columns of words, then columns of right-aligned numbers."""
     lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def machine(result: dict[str, Any]) -> str:
-    """Processor, system, versions, and the limits on one thread and on all."""
+    """Return a table of processor, system, versions, and the limits on one thread and on all."""
     about = result["machine"]
     limits: dict[tuple[str, int], list[float]] = {}
     for found in result["claims"].values():
@@ -170,7 +171,7 @@ def machine(result: dict[str, Any]) -> str:
 
 
 def elsewhere(found: dict[str, Any]) -> str:
-    """Name the machine of a claim, if it differs from that of the others."""
+    """Name the machine of a claim, if it differs from the machine of the other claims."""
     if "machine" not in found:
         return ""
     about = found["machine"]
@@ -178,12 +179,12 @@ def elsewhere(found: dict[str, Any]) -> str:
 
 
 def count(threads: int) -> str:
-    """A number of threads in words."""
+    """Format a number of threads."""
     return f"{threads} thread{'s' * (threads != 1)}"
 
 
 def pairs(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Rows by their name, then by their number of threads."""
+    """Group rows by their name, then by their number of threads."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["name"], {})[row["threads"]] = row
@@ -191,7 +192,7 @@ def pairs(rows: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def goals(result: dict[str, Any]) -> str:
-    """Each goal with what came out on each number of threads."""
+    """Return the table of goals and their results for each number of threads."""
     counts = sorted({r["threads"] for c in result["claims"].values() for r in c["rows"]})
     lines = []
     for claim, found in result["claims"].items():
@@ -219,7 +220,7 @@ def outcome(goal: dict[str, Any]) -> str:
 
 
 def details(rows: list[dict[str, Any]]) -> str:
-    """The times of a claim."""
+    """Return the table of a claim's times."""
     counts = sorted({row["threads"] for row in rows})
     heading = ["work", "way"]
     heading += [f"{name}{count(n)}" for n in counts for name in ("", "of limit, ")]
@@ -255,7 +256,7 @@ def shares(row: dict[str, Any]) -> str:
 
 
 def growth(found: dict[str, Any]) -> str:
-    """The pictures, the exponents, the farthest points."""
+    """Return the section about growth: pictures, exponents and longest texts."""
     curves = found["curves"]
     lines = []
     for way, points in curves.items():
@@ -276,29 +277,30 @@ def growth(found: dict[str, Any]) -> str:
         for dark in (False, True)
     )
     text = (
-        f"One head of size 64, {count(found['threads'])}, each call in a process of its own.\n"
-        "Memory is what a call took at most above its inputs. An exponent is the slope of the\n"
-        "last four points, log against log: 2 where twice the length takes four times as much,\n"
-        "1 where it takes twice. A line ends where its next point would take over 20 s or 6 GB.\n"
+        f"One head of size 64, {count(found['threads'])}, each call in a separate process.\n"
+        "Memory is the peak memory of a call without its inputs. An exponent is the slope of the\n"
+        "last four points in a log-log plot: 2 if twice the length takes four times as much,\n"
+        "and 1 if it takes twice as much. A line ends before a point that would take more than\n"
+        "20 s or 6 GB.\n"
     )
     heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
     return "\n".join([text, images, table(heading, lines)])
 
 
 ALT = (
-    "Two log-log plots over the number of tokens, of time and of memory, a line for each way; "
-    "the table below has their exponents and their ends."
+    "Two log-log plots of time and of memory over the number of tokens, with a line for each way; "
+    "the table below has the exponents and the longest texts."
 )
 
 
 def in_units(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    """A power of ten in the largest unit that leaves it whole."""
+    """Format a power of ten in the largest unit in which it is a whole number."""
     size, unit = next((one for one in units if value >= one[0] * 0.999), units[-1])
     return f"{value / size:g} {unit}"
 
 
 def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -> None:
-    """Time and memory over the length, log against log, for a light or a dark page."""
+    """Draw time and memory over the length in log-log plots, for a light or a dark page."""
     import matplotlib
 
     matplotlib.use("Agg")

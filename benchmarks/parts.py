@@ -1,4 +1,4 @@
-"""Where the time of a model goes: in projections, attention, norms, or between them."""
+"""The time that a model spends in projections, in attention, in norms, and between them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-# What is called for each part, by the name that its caller knows it by.
+# The functions of each part, with the modules that call them.
 CALLED = {
     "projections": ("qkv.layers.layer.linear", "qkv.models.network.head.linear"),
     "attention": (
@@ -18,7 +18,7 @@ CALLED = {
 
 
 def parts(call: Callable[[], Any]) -> dict[str, float]:
-    """The share of each part in the time of a call; the rest is Python and small arrays."""
+    """Return the share of each part in the time of a call; the rest is Python and small arrays."""
     spent = dict.fromkeys(CALLED, 0.0)
     with ExitStack() as stack:
         for name, places in CALLED.items():
@@ -33,7 +33,7 @@ def parts(call: Callable[[], Any]) -> dict[str, float]:
 
 @contextmanager
 def timed(place: str, name: str, spent: dict[str, float]) -> Iterator[None]:
-    """Add up what is spent in a function, as long as it is called by its place."""
+    """Measure the total time in a function while it is called through its module."""
     from importlib import import_module
 
     module, _, function = place.rpartition(".")

@@ -1,4 +1,4 @@
-"""A server of sentence vectors as people write it.
+"""A typical server of sentence vectors, for comparison.
 
 python -m benchmarks.peer_server FOLDER PORT
 """
@@ -7,7 +7,7 @@ import sys
 
 
 def main(folder: str, port: str) -> None:
-    """FastAPI and sentence-transformers on uvicorn, with one worker."""
+    """Run FastAPI and sentence-transformers on uvicorn, with one worker."""
     import uvicorn
     from fastapi import FastAPI
     from pydantic import BaseModel

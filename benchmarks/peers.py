@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-# The timed call, and a function that makes its result (B, H, L, dv) in NumPy; None: not installed.
+# The timed call, and a function that converts its result to a NumPy array (B, H, L, dv).
+# None means that the library is not installed.
 Peer = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
 def needs(*libraries: str):
-    """Leave out a peer if one of its libraries is missing."""
+    """Decorate a peer: return None if one of the libraries is missing."""
 
     def wrap(make: Callable[..., Peer]) -> Callable[..., Peer | None]:
         @functools.wraps(make)
@@ -27,7 +28,7 @@ def needs(*libraries: str):
 
 
 def threads() -> int:
-    """How many threads a peer may use in this process."""
+    """Return the number of threads that a peer may use in this process."""
     return int(os.environ.get("QKV_NUM_THREADS", "1"))
 
 
@@ -45,21 +46,21 @@ def torch():
 
 
 def tensors(*arrays: np.ndarray, dtype: str = "float32"):
-    """Arrays as torch has them; bfloat16 rounds to it."""
+    """Convert arrays to torch tensors, rounded if the type is bfloat16."""
     kind = getattr(torch(), dtype)
     return [torch().from_numpy(np.asarray(x, np.float32)).to(kind) for x in arrays]
 
 
 def from_torch(tensor) -> np.ndarray:
-    """Any tensor as float32."""
+    """Convert any tensor to a float32 array."""
     return tensor.float().numpy()
 
 
 @needs("torch")
 def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
-    """`torch.nn.functional.scaled_dot_product_attention`; a bool mask is made numbers before."""
+    """Call `scaled_dot_product_attention` of torch; bool masks are converted to floats before."""
     tq, tk, tv = tensors(q, k, v, dtype=dtype)
-    if mask is not None:  # torch would convert it in each call
+    if mask is not None:  # otherwise torch would convert the mask in each call
         options["attn_mask"] = torch().from_numpy(np.where(mask, 0, -np.inf).astype(np.float32))
     attend = torch().nn.functional.scaled_dot_product_attention
     return lambda: attend(tq, tk, tv, **options), from_torch
@@ -67,7 +68,7 @@ def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
 
 @needs("torch")
 def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
-    """Attention and its gradients of query, key and value, by autograd."""
+    """Compute attention and its gradients for query, key and value with autograd."""
     inputs = [x.requires_grad_() for x in tensors(q, k, v)]
     [grad_out] = tensors(above)
     attend = torch().nn.functional.scaled_dot_product_attention
@@ -81,7 +82,7 @@ def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
 
 @needs("torch")
 def torch_folded(q, k, v) -> Peer:
-    """One query of grouped heads seen as several queries of one head: K and V are read once."""
+    """Treat the query heads of a group as several queries of one head, so K and V are read once."""
     tq, tk, tv = tensors(q, k, v)
     batch, heads, _, size = q.shape
     folded = (batch, k.shape[1], heads // k.shape[1], size)
@@ -91,7 +92,7 @@ def torch_folded(q, k, v) -> Peer:
 
 @needs("torch")
 def torch_softcap(q, k, v, softcap) -> Peer:
-    """Softcap written out, as torch has no argument for it."""
+    """Compute softcap in separate operations, because torch has no argument for it."""
     tq, tk, tv = tensors(q, k, v)
     scale = 1 / math.sqrt(q.shape[-1])
 
@@ -104,7 +105,7 @@ def torch_softcap(q, k, v, softcap) -> Peer:
 
 @needs("torch")
 def torch_linear(x, weight, bias, dtype="float32") -> Peer:
-    """`gelu(linear(x))`; torch keeps its weights (out, in)."""
+    """Compute `gelu(linear(x))`; torch's weights are (out, in)."""
     tx, tw, tb = tensors(x, np.ascontiguousarray(weight.T), bias, dtype=dtype)
     F = torch().nn.functional
     return lambda: F.gelu(F.linear(tx, tw, tb)), from_torch
@@ -114,9 +115,10 @@ def torch_linear(x, weight, bias, dtype="float32") -> Peer:
 
 
 def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ...]], shared=()):
-    """A model of one node with everything bound: a call without arguments, and its results.
+    """Make an onnxruntime session of one node, with inputs and outputs bound to memory.
 
-    `shared` names a result and the input whose memory it is.
+    Returns a call without arguments, and its results. `shared` names a result and the input whose
+    memory the result uses.
     """
     import onnxruntime
     from onnx import TensorProto, helper
@@ -159,7 +161,7 @@ def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ..
 
 
 def rows_of(x: np.ndarray) -> np.ndarray:
-    """`(B, H, L, d)` as `(B, L, H * d)`, which is what onnxruntime's own operators take."""
+    """Convert `(B, H, L, d)` to `(B, L, H * d)`, the layout of onnxruntime's own operators."""
     batch, heads, length, size = x.shape
     return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(batch, length, heads * size)
 
@@ -176,7 +178,7 @@ def heads_of(out: str, heads: int):
 
 @needs("onnxruntime")
 def ort_multi_head(q, k, v, causal=False) -> Peer:
-    """com.microsoft MultiHeadAttention, the fused operator of exported encoders."""
+    """Call com.microsoft MultiHeadAttention, the fused operator of exported encoders."""
     from onnx import helper
 
     node = helper.make_node(
@@ -193,7 +195,7 @@ def ort_multi_head(q, k, v, causal=False) -> Peer:
 
 @needs("onnxruntime")
 def ort_attention(q, k, v, causal=False) -> Peer:
-    """Attention of the ONNX standard, opset 24."""
+    """Call Attention of the ONNX standard, opset 24."""
     from onnx import helper
 
     node = helper.make_node("Attention", ["q", "k", "v"], ["out"], is_causal=int(causal))
@@ -203,7 +205,7 @@ def ort_attention(q, k, v, causal=False) -> Peer:
 
 @needs("onnxruntime")
 def ort_grouped(q, k, v, window=None) -> Peer:
-    """com.microsoft GroupQueryAttention, causal: a whole text, or one token after a cache."""
+    """Call com.microsoft GroupQueryAttention, causal, for a text or one token after a cache."""
     from onnx import helper
 
     batch, heads, length, size = q.shape
@@ -240,7 +242,7 @@ def ort_grouped(q, k, v, window=None) -> Peer:
 
 @needs("openvino")
 def openvino_attention(q, k, v, causal=False, dtype="float32") -> Peer:
-    """Its SDPA operator; bfloat16 goes in and comes out where that is asked for."""
+    """Call OpenVINO's SDPA operator, with bfloat16 inputs and outputs on request."""
     import openvino
     from openvino import opset13
 
@@ -273,7 +275,7 @@ def openvino_attention(q, k, v, causal=False, dtype="float32") -> Peer:
 
 
 def bits(x: np.ndarray) -> np.ndarray:
-    """bfloat16 numbers by their bits."""
+    """Return the bits of bfloat16 numbers."""
     import ml_dtypes
 
     return np.asarray(x, ml_dtypes.bfloat16).view(np.uint16)
@@ -281,7 +283,7 @@ def bits(x: np.ndarray) -> np.ndarray:
 
 @needs("openvino")
 def openvino_folded(q, k, v) -> Peer:
-    """As `torch_folded`: its operator knows no grouped heads."""
+    """Like `torch_folded`, because OpenVINO's operator has no grouped heads."""
     batch, heads, _, size = q.shape
     call, read = openvino_attention(q.reshape(batch, k.shape[1], heads // k.shape[1], size), k, v)
     return call, lambda result: read(result).reshape(q.shape)

@@ -1,13 +1,12 @@
-"""The page to play with, in headless Chromium: a key to what is painted, all heads, motion, text.
+"""The live page in headless Chromium: typing, sweeps over all heads, the animation, new text.
 
-A key is an input event that leaves another text in the field; its time ends when the words that
-follow from it are painted. The head that the rule chooses for the text may come later. Of a sweep
-it is that of all heads, one by one, without what the map draws meanwhile; of the motion, that from
-the choice of a query until its row has arisen; of new tokens, that from the question until the last
-has come, the prompt read anew. The first word is another each time, so that nothing is known from
-before, and what the page says is held against `predict`, `trace` and `generate`. The page and its
-worker share the machine with the browser; tasks of the main thread are those that it reports
-itself, from 50 ms on.
+The time of a key runs from an input event that changes the text until the new guesses are painted;
+the head that the rule chooses may be painted later. The time of a sweep is the time to ablate every
+head in turn, without the drawing of the map. The time of the animation runs from the choice of a
+query until its row is complete. The time of new tokens runs from the call until the last token,
+including the prompt. Each text begins with a new word, so that no result is cached, and the page's
+results are compared with `predict`, `trace` and `generate`. The page and its worker share the
+machine with the browser. The main thread reports only tasks of 50 ms or more.
 """
 
 import os
@@ -26,14 +25,17 @@ import qkv
 from benchmarks.common import Goal, Row, Way, at_most
 from qkv.see.page.play import TEXT
 
-ONCE = True  # a browser has threads of its own
-LENGTHS = {16: (0.1, 2.0), 64: (0.3, 4.0)}  # tokens: seconds for a key, and for a sweep
-PRESS = 0.6  # seconds from a press on the first screen until nothing moves any more
-MOTION = 12.0  # seconds for a motion of 10.8
-NEW, TOKEN = 40, 0.04  # tokens that are written, and seconds for each
-TASK = 0.05  # seconds of the main thread
+ONCE = True  # measured once, because a browser chooses its own threads
+LENGTHS = {
+    16: (0.1, 2.0),
+    64: (0.3, 4.0),
+}  # number of tokens: seconds for a key, seconds for a sweep
+PRESS = 0.6  # seconds from a press on the first screen until nothing moves
+MOTION = 12.0  # seconds for an animation of 10.8 s
+NEW, TOKEN = 40, 0.04  # number of new tokens, and seconds for each token
+TASK = 0.05  # seconds of a task of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.0051  # what a probability may be off by that is shown as per cent
+SEEN = 0.0051  # allowed error of a probability that is shown in per cent
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
@@ -91,13 +93,13 @@ TASKS = """() => {
 
 
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
-    """A key and a sweep at each length; without a browser nothing is measured.
+    """Yield rows for a key and a sweep at each length; without a browser nothing is measured.
 
-    It starts a browser if none is given. A process has room for one Playwright,
-    so a test gives its own browser.
+    Starts a browser if none is given. A process can run only one Playwright, so tests pass their
+    own browser.
     """
     model = qkv.load("books")
-    chosen = [0]  # places before the missing word, which the page keeps from text to text
+    chosen = [0]  # tokens before the missing word, which the page keeps from text to text
     with ExitStack() as stack:
         browser = browser or launched(stack)
         page = browser and opened(stack, browser)
@@ -107,16 +109,16 @@ def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
         for tokens, (key, sweep) in LENGTHS.items():
             texts = Texts(model, max(8, tokens // shrink), words)
             fold(page)
-            yield typed(page, texts, f"key to painted, {tokens} tokens", key)
-            yield swept(page, texts, f"every head removed in turn, {tokens} tokens", sweep)
+            yield typed(page, texts, f"from key to painted guess, {tokens} tokens", key)
+            yield swept(page, texts, f"sweep over all heads, {tokens} tokens", sweep)
             forget(page)
-            yield moved(page, texts, chosen, f"a query chosen to the motion's end, {tokens} tokens")
+            yield moved(page, texts, chosen, f"animation of a query's row, {tokens} tokens")
         yield written(page, words)
 
 
 @dataclass
 class Texts:
-    """Texts of so many tokens, each with another first word and a missing last one."""
+    """Texts of a given number of tokens, each with a new first word and a missing last word."""
 
     model: qkv.Model
     tokens: int
@@ -129,24 +131,24 @@ class Texts:
 
     @property
     def place(self) -> int:
-        """Where the missing word is."""
+        """The position of the missing word."""
         return self.tokens - 3
 
 
 def first_words(model: qkv.Model) -> Iterator[str]:
-    """Words of the vocabulary, each once."""
+    """Yield words of the vocabulary, each once."""
     assert model.tokenizer is not None
     known = model.tokenizer.vocabulary
     return iter([word for word in known if word.isascii() and word.isalpha()][1000:])
 
 
 def share(said: str) -> float:
-    """What per cent on the page are as a share; "under 0.1%" as none."""
+    """Convert a percentage of the page to a probability; "under 0.1%" becomes 0."""
     return 0.0 if said.startswith(("under", "<")) else float(said.rstrip("%")) / 100
 
 
 def launched(stack: ExitStack) -> Any:
-    """A browser; None where there is none."""
+    """Yield a browser, or None if no browser is installed."""
     ways = map(shutil.which, ("chromium-headless-shell", "chromium"))
     found = os.environ.get("QKV_CHROMIUM") or next(filter(None, ways), None)
     if found is None or find_spec("playwright") is None:
@@ -160,7 +162,7 @@ def launched(stack: ExitStack) -> Any:
 
 
 def opened(stack: ExitStack, browser: Any) -> Any:
-    """The page, once it is ready."""
+    """Open the page and wait until it is ready."""
     file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "play.html")
     qkv.play().to_html(file)  # with the decoder
     page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -172,15 +174,15 @@ def opened(stack: ExitStack, browser: Any) -> Any:
 
 
 def to_lab(page: Any) -> None:
-    """The page at its lab."""
+    """Open the lab of the page."""
     if page is not None:
         page.get_by_role("button", name="Open the lab").click()
         page.locator("[data-part=sentence] textarea.text").wait_for()
 
 
 def pressed(page: Any, model: qkv.Model) -> Row:
-    """A press on the word that is to be pressed first: it is hidden, or seen again."""
-    name, goal = "a press on the first screen to rest", at_most(PRESS)
+    """Make the row of a press on the marked first word, which hides the word or shows it again."""
+    name, goal = "from a press on the first screen to rest", at_most(PRESS)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))
     forget(page)
@@ -199,7 +201,7 @@ def pressed(page: Any, model: qkv.Model) -> Row:
 
 
 def fold(page: Any) -> None:
-    """The page as it opens: what was unfolded for another row is not part of the next."""
+    """Fold the page as it opens, so that parts unfolded for one row do not affect the next row."""
     if page is not None:
         folds = page.get_by_role("button", name="Fold")
         if folds.count():
@@ -208,14 +210,14 @@ def fold(page: Any) -> None:
 
 
 def forget(page: Any) -> None:
-    """What was told of tasks so far belongs to another row."""
+    """Forget the reported tasks, which belong to another row."""
     if page is not None:
         page.wait_for_timeout(200)
         page.evaluate("tasks.length = 0")
 
 
 def longest(page: Any) -> Goal:
-    """The longest task of the main thread, in seconds; 0 where none was long enough to be told."""
+    """Return the longest reported task of the main thread in seconds, or 0 without such a task."""
     return Goal(
         "longest task of the page",
         lambda _: page.evaluate("Math.max(0, ...tasks)") / 1000,
@@ -225,7 +227,7 @@ def longest(page: Any) -> Goal:
 
 
 def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
-    """From a key to what is painted."""
+    """Make the row of a key: from the input event to the painted guesses."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(most),))
     area = page.locator("[data-part=sentence] textarea.text").element_handle()
@@ -246,7 +248,7 @@ def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
 
 
 def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
-    """Every head removed in turn."""
+    """Make the row of a sweep that ablates every head in turn."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(most),))
     asked = [""]
@@ -270,7 +272,7 @@ def swept(page: Any, texts: Texts, name: str, most: float) -> Row:
 
 
 def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
-    """How a row arises, played once when its query is chosen."""
+    """Make the row of the animation that computes the row of a chosen query."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(MOTION),))
     motion = page.locator("[data-part=motion]")
@@ -300,7 +302,7 @@ def moved(page: Any, texts: Texts, chosen: list[int], name: str) -> Row:
 
 
 def written(page: Any, words: Iterator[str]) -> Row:
-    """New tokens of the decoder, the likeliest each time."""
+    """Make the row of new tokens of the decoder, generated greedily."""
     name, goal = f"{NEW} new tokens", at_most(NEW * TOKEN)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))

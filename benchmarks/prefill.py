@@ -17,7 +17,7 @@ ORT = "onnxruntime|onnxruntime, opset 24|onnxruntime, GQA"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The three lengths, and the last two causal."""
+    """Yield rows for three lengths, and causal rows for the last two lengths."""
     for shape, torch, others, peak, aim in (
         ((1, 12, 512 // shrink, 64), 2.2, 1.0, 0.78, 0.85),
         ((1, 12, 2048 // shrink, 64), 2.3, 1.05, 0.85, 0.92),
@@ -35,7 +35,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, goals=(), *, causal=False, plain=False) -> Row:
-    """One shape `(B, H, L, d)`."""
+    """Make the row of one shape `(B, H, L, d)`."""
     q, k, v = random_inputs(shape, shape)
     error = beside(q, k, v, is_causal=causal)
     work = operations(q, k, v, is_causal=causal)

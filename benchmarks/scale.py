@@ -1,4 +1,4 @@
-"""More than one process: two workers of one thread beside one process, and what Dask costs.
+"""Two Dask workers of one thread, compared with one process, and the cost of Dask itself.
 
 The cluster is `LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="1GB")`.
 """
@@ -17,15 +17,15 @@ from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
 
-ONCE = True  # on all threads alone: its ways say how many each has
+ONCE = True  # measured only on all threads: each way states its own number of threads
 COUNT = 4000  # texts that are encoded
 LONG = 262_144  # tokens of one head of 64
-MOVED = 2**26  # bytes that go from one worker to another
-SMALL = 64  # tokens of a block, where the cost of a task is to be seen
+MOVED = 2**26  # bytes sent from one worker to another
+SMALL = 64  # tokens of a block, so small that the cost of a task shows
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Encoding, a long text, and what the cost model of docs/scale.md is fitted with."""
+    """Yield rows for encoding, for a long text, and for the cost model of docs/scale.md."""
     from distributed import Client, LocalCluster
 
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "1GB"}
@@ -42,7 +42,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def encoding(client: Any, count: int, folder: Path) -> Row:
-    """MiniLM on a file of texts of natural lengths, Parquet parts written."""
+    """Encode a file of texts of natural lengths with MiniLM, and write Parquet parts."""
     model = qkv.load("minilm")
     texts = sentences(count, lambda text: len(model.tokenize(text)))
     source = folder / "texts.txt"
@@ -71,16 +71,16 @@ def encoding(client: Any, count: int, folder: Path) -> Row:
 
 
 def of_one_process(least: float, what: str) -> Goal:
-    """Two workers beside one process on as many threads."""
+    """Make a goal: two workers, compared with one process that has the same number of threads."""
     return Goal(
-        "2 workers, beside one process on 2 threads",
+        "speed of 2 workers relative to one process on 2 threads",
         lambda row: seconds(row, "one process, 2 threads") / seconds(row, f"{what}, 2 workers"),
         least=least,
     )
 
 
 def written(folder: Path) -> np.ndarray:
-    """The vectors (n, D) of Parquet parts."""
+    """Read the vectors (n, D) of Parquet parts."""
     from pyarrow import parquet
 
     table = parquet.read_table(folder, columns=["id", "vector"]).sort_by("id")
@@ -89,7 +89,7 @@ def written(folder: Path) -> np.ndarray:
 
 
 def attention(client: Any, length: int) -> Row:
-    """A text too long for one block, causal, on one thread and on two workers of one."""
+    """Compare causal attention over many blocks on one thread and on two workers of one thread."""
     import dask.array as da
 
     from qkv import scale
@@ -109,7 +109,7 @@ def attention(client: Any, length: int) -> Row:
         finally:
             qkv.set_num_threads(before)
 
-    seen: dict[str, Any] = {}  # of the workers, in the last turn
+    seen: dict[str, Any] = {}  # about the workers in the last round
 
     def together() -> np.ndarray:
         with client.as_current():
@@ -123,20 +123,20 @@ def attention(client: Any, length: int) -> Row:
     }
     goals = (
         Goal(
-            "2 workers, beside one process on 1 thread",
+            "speed of 2 workers relative to one process on 1 thread",
             lambda row: (
                 seconds(row, "one process, 1 thread") / seconds(row, "qkv.scale, 2 workers")
             ),
         ),
-        Goal("workers that were restarted", lambda row: seen["restarted"], "n", most=0),
-        Goal("spilled to a disk", lambda row: seen["spilled"], "B", most=0),
-        Goal("the most memory of a worker", lambda row: max(seen["peaks"]), "B", most=1e9),
+        Goal("restarted workers", lambda row: seen["restarted"], "n", most=0),
+        Goal("bytes spilled to disk", lambda row: seen["spilled"], "B", most=0),
+        Goal("peak memory of a worker", lambda row: max(seen["peaks"]), "B", most=1e9),
     )
     return Row(f"{length:,} tokens, causal, one head of 64", ways, goals, rounds=1)
 
 
 def tasks(client: Any, length: int) -> Row:
-    """Attention in blocks so small that hardly anything but tasks is left, and tasks alone."""
+    """Compare attention in tiny blocks, which costs little but the tasks, with empty tasks."""
     import dask.array as da
     from dask._task_spec import convert_legacy_graph  # no public name
 
@@ -152,7 +152,7 @@ def tasks(client: Any, length: int) -> Row:
 
     def run(graph: dict[Any, Any], way: str) -> Callable[[], np.ndarray]:
         names = [f"{way}-{number}" for number in range(9)]
-        # names of its own for each run, or Dask gives what it still has of the last one
+        # each run needs new names, because Dask would return stored results of the last run
         runs = cycle([(renamed(graph, run), [named(key, run) for key in keys]) for run in names])
         return lambda: np.concatenate(client.get(*next(runs)), axis=-2)
 
@@ -161,28 +161,32 @@ def tasks(client: Any, length: int) -> Row:
         "tasks that do nothing": Way(run(empty, "empty"), lambda found: float(np.abs(found).max())),
     }
     goal = Goal(
-        "a task, beyond Dask's own",
+        "time of a task without Dask's own time",
         lambda row: (seconds(row, "qkv.scale") - seconds(row, "tasks that do nothing")) / count,
         unit="s",
         most=1e-3,
     )
-    own = Goal("Dask's own", lambda row: seconds(row, "tasks that do nothing") / count, unit="s")
+    own = Goal(
+        "Dask's own time for a task",
+        lambda row: seconds(row, "tasks that do nothing") / count,
+        unit="s",
+    )
     return Row(f"{count:,} tasks, in blocks of {SMALL} tokens", ways, (goal, own), rounds=5)
 
 
 def named(key: Any, run: str) -> Any:
-    """The key of a task in one run."""
+    """Return the key of a task in one run."""
     return (f"{key[0]}-run-{run}", *key[1:]) if isinstance(key, tuple) else f"{key}-run-{run}"
 
 
 def renamed(graph: dict[Any, Any], run: str) -> dict[Any, Any]:
-    """A graph under the names of one run."""
+    """Return a graph with the names of one run."""
     names = {key: named(key, run) for key in graph}
     return {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
 
 
 def stand_in(task: Any) -> Any:
-    """A task that waits for the same others and gives as much, but does nothing."""
+    """Return a task with the same dependencies and the same result size that computes nothing."""
     from dask.task_spec import Task, TaskRef
 
     if not isinstance(task, Task):
@@ -195,11 +199,11 @@ def _nothing(*parts: Any) -> np.ndarray:
 
 
 def transport(client: Any, size: int) -> Row:
-    """An array of so many bytes from the memory of one worker to that of the other."""
+    """Send an array of `size` bytes from the memory of one worker to another worker."""
     one, other = client.scheduler_info()["workers"]
 
     def way(count: int, reads: float = 0) -> Way:
-        made = client.submit(_made, count, workers=[one])  # there for as long as the way is
+        made = client.submit(_made, count, workers=[one])  # kept as long as this way exists
         truth = float(made.result().sum())
 
         def call() -> Any:
@@ -219,7 +223,7 @@ def _made(count: int) -> np.ndarray:
 
 
 async def _fetched(key: Any, source: str, dask_worker: Any) -> float:
-    """The sum of an array that another worker has; it is not kept."""
+    """Return the sum of an array of another worker, without keeping the array."""
     from distributed.worker import get_data_from_worker
 
     found = await get_data_from_worker(dask_worker.rpc, [key], source)
@@ -227,7 +231,7 @@ async def _fetched(key: Any, source: str, dask_worker: Any) -> float:
 
 
 def merging(length: int) -> Row:
-    """Two partial results of so many queries, as the tree of blocks joins them."""
+    """Merge two partial results of `length` queries, as the tree of blocks does."""
     q, k, v = random_inputs((1, 1, length, 64), (1, 1, 256, 64))
     parts = [
         qkv.attention(q, k[..., half, :], v[..., half, :], return_lse=True)

@@ -1,10 +1,10 @@
-"""All heads over 10,000 sentences: eight measures of each, and the ten texts with most of each.
+"""A scan of all heads over 10,000 sentences: eight measures, and the ten top texts of each.
 
-Torch gives all weights (`output_attentions=True`, eager attention) of texts that are sorted by
-length within a thousand, as many at a time as are fastest, and measures them as
-`qkv.circuits.scan_heads` does. Both begin with texts, cut by the same tokenizer, or with ids. The
-memory is that of a whole process, interpreter and model included, which reads its texts from a
-file. The error is the largest one, in means and in examples, whose entropies are in nats.
+Torch returns all weights (`output_attentions=True`, eager attention) and measures them as
+`qkv.circuits.scan_heads` does. It gets texts that are sorted by length within each thousand, in
+batches of the fastest size. Both libraries begin with texts and the same tokenizer, or with ids.
+The memory is the peak of a whole process, including interpreter and model, which reads its texts
+from a file. The error is the largest error of all means and examples; entropies are in nats.
 """
 
 import json
@@ -36,16 +36,19 @@ GPT2 = {
     "n_head": 12,
     "n_positions": 1024,
 }
-COUNT, FEW = 10_000, 500  # texts; and those of the larger model, which takes 0.1 s for one
+COUNT, FEW = (
+    10_000,
+    500,
+)  # number of texts, and of texts for the larger model, which takes 0.1 s for a text
 TOP = 10
-WINDOW = 1024  # texts that torch is given sorted
-BATCHES = (4, 8, 16, 32, 64)  # at once: tried for torch, and the best is measured
+WINDOW = 1024  # texts that are sorted together for torch
+BATCHES = (4, 8, 16, 32, 64)  # batch sizes to try for torch; the fastest is measured
 MOST = 300e6  # bytes
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy", "strongest")
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The encoder that ships, and a random model of GPT-2's shape."""
+    """Yield rows for the included encoder and for a random model with the shape of GPT-2."""
     from benchmarks.texts import sentences
 
     encoder = qkv.load()
@@ -66,7 +69,7 @@ OURS, TORCH = "memory of the process: qkv", "memory of the process: torch"
 
 
 def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal) -> Row:
-    """Both ways on the same texts, and in processes of their own."""
+    """Make the row of both libraries on the same texts; measure memory in separate processes."""
     folder, file = home / model.name, home / f"{model.name}.jsonl"
     model.save(folder)
     file.write_text("".join(f"{json.dumps(text)}\n" for text in texts), encoding="utf-8")
@@ -92,7 +95,7 @@ def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal)
 
 
 def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Of either way the means (names, layers, heads), and how much the examples have."""
+    """Return `(means, examples)` of either library: means (names, layers, heads), top values."""
     if not isinstance(found, HeadScan):
         return found
     means = np.array([found.scores[name] for name in NAMES])
@@ -105,7 +108,7 @@ def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @needs("transformers")
 def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
-    """The model in transformers without its head, and ours, whose tokenizer cuts texts."""
+    """Return the model in transformers without its head, and our model, which has the tokenizer."""
     import transformers
 
     torch()
@@ -116,7 +119,7 @@ def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
 
 
 def best(model: Any, own: qkv.Model, texts: list[Any]) -> int:
-    """The quickest number of texts at once, on some of the texts."""
+    """Return the batch size that is fastest for some of the texts."""
     some = texts[:: max(1, len(texts) // 100)]
     times = {}
     for batch in BATCHES:
@@ -130,7 +133,7 @@ def best(model: Any, own: qkv.Model, texts: list[Any]) -> int:
 def torch_scan(
     model: Any, own: qkv.Model, texts: Iterable[Any], at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The means (names, layers, heads), and the most of each text and head, the best `TOP`."""
+    """Return the means (names, layers, heads), and the `TOP` largest values for each head."""
     library, rows = torch(), len(own.embedding.table)
     special = [own.tokenizer is not None and own.tokenizer.is_special(n) for n in range(rows)]
     special = library.tensor(special)
@@ -151,7 +154,7 @@ def torch_scan(
 
 
 def torch_batch(model: Any, batch: list[list[int]], special: Any, counts: np.ndarray) -> Any:
-    """The measures of each query, (names, layers, B, heads, T); adds to how many there are."""
+    """Return the measures of each query, (names, layers, B, heads, T), and add to their counts."""
     library = torch()
     ends = library.tensor([len(ids) for ids in batch])
     keys = library.arange(len(batch[0]))
@@ -182,14 +185,14 @@ def torch_batch(model: Any, batch: list[list[int]], special: Any, counts: np.nda
 
 
 def alone(way: str, folder: Path, file: Path) -> float:
-    """The most memory of a process that scans the texts of a file, in bytes."""
+    """Return the peak memory in bytes of a process that scans the texts of a file."""
     command = [sys.executable, "-m", "benchmarks.scan", way, str(folder), str(file)]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=ROOT)
     return float(answer.stdout.split()[-1])
 
 
 def main() -> None:
-    """Scan as the command line says, and print the most memory that it took."""
+    """Scan as the command line says, and print the peak memory."""
     way, folder, path = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         texts = map(json.loads, file)

@@ -1,11 +1,11 @@
-"""`qkv serve` on loopback: MiniLM, texts of natural lengths, beside `encode` and other servers.
+"""`qkv serve` on loopback with MiniLM, compared with `encode` and with other servers.
 
-Servers, clients and `encode` share the machine's cores, which a server has to itself in its turn.
-All clients are one process, which sends what was prepared before, keeps the connections open, asks
-for base64 as OpenAI's package does, and compares every vector with `encode`'s when the clock has
-stopped. What it takes of the processors is part of each time; where it is "taken off", its
-processor time over the number of cores is. Each server computes with as many threads as `encode`;
-`FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
+The servers run in turn, and each shares the machine's cores only with the clients. All clients are
+one process. It prepares its requests before the clock starts, keeps its connections open, and asks
+for base64, as OpenAI's package does. After the clock has stopped, it compares every vector with
+`encode`. The clients' processor time is part of each time. "Without the clients" subtracts this
+processor time, divided by the number of cores. Each server computes with as many threads as
+`encode`. `FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
 """
 
 import json
@@ -33,20 +33,22 @@ from benchmarks.load_client import Load
 from benchmarks.memory import ROOT
 from benchmarks.texts import sentences
 
-ONCE = True  # on all threads alone
-COUNT = 1000  # texts, each asked for once in a turn
+ONCE = True  # measured only on all threads
+COUNT = 1000  # texts, each sent once in a round
 CLIENTS = 64
-ALONE = 100  # requests of a lone client in a turn
-MANY = 100_000  # requests, of which a tenth come before memory is read first
+ALONE = 100  # requests of a single client in a round
+MANY = 100_000  # requests; memory is read after a tenth of them and after all
 STARTING = 120.0  # seconds that a server may take to start
-INFINITY = ROOT / ".venv-infinity" / "bin" / "infinity_emb"  # it needs other versions than `bench`
+INFINITY = (
+    ROOT / ".venv-infinity" / "bin" / "infinity_emb"
+)  # infinity needs other versions than the extra `bench`
 
 PROGRAM = "from qkv.cli import main; main()"
 PEER = "FastAPI + sentence-transformers"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Many clients with one text and with eight, one client, and very many requests."""
+    """Yield rows for many clients with one or eight texts, one client, and many requests."""
     model = qkv.load("minilm")
     texts = sentences(COUNT // shrink, lambda text: len(model.tokenize(text)))
     vectors = model.encode(texts, show_progress_bar=False)
@@ -61,7 +63,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def commands() -> dict[str, list[str] | None]:
-    """How each server is started; its port follows."""
+    """Return the command that starts each server; the port follows as last argument."""
     python, here = sys.executable, str(folder())
     peer = all(map(find_spec, ("fastapi", "uvicorn", "sentence_transformers")))
     infinity = [str(INFINITY), "v2", "--model-id", here, "--engine", "torch", "--device", "cpu"]
@@ -77,25 +79,25 @@ def commands() -> dict[str, list[str] | None]:
 
 
 class Server:
-    """A process that listens on a port of its own."""
+    """A server process and its port."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self.pid, self.port = process.pid, port
 
     def processor(self) -> float:
-        """Seconds of processor time that it has taken."""
+        """Return the processor time of the server in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident(self) -> float:
-        """Bytes that it has in memory."""
+        """Return the memory of the server in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return 1024.0 * int(status.partition("VmRSS:")[2].split()[0])
 
 
 @contextmanager
 def server(name: str, command: list[str] | None) -> Iterator[Server | None]:
-    """A server that has answered, ended at the end; None where it is not installed."""
+    """Yield a server that is ready, or None if it is not installed; end the server afterwards."""
     if command is None:
         yield None
         return
@@ -125,7 +127,7 @@ def server(name: str, command: list[str] | None) -> Iterator[Server | None]:
 
 
 def listens(port: int) -> bool:
-    """Whether a connection is taken."""
+    """Return whether the server accepts a connection."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -135,7 +137,7 @@ Ask = Callable[[Any], dict[str, Any]]
 
 @contextmanager
 def asking(texts: list[str], vectors: np.ndarray) -> Iterator[Ask]:
-    """The process of the clients, as a function that has it do something."""
+    """Yield a function that sends a command to the process of the clients."""
     with tempfile.TemporaryDirectory() as home:
         words, numbers = Path(home, "texts.json"), Path(home, "vectors.npy")
         words.write_text(json.dumps(texts), encoding="utf-8")
@@ -154,10 +156,10 @@ def asking(texts: list[str], vectors: np.ndarray) -> Iterator[Ask]:
 
 
 def asked(process: subprocess.Popen[str], what: Any) -> dict[str, Any]:
-    """What the clients answer.
+    """Return the answer of the clients.
 
     Raises:
-        ArithmeticError: they were answered with something else, or not at all.
+        ArithmeticError: a server's answer is wrong or missing.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -170,14 +172,14 @@ def asked(process: subprocess.Popen[str], what: Any) -> dict[str, Any]:
 
 
 class Loaded:
-    """A way: a load that a server answers, and what was seen of each turn."""
+    """A way: a load that a server answers, and the measurements of each round."""
 
     def __init__(self, server: Server, ask: Ask, load: Load) -> None:
         self.server, self.ask, self.load = server, ask, load
         self.turns: list[dict[str, Any]] = []
 
     def __call__(self) -> dict[str, Any]:
-        """Let the clients ask."""
+        """Let the clients send the load."""
         used = self.server.processor()
         turn = self.ask(self.load)
         turn["server"] = self.server.processor() - used
@@ -185,7 +187,7 @@ class Loaded:
         return turn
 
     def error(self, _: Any = None) -> float:
-        """How far the vectors of all answers since the last time are from `encode`'s.
+        """Return the largest difference of all vectors since the last call from `encode`.
 
         Raises:
             ArithmeticError: an answer is missing.
@@ -199,23 +201,23 @@ class Loaded:
         return float(found["error"])
 
     def of_turns(self, name: str) -> float:
-        """The median of a number of each turn, the first left out."""
+        """Return the median of a number over all rounds except the first."""
         return statistics.median(turn[name] for turn in self.turns[1:])
 
     def share_of_requests(self, share: float) -> float:
-        """What this share of the requests took at most; the median of the turns."""
+        """Return the time in which this share of the requests was answered (median of rounds)."""
         return statistics.median(
             float(np.quantile(turn["requests"], share)) for turn in self.turns[1:]
         )
 
 
 def loaded(servers: dict[str, Server | None], ask: Ask, load: dict[str, Any]) -> dict[str, Any]:
-    """A `Loaded` for each server that is there."""
+    """Return a `Loaded` for each installed server."""
     return {name: one and Loaded(one, ask, Load(one.port, **load)) for name, one in servers.items()}
 
 
 def way(one: Loaded | None) -> Way | None:
-    """One to be timed."""
+    """Return the way that times a `Loaded`."""
     return one and Way(one, one.error)
 
 
@@ -230,7 +232,7 @@ def together(
     vectors: np.ndarray,
     size: int,
 ) -> Row:
-    """All texts once, by many clients, in requests of so many texts."""
+    """Make the row of many clients that send all texts once, `size` texts in each request."""
     load = {"requests": -(-len(texts) // size), "clients": CLIENTS, "size": size}
     found = loaded(servers, ask, load)
     floats = loaded({"float": servers["qkv serve"]}, ask, {**load, "encoding": "float"})["float"]
@@ -264,23 +266,23 @@ def together(
 
     least = 0.8 if size == 1 else 0.9
     goals = (
-        Goal("texts a second, of encode's", beside("qkv serve"), "%", least=least),
-        Goal("the same, the clients' processor time taken off", without_clients, "%"),
-        Goal("the same, as float", beside("qkv serve, float"), "%"),
-        Goal("processor time a text: clients", of_text(ours, "processor"), "s"),
+        Goal("throughput relative to encode", beside("qkv serve"), "%", least=least),
+        Goal("throughput relative to encode, without the clients", without_clients, "%"),
+        Goal("throughput relative to encode, as float", beside("qkv serve, float"), "%"),
+        Goal("processor time for a text: clients", of_text(ours, "processor"), "s"),
         Goal(
-            "processor time a text: encode",
+            "processor time for a text: encode",
             lambda row: statistics.median(used[1:]) / len(texts),
             "s",
         ),
         *(
-            Goal(f"processor time a text: {name}", of_text(one, "server"), "s")
+            Goal(f"processor time for a text: {name}", of_text(one, "server"), "s")
             for name, one in found.items()
             if one is not None
         ),
         Goal("p50 of a request", lambda row: ours.share_of_requests(0.5), "s"),
         Goal(
-            "p99, in p50",
+            "p99 divided by p50",
             lambda row: ours.share_of_requests(0.99) / ours.share_of_requests(0.5),
             most=8.0,
         ),
@@ -289,7 +291,7 @@ def together(
         Goal("largest error of all answers", ours.error, "", most=1e-4),
     )
     plural = "s" * (size > 1)
-    name = f"{CLIENTS} clients, {len(texts):,} texts, {size} text{plural} a request"
+    name = f"{CLIENTS} clients, {len(texts):,} texts, {size} text{plural} in a request"
     return Row(name, ways, goals, rounds=3)
 
 
@@ -301,7 +303,7 @@ def alone(
     vectors: np.ndarray,
     count: int,
 ) -> Row:
-    """One client that asks again when it was answered, beside `encode` of one text."""
+    """Make the row of one client that sends one request after another, and of `encode`."""
     found = loaded(servers, ask, {"requests": count, "clients": 1})
     ours = found["qkv serve"]
     turns: list[list[float]] = []
@@ -326,7 +328,7 @@ def alone(
         Goal("p50 of encode", lambda row: middle(), "s"),
         Goal("p50 of a request", lambda row: ours.share_of_requests(0.5), "s"),
         Goal(
-            "p50 less 2 ms, in p50 of encode",
+            "p50 minus 2 ms, divided by p50 of encode",
             lambda row: (ours.share_of_requests(0.5) - 2e-3) / middle(),
             most=1.5,
         ),
@@ -336,7 +338,7 @@ def alone(
 
 
 def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
-    """What the server has in memory after a tenth of very many requests, and after all."""
+    """Make the row of the server's memory after a tenth of many requests, and after all."""
     one = servers["qkv serve"]
     assert one is not None
     part = Loaded(one, ask, Load(one.port, count // 10, CLIENTS))
@@ -353,7 +355,7 @@ def memory(servers: dict[str, Server | None], ask: Ask, count: int) -> Row:
     short = Loaded(one, ask, Load(one.port, CLIENTS, CLIENTS))
     goals = (
         Goal(
-            "memory, of that after a tenth",
+            "memory after all requests relative to a tenth",
             lambda row: row["memory"][late] / row["memory"][early],
             most=1.05,
         ),

@@ -1,4 +1,4 @@
-"""Seeing attention at 32,768 tokens: the largest weights of each query, in linear memory."""
+"""The largest weights of each query at 32,768 tokens, in linear memory."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape) -> Row:
-    """`summarize_attention` beside the plain call."""
+    """Compare `summarize_attention` with the plain call."""
     q, k, v = random_inputs(shape, shape)
     error, work = beside(q, k, v), operations(q, k, v)
     few = sample(shape[2], 64)

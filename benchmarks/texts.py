@@ -1,4 +1,4 @@
-"""Sentences of natural lengths: definitions and examples of WordNet, joined."""
+"""Sentences of natural lengths, joined from definitions and examples of WordNet."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ WORDNET = Path("/usr/share/wordnet")  # Debian's wordnet-base
 
 
 def glosses() -> list[str]:
-    """Definitions and example sentences, each as it stands in WordNet.
+    """Return the definitions and example sentences of WordNet.
 
     Raises:
         FileNotFoundError: WordNet is not installed.
     """
     if not (WORDNET / "data.noun").is_file():
-        raise FileNotFoundError(f"there is no {WORDNET}: apt-get install wordnet-base")
+        raise FileNotFoundError(f"{WORDNET} is missing: apt-get install wordnet-base")
     found = []
     for kind in ("noun", "verb", "adj", "adv"):
         for line in (WORDNET / f"data.{kind}").read_text(encoding="latin-1").splitlines():
@@ -25,13 +25,13 @@ def glosses() -> list[str]:
 
 
 def sentences(count: int, tokens_of, *, seed: int = 0, longest: int = 200) -> list[str]:
-    """`count` texts of 3 to 200 tokens, about 35 in the mean, most of them short.
+    """Return `count` texts of 3 to 200 tokens, 35 on average, most of them short.
 
     Args:
-        count: how many.
-        tokens_of: the number of tokens of a text.
-        seed: of their choice.
-        longest: what no text is longer than.
+        count: the number of texts.
+        tokens_of: returns the number of tokens of a text.
+        seed: the seed of the random choice.
+        longest: the largest number of tokens of a text.
     """
     rng = np.random.default_rng(seed)
     parts = glosses()

@@ -1,4 +1,4 @@
-"""Texts of different lengths, packed, beside torch on the padded batch."""
+"""Packed texts of different lengths, compared with torch on the padded batch."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from qkv.measure import exact, largest_error, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """64 texts of 8 to 512 tokens."""
+    """Yield the row for 64 texts of 8 to 512 tokens."""
     yield row(64 // shrink, 8, 512 // shrink)
 
 
 def row(texts: int, shortest: int, longest: int, heads: int = 12, size: int = 64) -> Row:
-    """Lengths evenly spread, in random order."""
+    """Make a row with evenly spread lengths in random order."""
     lengths = np.linspace(shortest, longest, texts).astype(int)
     np.random.default_rng(1).shuffle(lengths)
     starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -1,4 +1,4 @@
-"""A sliding window: time that grows with the length, not with its square."""
+"""A sliding window: the time grows with the length, not with its square."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """The last 512 keys and oneself, at 8,192 and at 32,768 tokens."""
+    """Yield the row of a window of 512 earlier keys, at 8,192 and at 32,768 tokens."""
     yield row(8192 // shrink, 512 // shrink)
 
 
 def row(length: int, left: int, heads: int = 4, size: int = 64) -> Row:
-    """Two lengths, the second four times the first."""
+    """Make a row with two lengths, of which the second is four times the first."""
     shape, longer = (1, heads, length, size), (1, heads, 4 * length, size)
     q, k, v = random_inputs(shape, shape)
     window = {"window": (left, 0)}
