@@ -245,7 +245,7 @@ def test_a_norm_that_is_used_twice(norm, one, other):
 
     result = check(block, task="block")
     assert (result.mistakes, result.points) == (("norm-shared",), 6)
-    assert "one norm is used twice: norm1 instead of norm2, or" in result.message
+    assert "one norm is used twice: norm1 replaces norm2, or" in result.message
 
 
 def test_two_mistakes_are_told_apart():

@@ -1320,7 +1320,7 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: -plain(q, k, v), ["below zero"]),
         (lambda q, k, v: plain(q, k + 0.1 * np.arange(len(k))[:, None], v), ["order of the keys"]),
         (lambda q, k, v: plain(q, k, v) * np.nan, ["nan or inf"]),
-        (lambda q, k, v: plain(q, k, q), ["query is used as query, the key as key and the query"]),
+        (lambda q, k, v: plain(q, k, q), ["key is used as key, and the query"]),
         (lambda q, k, v: (plain(q, k, v), scaled(q, k)), ["scores before softmax"]),
         (lambda q, k, v: "x" + q, ["raises an error"]),
     ],

@@ -220,7 +220,7 @@ def test_a_right_decoder_gets_all_points(decoder):
 def test_the_last_row_alone_is_not_what_is_asked_for():
     result = check(made(head=lambda self, x: Decoder.head(self, x)[-1]), task="decoder")
     assert (result.mistakes, result.points) == (("decoder-last-row",), 6), str(result)
-    assert "only the logits after the last word, (V,)" in result.message
+    assert "only the logits (V,) after the last word" in result.message
 
 
 def test_a_batch_of_one_will_do():
@@ -589,18 +589,18 @@ def repeated(how):
         (
             repeated(lambda a, times: a),
             "groups-missing",
-            "the key and value heads are not repeated",
+            "key heads and value heads are not repeated",
         ),
         (repeated(lambda a, times: np.repeat(a, times, axis=1)), "groups-axis", "the wrong axis"),
         (
             repeated(lambda a, times: np.repeat(a, 3, axis=0)),
             "heads-written-down",
-            "fixed in the code",
+            "a fixed number of heads",
         ),
         ({"attend": split_into(4, 4)}, "groups-split", "keys and values are split"),
-        ({"attend": split_into(6, 2)}, "heads-written-down", "a number of heads is fixed"),
-        ({"attend": split_into(2, 2)}, "heads-written-down", "a number of heads is fixed"),
-        ({"layers": lambda self, count: range(6)}, "decoder-layers", "it has 2 layers"),
+        ({"attend": split_into(6, 2)}, "heads-written-down", "a fixed number of heads"),
+        ({"attend": split_into(2, 2)}, "heads-written-down", "a fixed number of heads"),
+        ({"layers": lambda self, count: range(6)}, "decoder-layers", "the model has 2 layers"),
         ({"head": always_by_lm_head}, "decoder-no-head", "'lm_head.weight', which this model does"),
         (
             {"norm": lambda self, x, weight: x * self.c["rms_norm_epsilon"]},

@@ -403,7 +403,7 @@ def test_a_mistake_is_told_by_its_name(function, key, points):
 def test_words_that_are_projected_again_are_shown_by_other_projections():
     example = check(the_words_kept, task="kv-cache").example
     assert "w_k from the second call on" in example
-    assert "500,500 projections of keys" in check(the_words_kept, task="kv-cache").message
+    assert "500,500 keys in total" in check(the_words_kept, task="kv-cache").message
 
 
 def test_a_cache_that_serves_once_is_said_to_be_written_to():

@@ -116,7 +116,7 @@ def test_what_goes_wrong_at_three_words_leaves_points_where_that_explains_it():
 
 def test_the_lengths_that_are_right_are_told_once_each():
     said = check(tiled(2, out=False)).message
-    assert "right for 1 x 2, 3 x 2, 2 x 2 (queries x keys), wrong for 2 x 3" in said
+    assert "right for 1 x 2, 3 x 2, 2 x 2 (queries x keys) and wrong for 2 x 3" in said
 
 
 def test_blocks_that_count_the_queries_are_wrong_wherever_there_are_more_keys():

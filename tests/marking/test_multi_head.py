@@ -246,7 +246,7 @@ def test_none_where_heads_do_not_divide_the_columns_is_no_refusal():
 
     result = check(multi_head_attention, task="heads")
     assert result.fragile == ("heads-not-divided",), str(result)
-    assert "6 columns in 4 heads give a NoneType, not an error" in " ".join(result.message.split())
+    assert "6 columns and 4 heads give a NoneType, but" in " ".join(result.message.split())
 
 
 def test_a_mask_of_bools_that_is_added_is_wrong():

@@ -197,12 +197,12 @@ def test_a_mistake_is_told_by_its_name(function, key):
 
 
 def test_the_base_is_read_from_the_table():
-    assert "as if the base were 4096;" in check(base_4096, task="positions").message
+    assert "as if the base were 4096," in check(base_4096, task="positions").message
 
 
 def test_the_other_size_is_read_from_the_table():
     said = check(speeds_from_outside, task="positions").message
-    assert "the speeds are always those of 32 columns" in said
+    assert "the speeds are always those of a table with 32 columns" in said
 
 
 def test_two_mistakes_are_told_apart():
