@@ -1,1 +1,1 @@
-"""Tests of qkv.attend against an implementation in plain loops."""
+"""Tests that compare qkv.attend with an implementation in plain loops."""

@@ -15,13 +15,13 @@ class Case(NamedTuple):
 
 
 def _sub_shape(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that broadcasts to `shape`."""
+    """Draw a shape that broadcasts to `shape`."""
     kept = shape[draw(st.integers(0, len(shape))) :]
     return tuple(1 if draw(st.booleans()) else size for size in kept)
 
 
 def _rows(draw: Any, lead: tuple[int, ...], smallest: int, largest: int) -> Any:
-    """An int, or an array of ints that broadcasts to the leading dimensions."""
+    """Draw an int, or an array of ints that broadcasts to the leading dimensions."""
     one = st.integers(smallest, largest)
     shape = _sub_shape(draw, lead)
     if not shape or draw(st.booleans()):
@@ -32,7 +32,7 @@ def _rows(draw: Any, lead: tuple[int, ...], smallest: int, largest: int) -> Any:
 
 
 def _layout(draw: Any, x: Array) -> Array:
-    """The same numbers, stored in another way."""
+    """Return an array with the same numbers in another memory layout or byte order."""
     way = draw(st.sampled_from(["plain", "transposed", "backwards", "swapped", "read-only"]))
     if way == "transposed" and x.ndim > 2:
         return np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
@@ -50,9 +50,9 @@ def _layout(draw: Any, x: Array) -> Array:
 
 @st.composite
 def cases(draw: Any, *, long: bool = False) -> Case:
-    """One call; hidden keys, values and padded queries are often poisoned with NaN.
+    """Draw one call, often with NaN in masked keys, masked values and padded queries.
 
-    `long` ones have many queries or many keys, so that the work is cut into blocks.
+    With `long`, the call has many queries or many keys, so that the work is cut into blocks.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = draw(st.sampled_from(FLOATS))
@@ -73,7 +73,7 @@ def cases(draw: Any, *, long: bool = False) -> Case:
 
     fronts = [lead] * 3
     if lead and draw(st.booleans()):
-        # Someone keeps the whole, the others may be smaller.
+        # One array keeps all leading dimensions; those of the other arrays may be smaller.
         keeper = draw(st.integers(0, 2))
         fronts = [lead if i == keeper else _sub_shape(draw, lead) for i in range(3)]
     size = draw(st.sampled_from([0.5, 1.0, 1.0, 3.0]))
@@ -135,7 +135,7 @@ def cases(draw: Any, *, long: bool = False) -> Case:
 
     if draw(st.booleans()):
         _poison(query, key, value, lead, options)
-    if draw(st.integers(0, 4)) == 0:  # a NaN wherever it falls
+    if draw(st.integers(0, 4)) == 0:  # a NaN at a random position
         spoiled = draw(st.sampled_from([query, key, value]))
         if spoiled.size:
             spoiled.reshape(-1)[draw(st.integers(0, spoiled.size - 1))] = np.nan
@@ -146,7 +146,7 @@ def cases(draw: Any, *, long: bool = False) -> Case:
 def _poison(
     query: Array, key: Array, value: Array, lead: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    """Put NaN into every key and value that no query sees, and every query that sees none."""
+    """Put NaN into keys and values that no query sees, and into queries that see no key."""
     visible = loops.attention(query, key, value, **options).visible
     if query.ndim == 2:
         query, key, value, visible = query[None], key[None], value[None], visible[None]
@@ -158,7 +158,7 @@ def _poison(
     ):
         front, count = x.shape[:-3], x.shape[-3]
         by_head = by_head.reshape(*lead, count, heads // count, by_head.shape[-1]).any(axis=-2)
-        # Where x is broadcast, a row of it is used as soon as one of its copies is.
+        # If x is broadcast, a row counts as used when a query sees any of its copies.
         for axis in range(len(lead)):
             place = axis - len(lead)
             if -place > len(front) or front[place] == 1:

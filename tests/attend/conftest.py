@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _on_each(backend: str) -> None:
-    """Asks for them, for all tests; `ON_ONE_BACKEND` says which are about none of them."""
+    """Run each test on every backend, except tests that are marked with `ON_ONE_BACKEND`."""

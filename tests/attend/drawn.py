@@ -1,6 +1,7 @@
-"""Calls of attention drawn with a seed: all arguments together, in the sizes kernels are cut by.
+"""Random calls of attention from a seed, with all arguments and with the block sizes of kernels.
 
-`cases.py` has hypothesis draw small calls that it can shrink; these are many, large and quick.
+In `cases.py`, hypothesis draws small calls, which it can shrink. The calls of this file are large,
+and are drawn fast enough for thousands of tests.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from .support import BFLOAT16, Array
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 ADDED = [F32, F32, F64, F16, BFLOAT16]  # types of masks, biases, sinks and slopes
-CELLS = 60_000  # about the most, so that a thousand calls take seconds
+CELLS = 60_000  # the largest L * S * heads, roughly: a thousand calls take seconds
 SIZES = [1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 64, 65, 80, 96, 100, 128, 129]
 
 
@@ -24,7 +25,7 @@ def draw(
     types: tuple[Any, ...] = (F32, F32, F32, F32, F32, F16, BFLOAT16, F64),
     cells: int = CELLS,
 ) -> Case:
-    """The call number `seed`."""
+    """Draw the call that belongs to `seed`."""
     rng = np.random.default_rng(seed)
     dtype = np.dtype(_one(rng, types))
     lead, kv_heads, group, L, S = _shape(rng, _one(rng, kinds), cells)
@@ -35,14 +36,14 @@ def draw(
     heads = kv_heads * group
 
     fronts = [lead] * 3
-    if lead and rng.random() < 0.15:  # someone keeps the whole, the others may be smaller
+    if lead and rng.random() < 0.15:  # one array keeps `lead`; the others may have less
         keeper = rng.integers(3)
         fronts = [lead if x == keeper else _part(rng, lead) for x in range(3)]
     shapes = [(heads, L, d), (kv_heads, S, d), (kv_heads, S, dv)]
     sizes = [float(_one(rng, [0.3, 1, 1, 1, 1, 3])), 1.0, float(_one(rng, [1, 1, 1, 30, 1e-3]))]
     if rng.random() < 0.05:  # scores up to about 1e4
         sizes[0] = 2500.0
-    if rng.random() < 0.04 and dtype.itemsize > 2:  # their mean is a float32, their sum may not be
+    if rng.random() < 0.04 and dtype.itemsize > 2:  # a sum of values may overflow float32
         sizes[2] = 5e37 if rng.random() < 0.5 else 1e-30
     query, key, value = (
         _numbers(rng, (*front, *shape), dtype, size)
@@ -74,7 +75,7 @@ def _one(rng: np.random.Generator, choices: Any) -> Any:
 def _shape(
     rng: np.random.Generator, kind: str, cells: int
 ) -> tuple[tuple[int, ...], int, int, int, int]:
-    """`lead`, key heads, heads of a group, L and S."""
+    """Draw `lead`, the number of key heads, the number of query heads in a group, L and S."""
     lead = _one(rng, [(), (), (1,), (2,), (2,), (3,), (2, 2), (1, 3)])
     kv_heads, group = int(rng.integers(1, 4)), int(_one(rng, [1, 1, 1, 2, 3, 4]))
     if kind == "small":
@@ -104,7 +105,7 @@ def _shape(
 
 
 def _part(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape that broadcasts to `shape`."""
+    """Draw a shape that broadcasts to `shape`."""
     kept = shape[rng.integers(len(shape) + 1) :]
     return tuple(1 if rng.random() < 0.4 else size for size in kept)
 
@@ -196,7 +197,7 @@ def _pattern(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def _of_rows(rng: np.random.Generator, lead: tuple[int, ...], least: int, most: int) -> Any:
-    """An int, or an array of ints that broadcasts to the leading dimensions."""
+    """Draw an int, or an array of ints that broadcasts to the leading dimensions."""
     shape = _part(rng, lead)
     if not shape:
         return int(rng.integers(least, most + 1))
@@ -205,7 +206,7 @@ def _of_rows(rng: np.random.Generator, lead: tuple[int, ...], least: int, most: 
 
 
 def _shrunk(hidden: Array, shape: tuple[int, ...]) -> Array:
-    """`hidden` for an array of `shape`, which is broadcast: only where all of its copies are."""
+    """Reduce `hidden` to the `shape` of a broadcast array: True where all copies are hidden."""
     axes = tuple(range(hidden.ndim - len(shape)))
     hidden = hidden.all(axis=axes)
     kept = tuple(x for x, size in enumerate(shape) if size == 1)
@@ -213,7 +214,7 @@ def _shrunk(hidden: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _poison(rng: np.random.Generator, case: Case) -> None:
-    """Put NaN, infinity and large numbers wherever nobody may look."""
+    """Put NaN, infinity or large numbers at masked positions, which must not affect results."""
     query, key, value = case.arrays
     options = case.options
     seen = exact.visible(*case.arrays, **options)
@@ -231,7 +232,7 @@ def _poison(rng: np.random.Generator, case: Case) -> None:
 
 
 def _spoil(rng: np.random.Generator, case: Case) -> None:
-    """A NaN or an infinity wherever it falls."""
+    """Put a NaN or an infinity at a random position, masked or not."""
     spoiler = _one(rng, [np.nan, np.nan, np.inf, -np.inf])
     given = [*case.arrays, *(case.options.get(x) for x in ("attn_mask", "bias", "sinks"))]
     given = [x for x in given if x is not None and x.dtype != bool and x.size]
@@ -241,7 +242,7 @@ def _spoil(rng: np.random.Generator, case: Case) -> None:
 
 
 def _laid_out(rng: np.random.Generator, x: Array, cells: bool = False) -> Array:
-    """The same numbers, stored in another way; NaN (or True) stands between them."""
+    """Return the same numbers in another memory layout, with NaN (or True) in the gaps."""
     way = rng.random()
     gap = True if x.dtype == bool else np.nan
     if way < 0.15 and x.ndim > 2:  # (..., T, H, d)

@@ -1,6 +1,6 @@
-"""The formula once more, in float64 and whole arrays: `loops.py` for cases that loops are slow for.
+"""The formula in float64 with NumPy arrays, for cases that are too large for `loops.py`.
 
-It also says where a result is not laid down: a visible infinity follows IEEE, and may show as NaN.
+It also marks numbers that the contract leaves open: a visible infinity may give infinity or NaN.
 """
 
 from typing import Any, NamedTuple
@@ -9,17 +9,17 @@ import numpy as np
 
 from .loops import Array, Loops
 
-# What is certain of a number that a call gives.
+# How certain a number in the result of a call is.
 NEAR, NEAR_OR_NAN, NOT_FINITE, ANYTHING = range(4)
-HIDES = 1e30  # a score below minus this hides by its size: it takes no part in rounding
+HIDES = 1e30  # scores below -HIDES have the weight 0: tolerances do not count them
 
 
 class Exact(NamedTuple):
-    """What one call should give, and how certain that is: one of the four above for each number."""
+    """The expected results of one call, and one of the four certainties for each number."""
 
     loops: Loops
-    out: Array  # the shape of loops.out
-    rows: Array  # the shape of loops.lse, for the log-sum-exp and the row's weights
+    out: Array  # the certainty of each number in loops.out
+    rows: Array  # the certainty of each log-sum-exp, and of the weights in its row
 
 
 def visible(
@@ -36,7 +36,7 @@ def visible(
     key_lengths: Any = None,
     **_: Any,
 ) -> Array:
-    """Which query may look at which key, `(..., Hq, L, S)`."""
+    """Return which keys each query may see, as booleans `(..., Hq, L, S)`."""
     lead = np.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     L, S = query.shape[-2], key.shape[-2]
     cells = (*lead, *query.shape[-3:-2], L, S)
@@ -78,7 +78,7 @@ def attention(
     scale: float | None = None,
     **rules: Any,
 ) -> Exact:
-    """What `loops.attention` gives, and how certain it is; the same arguments, but for `rows`."""
+    """Return what `loops.attention` returns without `rows`, and how certain each number is."""
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     seen = visible(query, key, value, attn_mask, q_offset=q_offset, bias=bias, **rules)
     heads, L, S = (1, 1, 1, *seen.shape)[-3:] if query.ndim > 2 else (1, *seen.shape)
@@ -120,7 +120,7 @@ def attention(
     weights = np.exp(scores - base) / total[..., None]  # a large lse would swallow log(total)
     weights[~seen] = 0
 
-    # A row that sees nothing is 0 whatever the numbers; one that sees NaN is NaN.
+    # A query that sees no key has the output 0. A query that sees a NaN has the output NaN.
     any_seen = seen.any(axis=-1)
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
@@ -149,7 +149,7 @@ def attention(
 
 
 class _Steps:
-    """The largest visible score of any step, and the rows that met an infinity on the way."""
+    """The largest visible score of all steps, and the rows that had an infinity in any step."""
 
     def __init__(self, seen: Array) -> None:
         self.seen = seen
@@ -165,7 +165,7 @@ class _Steps:
 
 
 def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
-    """A per-row argument, ready to meet `(..., Hq, L, S)`."""
+    """Return an argument that has a number for each row, broadcastable to `(..., Hq, L, S)`."""
     if given is None or isinstance(given, str):
         given = S - L if given == "end" else 0
     numbers = np.asarray(given, np.int64)
@@ -173,7 +173,7 @@ def _of_rows(given: Any, L: int, S: int, cells: tuple[int, ...]) -> Array:
 
 
 def settled(actual: Array, expected: Array, certainty: Array) -> Array:
-    """`actual`, but `expected` where it is free: compare what comes out as if all were certain."""
+    """Return `actual` with uncertain numbers replaced, so that all can be compared exactly."""
     actual = np.asarray(actual).astype(np.float64)
     free = (
         (certainty == ANYTHING)

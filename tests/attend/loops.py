@@ -1,4 +1,4 @@
-"""The formula again, in float64 and plain loops: what the tests of attention compare with."""
+"""The formula in float64 with plain loops: the expected results in the tests of attention."""
 
 import functools
 import hashlib
@@ -14,19 +14,19 @@ STAGES = ("scores_raw", "scores_scaled", "scores_capped", "scores_biased", "scor
 
 
 class Loops(NamedTuple):
-    """What one call should give; `stages` and `visible` have the shape of `weights`."""
+    """The expected results of one call; `stages` and `visible` have the shape of `weights`."""
 
     out: Array
     weights: Array
     lse: Array
-    visible: Array  # bool: which cells a query may look at
-    stages: dict[str, Array]  # each step of the scores where visible, -inf elsewhere
-    largest_score: float  # the largest |finite score| of any step in a visible place
+    visible: Array  # bool: which keys each query may see
+    stages: dict[str, Array]  # the scores after each step, -inf where masked
+    largest_score: float  # the largest |finite score| of all steps where visible
     largest_value: float  # the largest |finite value| that some query sees
 
 
 def _log_sum_exp(numbers: list[float]) -> float:
-    """Natural logarithm of the sum of exponentials; -inf of nothing, NaN shows."""
+    """Return the natural log of the sum of exponentials: -inf for no numbers, NaN for a NaN."""
     if any(math.isnan(number) for number in numbers):
         return math.nan
     top = max(numbers, default=-math.inf)
@@ -36,14 +36,14 @@ def _log_sum_exp(numbers: list[float]) -> float:
 
 
 def _sum(numbers: list[float]) -> float:
-    """Exact sum where all are finite, IEEE where not (fsum refuses inf - inf)."""
+    """Sum finite numbers exactly, and others by IEEE 754, because fsum rejects inf - inf."""
     if all(math.isfinite(number) for number in numbers):
         return math.fsum(numbers)
     return sum(numbers)
 
 
 def _identity(argument: Any) -> Any:
-    """What two arguments have in common if and only if they say the same."""
+    """Return a key that two arguments share if and only if they are equal."""
     if not isinstance(argument, np.ndarray | list):
         return repr(argument)
     array = np.asarray(argument)
@@ -52,7 +52,7 @@ def _identity(argument: Any) -> Any:
 
 
 def _once(compute: Callable[..., Loops]) -> Callable[..., Loops]:
-    """Compute each call once for all backends; what it gave cannot be written to."""
+    """Compute each call once for all backends, and make its results read-only."""
     known: dict[Any, Loops] = {}
     held = 0
 
@@ -99,9 +99,9 @@ def attention(
     key_lengths: Any = None,
     rows: Any = None,
 ) -> Loops:
-    """Scores, weights, output and log-sum-exp, one cell after the other.
+    """Compute scores, weights, output and log-sum-exp, one query and one key after the other.
 
-    `rows` are the query places to give, all where there are none.
+    `rows` are the indices of the queries to compute; None for all queries.
     """
     query, key, value = (np.asarray(x).astype(np.float64) for x in (query, key, value))
     one_head = query.ndim == 2

@@ -1,4 +1,4 @@
-"""Inputs for the tests of attention, and the comparison with the loops at the promised accuracy."""
+"""Inputs for the tests of attention, and comparisons with the loops within the tolerances."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,16 +16,16 @@ from . import loops
 Array = NDArray[Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
-# The error of rounding to nearest, relative.
+# The largest relative error of rounding to the nearest number.
 HALF_ROUNDING = {np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}
 
-# For what is the same on every backend: a judge of the tests, processes that choose their own, and
-# float64, which is NumPy's on all of them.
+# For tests whose result does not depend on the backend: tests of the helpers of tests, tests whose
+# processes choose a backend, and tests of float64, which NumPy computes with every backend.
 ON_ONE_BACKEND = pytest.mark.usefixtures("best_backend_alone")
 
 
 def each_backend(backends: Sequence[str] = BACKENDS) -> Iterator[str]:
-    """Each backend in turn, inside of a test whose judge takes far longer than what it judges."""
+    """Select one backend after the other in a test whose expected results take long to compute."""
     with pytest.MonkeyPatch.context() as patch:
         for backend in backends:
             patch.setenv("QKV_BACKEND", backend)
@@ -33,7 +33,7 @@ def each_backend(backends: Sequence[str] = BACKENDS) -> Iterator[str]:
 
 
 def numbers(shape: Any, seed: int = 0, dtype: Any = np.float32, size: float = 1.0) -> Array:
-    """Normal numbers of this shape."""
+    """Draw an array of normal numbers."""
     return (np.random.default_rng(seed).standard_normal(shape) * size).astype(dtype)
 
 
@@ -48,7 +48,7 @@ def qkv_arrays(
     dtype: Any = np.float32,
     seed: int = 0,
 ) -> tuple[Array, Array, Array]:
-    """Query (*lead, heads, L, d), key (*lead, kv_heads, S, d), value (*lead, kv_heads, S, dv)."""
+    """Draw query (*lead, heads, L, d) and key and value (*lead, kv_heads, S, d or dv)."""
     kv_heads = heads if kv_heads is None else kv_heads
     return (
         numbers((*lead, heads, L, d), seed, dtype),
@@ -58,12 +58,12 @@ def qkv_arrays(
 
 
 def accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of weights and log-sum-exp for inputs of this type."""
+    """Return the type of weights and log-sum-exps for inputs of this type."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def tolerances(expected: loops.Loops, dtype: np.dtype[Any]) -> tuple[float, float, float]:
-    """Allowed |error| of an output, a weight and a log-sum-exp (that one relative, at least 1)."""
+    """Return the largest errors of outputs and weights, and the relative one of log-sum-exps."""
     if dtype == np.float64:
         weight = 1e-13 + 2.0**-52 * expected.largest_score
         return weight * expected.largest_value, weight, 1e-13
@@ -73,7 +73,7 @@ def tolerances(expected: loops.Loops, dtype: np.dtype[Any]) -> tuple[float, floa
 
 
 def assert_near(actual: Array, expected: Array, tolerance: Any, what: str) -> None:
-    """Same places of NaN and infinity, and |difference| <= tolerance elsewhere."""
+    """Assert the same NaN and infinities, and |difference| <= tolerance for all other numbers."""
     actual = np.asarray(actual).astype(np.float64)
     assert actual.shape == expected.shape, what
     finite = np.isfinite(expected)
@@ -90,7 +90,7 @@ def assert_out(out: Array, expected: loops.Loops, dtype: np.dtype[Any]) -> None:
     assert out.dtype.isnative
     assert_near(out, expected.out, tolerances(expected, dtype)[0], "out")
     blind = ~expected.visible.any(axis=-1)
-    assert (out[blind] == 0).all(), "a query that sees nothing has output 0"
+    assert (out[blind] == 0).all(), "a query that sees no key has the output 0"
 
 
 def assert_lse(lse: Array, expected: loops.Loops, dtype: np.dtype[Any]) -> None:
@@ -98,7 +98,7 @@ def assert_lse(lse: Array, expected: loops.Loops, dtype: np.dtype[Any]) -> None:
     assert lse.dtype == accumulator(dtype)
     assert lse.dtype.isnative
     size = np.where(np.isfinite(expected.lse), np.maximum(1, np.abs(expected.lse)), 1)
-    # a score that is the small sum of large products has their rounding, in every order of adding
+    # A small score may be the sum of large products: it then has their rounding errors.
     rounding = 0 if dtype == np.float64 else 2.0**-24 * expected.largest_score
     assert_near(lse, expected.lse, tolerances(expected, dtype)[2] * size + rounding, "lse")
 
@@ -107,16 +107,16 @@ def assert_weights(weights: Array, expected: loops.Loops, dtype: np.dtype[Any]) 
     assert type(weights) is np.ndarray
     assert weights.dtype == accumulator(dtype)
     assert weights.dtype.isnative
-    # What a hidden cell of a NaN row holds is nobody's promise.
+    # The contract does not define the weights of masked keys in a row of NaN.
     sound = ~np.isnan(expected.lse)[..., None] | expected.visible
     assert weights.shape == expected.weights.shape
     masked = np.where(sound, weights, 0)
     assert_near(masked, expected.weights, tolerances(expected, dtype)[1], "weights")
-    assert (masked[~expected.visible] == 0).all(), "a hidden cell has weight 0"
+    assert (masked[~expected.visible] == 0).all(), "a masked key has the weight 0"
 
 
 def agree(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> loops.Loops:
-    """Call attention in each way of returning, compare with the loops, give what the loops gave."""
+    """Compare all results of attention with those of the loops, and return the latter."""
     expected = loops.attention(query, key, value, attn_mask, **options)
     dtype = np.asarray(query).dtype.newbyteorder("=")
     call = (query, key, value, attn_mask)

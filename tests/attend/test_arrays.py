@@ -1,4 +1,4 @@
-"""Types, strides, foreign arrays, and the output array."""
+"""Tests of the types and strides of inputs, of arrays of other libraries, and of `out`."""
 
 import ml_dtypes
 import numpy as np
@@ -64,7 +64,7 @@ def test_types_that_are_not_computed_are_refused_by_name(dtype: type) -> None:
 
 
 def _transposed(x: np.ndarray) -> np.ndarray:
-    """The usual (B, T, H, d) in memory."""
+    """Return a copy whose order in memory is the usual (B, T, H, d)."""
     return np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
 
 
@@ -169,7 +169,7 @@ def test_results_are_not_views_of_inputs() -> None:
 
 
 class OnlyArray:
-    """Something that NumPy can read through __array__ and that is no array itself."""
+    """An object that is not an array, but that NumPy can read through __array__."""
 
     def __init__(self, x: np.ndarray) -> None:
         self._x = x
@@ -179,7 +179,7 @@ class OnlyArray:
 
 
 class OnlyDLPack:
-    """Something that hands its memory over through DLPack and by no other way."""
+    """An object whose memory can be read only through DLPack."""
 
     def __init__(self, x: np.ndarray) -> None:
         self._x = x
@@ -310,9 +310,9 @@ def test_out_must_be_writable() -> None:
 @pytest.mark.parametrize(
     "strides",
     [
-        (0, 0, 0, 4),  # one place for many
+        (0, 0, 0, 4),  # the same memory for many numbers
         (120, 60, 12, 2),  # numbers that overlap by half
-        (120, 60, 8, 4),  # rows that do
+        (120, 60, 8, 4),  # rows that overlap by half
         (120, 60, 4, 12),
         (60, 60, 12, 4),
         (120, 60, -8, 4),

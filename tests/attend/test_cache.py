@@ -1,4 +1,4 @@
-"""KVCache: decoding piece by piece equals one causal call."""
+"""Tests of KVCache: decoding in pieces gives the results of one causal call."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from .support import FLOATS, qkv_arrays, tolerances
 
 
 def decode(cache: qkv.KVCache, arrays: tuple, pieces: list[int], **options: object) -> np.ndarray:
-    """Attention over the pieces, one after the other, joined."""
+    """Compute attention for one piece after the other, and join the outputs."""
     query, key, value = arrays
     outs, start = [], 0
     for size in pieces:
@@ -72,7 +72,9 @@ def test_a_window_bounds_what_is_kept() -> None:
         memory = arguments["key"]
         while memory.base is not None:
             memory = memory.base
-        assert memory.nbytes <= key[..., :300, :].nbytes, "8 of the 600 keys are enough"
+        assert memory.nbytes <= key[..., :300, :].nbytes, (
+            "8 of 600 keys are needed"
+        )
         out = qkv.attention(query[..., new, :], is_causal=True, **arguments)
         seen = slice(max(0, i - 7), i + 1)
         expected = loops.attention(query[..., new, :], key[..., seen, :], value[..., seen, :])
@@ -81,7 +83,8 @@ def test_a_window_bounds_what_is_kept() -> None:
 
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
-    # What is appended to each row, in two-token or longer steps; the rest of a step is poison.
+    # The number of tokens that each step appends to each row. A step is as long as its longest
+    # row; NaN fills the shorter rows.
     steps = [[4, 1, 0], [1, 1, 2], [0, 3, 1], [2, 2, 2], [1, 0, 3]]
     totals = np.sum(steps, axis=0)
     query, key, value = qkv_arrays((3,), L=max(totals), S=max(totals))
@@ -133,7 +136,7 @@ def test_ragged_rows_outlast_what_a_window_drops() -> None:
 
 
 def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
-    """The most memory of one row's keys that was held while so many came one by one, in keys."""
+    """Append tokens one by one; return the largest memory for keys per row, counted in keys."""
     key = np.ones((rows, 4, 1, 32), np.float32)
     most = 0
     for i in range(tokens):
@@ -147,7 +150,8 @@ def most_kept(cache: qkv.KVCache, tokens: int, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_memory_over_a_long_text(rows: int) -> None:
-    # twice 128 keys, so that they are not moved at each step, in steps of 256
+    # The cache holds twice the 128 keys, so that it does not move them at each step. Its memory
+    # grows by 256 keys.
     assert most_kept(qkv.KVCache(window=(127, 0)), 3000, rows) == 256
     assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
 

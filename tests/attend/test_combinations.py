@@ -1,4 +1,4 @@
-"""Every two arguments together, and all of them at random."""
+"""Tests of every pair of arguments, and of random combinations of all arguments."""
 
 from itertools import combinations
 
@@ -51,7 +51,7 @@ def test_two_arguments_together(first: str, second: str) -> None:
     agree(*qkv_arrays(), **{"q_offset": 1} | one | two)
 
 
-# The calls are small and drawing them is most of the work.
+# The calls are small: hypothesis spends most of the time on drawing them.
 thorough = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -83,7 +83,7 @@ def test_out_at_random(case: Case) -> None:
         np.testing.assert_array_equal(out.astype(float), expected.astype(float))
 
 
-@ON_ONE_BACKEND  # the formula computes on all of them
+@ON_ONE_BACKEND  # the formula computes traces with every backend
 @given(cases())
 @settings(thorough, max_examples=150)
 def test_a_trace_at_random(case: Case) -> None:
@@ -111,7 +111,7 @@ def test_two_halves_merged_at_random(case: Case) -> None:
     query, key, value = case.arrays
     options = dict(case.options)
     expected = loops.attention(query, key, value, **options)
-    # The halves are told apart by key_lengths' opposite, a mask, so both see all of the rules.
+    # A mask selects the keys of each half, so that all other options apply to both halves.
     S = key.shape[-2]
     if options.get("attn_mask") is not None:
         return

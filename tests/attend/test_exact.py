@@ -1,4 +1,4 @@
-"""The whole-array judge against the loops, on the same calls."""
+"""Tests that compare `exact.attention` with `loops.attention` on the same calls."""
 
 import numpy as np
 import pytest

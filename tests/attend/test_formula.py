@@ -1,4 +1,4 @@
-"""The plain call: what it returns, by hand and at sizes that no single block holds."""
+"""Tests of calls without options: results computed manually, and sizes of several blocks."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_two_keys_by_hand() -> None:
     key = np.array([[math.sqrt(2), 5.0], [0.0, 7.0]])
     value = np.array([[1.0, 0.0, 3.0], [10.0, 0.0, -3.0]])
     out, weights, lse = qkv.attention(query, key, value, return_weights=True, return_lse=True)
-    # scores are sqrt(2) / sqrt(2) = 1 and 0
+    # The scores are sqrt(2) / sqrt(2) = 1, and 0.
     e = math.e
     np.testing.assert_allclose(weights, [[e / (e + 1), 1 / (e + 1)]], rtol=1e-14)
     np.testing.assert_allclose(
@@ -107,7 +107,7 @@ def test_scores_of_ten_thousand(size: float, dtype: type) -> None:
 
 
 def test_scores_of_ten_thousand_in_every_block() -> None:
-    # The largest score comes last, so that all that was summed before counts for nothing.
+    # The last score is the largest, so earlier sums must be scaled down to almost 0.
     key = np.linspace(-1, 1, 1500, dtype=np.float32)[:, None]
     query = np.array([[1e4], [-1e4]], np.float32)
     agree(query, key, numbers((1500, 2)), scale=1.0)
@@ -118,10 +118,9 @@ def test_halves_are_summed_in_float32() -> None:
         query, key, value = (numbers((3000, 4), i).astype(_dtype(dtype)) for i in range(3))
         value = np.ones_like(value)
         out = qkv.attention(np.zeros_like(query[:2]), key, value)
-        assert (out == 1).all(), "3,000 equal weights: a sum in halves would stop growing"
-        big = np.full((2, 64), 300).astype(
-            _dtype(dtype)
-        )  # a product of 5.8e6, float16 ends at 65504
+        assert (out == 1).all(), "a sum of 3,000 equal weights in half precision would stop growing"
+        # The products are 5.8e6, and the largest float16 is 65504.
+        big = np.full((2, 64), 300).astype(_dtype(dtype))
         small = np.array([[1.0], [3.0]]).astype(_dtype(dtype))
         assert (qkv.attention(big, big, small) == 2).all()
 
@@ -135,8 +134,8 @@ def _dtype(name: str) -> np.dtype:
 EVERYTHING = {
     "plain": {},
     "causal": {"is_causal": True},
-    "causal at the end": {"is_causal": True, "q_offset": "end"},
-    "causal from a negative place": {"is_causal": True, "q_offset": -300},
+    "causal with offset end": {"is_causal": True, "q_offset": "end"},
+    "causal with negative offset": {"is_causal": True, "q_offset": -300},
     "window": {"window": (40, 3), "q_offset": 100},
     "wide window": {"window": (700, None), "q_offset": "end"},
     "lengths": {"query_lengths": 600, "key_lengths": 513},
@@ -170,8 +169,8 @@ def test_sizes_that_are_cut_into_blocks_in_float64(name: str) -> None:
 
 
 def _agree_in_some_rows(name: str, dtype: type) -> None:
-    # 1,100 x 1,400 cells in float32 pass a few MB, so whatever the block is there are several of
-    # them, the last one not full. The loops do some rows; padding is poison.
+    # The 1,100 x 1,400 scores in float32 take several MB, which is more than any block, and the
+    # last block is not full. The loops compute some of the rows. Padding holds NaN.
     options = dict(EVERYTHING[name])
     key_lengths = options.get("key_lengths", 1400)
     L, S = (1400, 1400) if name == "causal" else (1100, 1400)

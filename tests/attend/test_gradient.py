@@ -1,4 +1,4 @@
-"""Gradients of attention: finite differences of the loops' formula, and what hides."""
+"""Tests of gradients of attention: finite differences, masked values and wrong arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEARNED = ("bias", "sinks", "alibi_slopes")
 
 
 def total(arrays: Any, grad_out: np.ndarray, options: dict[str, Any]) -> float:
-    """What the gradient is the gradient of."""
+    """Return the sum of `out * grad_out`, whose gradient `attention_grad` computes."""
     found = exact.attention(*arrays, **options).loops.out
     return float(np.where(np.isfinite(found), found * grad_out, 0).sum())
 
 
 def _is_extreme(option: Any) -> bool:
-    """Whether it holds NaN, infinity, or numbers beside which a score is nothing."""
+    """Return whether an array has NaN, +infinity, or numbers far larger than any score."""
     if not isinstance(option, np.ndarray) or option.dtype.kind in "bi":
         return False
     array = option.astype(F64)
@@ -34,7 +34,7 @@ def _is_extreme(option: Any) -> bool:
 def slope_along(
     arrays: tuple[np.ndarray, ...], grad_out: np.ndarray, options: dict[str, Any], name: str
 ) -> tuple[float, np.ndarray]:
-    """How fast the total changes along a random direction of one input, and the direction."""
+    """Return the slope of `total` in a random direction of one input, and the direction."""
     given = dict(zip(("query", "key", "value"), arrays, strict=True)) | options
     here = np.asarray(given[name], F64)
     direction = numbers(here.shape, 7, F64)
@@ -54,9 +54,9 @@ def test_random_settings_against_finite_differences(start: int) -> None:
     for seed in range(start, start + 25):
         case = draw(10_000 + seed, types=(F64,), cells=3000)
         if not all(np.isfinite(x).all() and np.abs(x).max(initial=0) < 100 for x in case.arrays):
-            continue  # what is hidden may be poison: see below; huge numbers have no differences
+            continue  # masked numbers may be NaN, and differences of huge numbers are lost
         if any(map(_is_extreme, case.options.values())):
-            continue  # beside -3e38 a score, and with it every difference, is lost
+            continue  # a score plus -3e38 is rounded to -3e38, so differences are lost
         out = qkv.attention(*case.arrays, **case.options)
         grad_out = numbers(out.shape, seed, F64)
         found = qkv.attention_grad(*case.arrays, grad_out, **case.options)
@@ -77,14 +77,14 @@ def test_random_settings_against_finite_differences(start: int) -> None:
 
 
 def finite(array: np.ndarray) -> np.ndarray:
-    """In float64, with 0 in place of what is not finite."""
+    """Convert to float64, and replace numbers that are not finite by 0."""
     return np.nan_to_num(array.astype(F64), posinf=0, neginf=0)
 
 
 def terms(
     arrays: Any, grad_out: np.ndarray, options: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights, and how large the terms are that the changes of scores are sums of."""
+    """Return the weights, and the size of the terms that the gradients of scores add."""
     query, key, value = map(finite, arrays)
     out, weights = qkv.attention(query, key, value, **options, return_weights=True)
     weights = np.nan_to_num(weights)
@@ -101,7 +101,7 @@ def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int)
     for seed in range(start, start + 20):
         case = draw(20_000 + seed, types=(F32, F32, F16, BFLOAT16))
         if any(np.abs(finite(x)).max(initial=0) > 100 for x in case.arrays):
-            continue  # the rounding of huge scores has no bound that says anything
+            continue  # rounding errors of huge scores have no useful bound
         if any(map(_is_extreme, case.options.values())):
             continue
         kind = case.arrays[0].dtype.newbyteorder("=")
@@ -201,7 +201,7 @@ def test_other_types_agree_with_float64(dtype: type) -> None:
 def test_scores_that_lose_their_digits_in_the_log_sum_exp(size: float) -> None:
     query, key, value = qkv_arrays(heads=4, kv_heads=2, L=30, S=40, d=6, dtype=F32)
     mask = np.zeros((30, 40), F32)
-    mask[3] = np.finfo(F32).min  # nothing but lowest numbers: all keys weigh the same
+    mask[3] = np.finfo(F32).min  # only lowest numbers: all keys have the same weight
     mask[4, 5:] = -5000
     grad_out = numbers((2, 4, 30, 3), 1, F32)
     query[1] *= size  # log-sum-exps of hundreds

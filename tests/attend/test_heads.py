@@ -1,4 +1,4 @@
-"""Grouped heads, and what may broadcast to what."""
+"""Tests of grouped heads, and of arrays that broadcast."""
 
 import numpy as np
 import pytest

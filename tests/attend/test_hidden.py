@@ -1,4 +1,4 @@
-"""What is hidden never shows, what is visible always does, and a query may see nothing at all."""
+"""Tests of masked NaN, visible NaN, and queries that see no key."""
 
 import math
 import warnings
@@ -12,18 +12,18 @@ from . import loops
 from .support import FLOATS, agree, assert_lse, assert_out, numbers, qkv_arrays, tolerances
 
 L, S = 5, 7
-POISON = 3  # this key is hidden from some queries at least
+POISON = 3  # this key is masked for some queries, or for all
 
 
 def _mask(float_mask: bool = False) -> np.ndarray:
-    """Key 3 is hidden from queries 0, 2 and 4; other cells here and there."""
+    """Return a mask of key 3 for queries 0, 2 and 4, and of two other cells."""
     mask = np.ones((L, S), bool)
     mask[::2, POISON] = False
     mask[1, 0] = mask[4, 6] = False
     return np.where(mask, 0.25, -np.inf) if float_mask else mask
 
 
-# Each way of hiding, such that key 3 is hidden from some queries and seen by others.
+# Every option that masks, with values that mask key 3 for some queries and not for others.
 HIDING = {
     "bool mask": {"attn_mask": _mask()},
     "float mask": {"attn_mask": _mask(float_mask=True)},
@@ -35,7 +35,7 @@ HIDING = {
     "window": {"window": (1, 1), "q_offset": 2},
     "query_lengths": {"query_lengths": 2},
 }
-# The same such that no query sees keys 3 to 6.
+# Every option that masks, with values that mask keys 3 to 6 for all queries.
 GONE = {
     "bool mask": {"attn_mask": np.arange(S) < POISON},
     "float mask": {"attn_mask": np.where(np.arange(S) < POISON, 0.5, -np.inf)},
@@ -80,8 +80,8 @@ def test_a_nan_shows_in_exactly_the_rows_that_see_it(hiding: str, what: str) -> 
         spoiled[..., POISON, slice(1) if what == "one number of value" else slice(None)] = np.nan
         expected = agree(query, key, value, **HIDING[hiding])
         shown = np.isnan(expected.out).any(axis=-1)
-        assert shown.any(), "the case is meant to have both"
-        assert not shown.all(), "the case is meant to have both"
+        assert shown.any(), "the case needs a row that sees the NaN"
+        assert not shown.all(), "the case needs a row that does not see the NaN"
         assert (shown == expected.visible[..., POISON]).all()
 
 
@@ -94,12 +94,12 @@ def test_an_infinity_leaves_the_rows_alone_that_do_not_see_it(hiding: str) -> No
         sees = expected.visible[..., POISON]
         out = _quiet(query, key, value, **HIDING[hiding])
         np.testing.assert_allclose(out[~sees], expected.out[~sees], atol=4e-6)
-        if what == "value":  # weight * inf is inf, or NaN
+        if what == "value":  # weight * inf is inf or NaN
             assert not np.isfinite(out[sees]).any()
 
 
 def _quiet(*arrays: np.ndarray, **options: object) -> np.ndarray:
-    """Visible infinities may draw NumPy's warnings."""
+    """Compute attention without NumPy's warnings, which visible infinities may cause."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return qkv.attention(*arrays, **options)
@@ -115,7 +115,7 @@ def test_a_visible_infinite_score_is_not_hidden() -> None:
     right = np.array([[e / (1 + e), 0, 1 / (1 + e)]])
     assert np.isnan(out).all() or np.allclose(out, right)
     out = _quiet(query, key[1:2], value[1:2])
-    assert not (out == 0).all(), "one key is seen, if at minus infinity: 0 would deny it"
+    assert not (out == 0).all(), "only a query that sees no key has the output 0"
 
 
 def test_a_nan_shows_where_its_weight_underflows_to_zero() -> None:
@@ -131,7 +131,7 @@ def test_a_nan_shows_where_its_weight_underflows_to_zero() -> None:
 
 
 def test_a_nan_far_away_shows_where_its_weight_underflows_to_zero() -> None:
-    # Far enough that it lies in another block than the keys that have the weight.
+    # The NaN is so far from the key with all the weight that it lies in another block.
     query, key = np.full((600, 1), 1e3, np.float32), np.zeros((3000, 1), np.float32)
     key[:-1] = -1
     for place in (0, 1700):
@@ -213,10 +213,10 @@ BLIND = {
     "bias": {"bias": np.where(np.arange(L)[:, None] != 2, 0.5, -np.inf)},
     "causal": {"is_causal": True, "q_offset": -3},
     "window": {"window": (0, 0), "q_offset": 4},
-    "window that lies before": {"window": (1, 0), "q_offset": 100},
+    "window beyond the last key": {"window": (1, 0), "q_offset": 100},
     "key_lengths": {"key_lengths": 0},
     "query_lengths": {"query_lengths": 2},
-    "rules that agree on nothing": {
+    "rules that allow different keys": {
         "is_causal": True,
         "q_offset": 0,
         "attn_mask": np.arange(S) > 2,

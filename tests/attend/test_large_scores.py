@@ -1,4 +1,4 @@
-"""Scores far beyond 1e4, too coarse in float32 to tell apart: each row of weights sums to 1."""
+"""Tests that weights sum to 1 even if scores are so large that float32 rounds them coarsely."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ ONE_KEY = np.arange(300) == 2
 TWO_KEYS = ONE_KEY | (np.arange(300) == 299)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "one key by a boolean mask": {"attn_mask": ONE_KEY},
-    "two keys by a boolean mask": {"attn_mask": TWO_KEYS},
-    "one key by a float mask": {"attn_mask": np.where(ONE_KEY, 0, -np.inf).astype(np.float32)},
+    "boolean mask of one key": {"attn_mask": ONE_KEY},
+    "boolean mask of two keys": {"attn_mask": TWO_KEYS},
+    "float mask of one key": {"attn_mask": np.where(ONE_KEY, 0, -np.inf).astype(np.float32)},
     "bias and mask": {"bias": numbers((1, 1, 300), 7), "attn_mask": ONE_KEY},
     "sinks": {"sinks": np.float32([3.0]), "attn_mask": TWO_KEYS},
     "negative scale": {"scale": -1.0, "attn_mask": TWO_KEYS},
@@ -33,7 +33,7 @@ def test_weights_sum_to_one(options: dict[str, Any], length: int, size: float) -
     value = numbers((1, 300, 4), 3)
     out, weights = qkv.attention(query, key, value, return_weights=True, **options)
     summary = qkv.summarize_attention(query, key, value, top_k=300, **options)
-    # a sink takes all of a row whose scores are far below it, and nothing of one far above
+    # With sinks, the sum is below 1 where scores are far below the logits of the sinks.
     wide = [x.astype(np.float64) for x in (query, key, value)]
     expected = qkv.attention(*wide, return_weights=True, **options)[1].sum(-1)
     np.testing.assert_allclose(weights.sum(-1, dtype=np.float64), expected, atol=2e-6)

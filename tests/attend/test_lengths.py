@@ -1,4 +1,4 @@
-"""Lengths: what lies behind them is padding and never read."""
+"""Tests of lengths: rows after the length are padding, which is never read."""
 
 import numpy as np
 import pytest

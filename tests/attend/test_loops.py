@@ -1,4 +1,4 @@
-"""The loops themselves, against arithmetic done by hand."""
+"""Tests that compare `loops.attention` with results computed manually."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Masks and bias: who may attend to what, and what is added."""
+"""Tests of masks and biases, boolean and added."""
 
 import warnings
 
@@ -71,7 +71,7 @@ def test_the_float16_mask_of_minus_infinity_hides_nan(dtype: np.dtype) -> None:
 @pytest.mark.parametrize("place", ["attn_mask", "bias"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_a_float64_number_that_turns_infinite_hides_nothing(dtype: type, place: str) -> None:
-    # -1e300 is finite: it is minus infinity only after the conversion to float32.
+    # -1e300 is finite in float64, and would become -infinity in float32.
     query, key, value = (x.astype(dtype) for x in qkv_arrays((), 1))
     far = np.zeros(7)
     far[3], far[5] = -1e300, -np.inf
@@ -89,7 +89,7 @@ def test_a_row_of_finite_far_numbers_is_not_a_row_that_sees_nothing() -> None:
     query, key, value = qkv_arrays((), 1)
     value[:] = 1
     for options in ({"attn_mask": np.full((5, 7), -1e300)}, {"bias": np.full((5, 7), -1e300)}):
-        # A mean of ones, whatever is left of the scores; nothing seen would give 0.
+        # Any mean of ones is 1; a query that sees no key would have the output 0.
         np.testing.assert_allclose(qkv.attention(query, key, value, **options), 1, rtol=2e-6)
 
 
@@ -101,7 +101,7 @@ def test_plus_infinity_hides_nothing(place: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         out = qkv.attention(query, key, value, **{place: added})
-    # All the weight is on it, or the row is NaN; the rows that do not see it are as ever.
+    # The key with +infinity has all the weight, or the row is NaN; other rows do not change.
     assert np.isnan(out[0, 2]).all() or np.allclose(out[0, 2], value[0, 3])
     added[2, 3] = -np.inf
     others = np.arange(5) != 2
@@ -161,7 +161,7 @@ def test_a_float_mask_of_zeros_and_ones_draws_a_warning(dtype: np.dtype) -> None
     mask = (np.random.default_rng(2).random((5, 7)) < 0.5).astype(dtype)
     with pytest.warns(UserWarning, match="bool"):
         out = qkv.attention(*qkv_arrays(), mask)
-    # A warning and no more: it is added, as the contract says.
+    # The call only warns: it adds the mask to the scores, as the contract says.
     expected = qkv.attention(*qkv_arrays(), bias=mask)
     np.testing.assert_allclose(out, expected, atol=4e-6)
 
@@ -172,7 +172,7 @@ def test_a_float_mask_of_zeros_and_ones_draws_a_warning(dtype: np.dtype) -> None
 )
 def test_other_float_masks_draw_none(numbers_of_mask: tuple[float, ...]) -> None:
     mask = np.resize(np.array(numbers_of_mask), (5, 7))
-    qkv.attention(*qkv_arrays(), mask)  # a warning would be an error here
+    qkv.attention(*qkv_arrays(), mask)  # pytest turns a warning into an error
 
 
 def test_a_bias_of_zeros_and_ones_draws_none() -> None:

@@ -1,6 +1,7 @@
-"""Memory is linear in the lengths: 16,384 x 16,384 weights would be 1 GiB, 4,096 x 4,096 64 MiB.
+"""Tests that memory is linear in the lengths.
 
-The best backend has 16,384 tokens; the others, which take far longer, 4,096.
+All weights of 16,384 tokens would take 1 GiB, and those of 4,096 tokens 64 MiB. The best backend
+computes 16,384 tokens; the other backends, which are far slower, compute 4,096.
 """
 
 import os
@@ -12,7 +13,7 @@ import pytest
 import qkv
 from qkv.ops.kernel import BACKENDS
 
-# The peak is read from /proc: getrusage may still hold that of the process that started this one.
+# The program reads its peak from /proc, because getrusage may report the peak of its parent.
 PROGRAM = """
 import sys
 

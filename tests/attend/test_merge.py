@@ -1,4 +1,4 @@
-"""merge_attention: two partial results over disjoint keys make one."""
+"""Tests of merge_attention, which joins two partial results over different keys."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_by_hand() -> None:
     out, lse = qkv.merge_attention(
         np.array([[2.0, 0.0]]), np.array([np.log(3.0)]), np.array([[6.0, 8.0]]), np.array([0.0])
     )
-    np.testing.assert_allclose(out, [[3.0, 2.0]])  # three quarters and one quarter
+    np.testing.assert_allclose(out, [[3.0, 2.0]])  # the parts weigh 3/4 and 1/4
     np.testing.assert_allclose(lse, [np.log(4.0)])
 
 

@@ -1,4 +1,4 @@
-"""What stands where a number should: each is taken for what it is, or refused in one line."""
+"""Tests of options that are numbers: each value is accepted, or rejected with a one-line error."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -75,7 +75,7 @@ def test_what_cannot_be_taken_is_refused_in_one_line_by_name(call: str) -> None:
     said = []
     for value in VALUES:
         if call.endswith("top_k") and isinstance(value, int) and value == 2**31:
-            value -= 2**31 - 1  # that many would be 160 GB
+            value -= 2**31 - 1  # 2**31 weights for each query would take 160 GB
         try:
             CALLS[call](value)
         except (TypeError, ValueError) as error:

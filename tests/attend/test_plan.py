@@ -1,4 +1,4 @@
-"""What is worked out once for calls of the same shapes: it changes no number and no error."""
+"""Tests that the cache of plans, which calls of the same shapes share, changes no result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .support import assert_out, numbers, qkv_arrays
 
 CASES = {
     "near": {},
-    "far": {"query": 60.0},  # scores beyond what is exponentiated as it is
+    "far": {"query": 60.0},  # scores that are too large for exp without a shift
     "one head far": {"query": np.array([1.0, 60.0])[:, None, None]},
     "sums too large": {"value": 1e38},
     "long": {"L": 70, "S": 300},
@@ -32,7 +32,7 @@ def test_a_rule_that_changes_nothing_leaves_the_bits(case: str, dtype: type) -> 
     query = (query * CASES[case].get("query", 1)).astype(dtype)
     value = (value * CASES[case].get("value", 1)).astype(dtype)
     out, lse = qkv.attention(query, key, value, return_lse=True)
-    # that all keys are real changes nothing here
+    # All keys are real, so `key_lengths` must not change the result.
     limited, limited_lse = qkv.attention(
         query, key, value, key_lengths=key.shape[-2], return_lse=True
     )
@@ -53,7 +53,7 @@ def test_what_is_not_finite_shows_in_a_plain_call(what: float) -> None:
 
 
 def test_a_plain_call_leaves_its_inputs_and_earlier_results_alone() -> None:
-    # its scratch buffers are used again by the next call of the thread
+    # The next call of the thread reuses the scratch buffers.
     given = [numbers((2, 40, 8), seed) for seed in range(3)]
     kept = [array.copy() for array in given]
     first = qkv.attention(*given)
@@ -124,14 +124,14 @@ def test_numbers_that_are_equal_but_of_another_type_are_told_apart(
     good: dict[str, Any], bad: dict[str, Any], error: str
 ) -> None:
     arrays = qkv_arrays(L=4, S=4)
-    for _ in range(2):  # the second time all that can be kept is
+    for _ in range(2):  # the second call finds a cached plan
         qkv.attention(*arrays, **good)
         with pytest.raises((TypeError, ValueError), match=error):
             qkv.attention(*arrays, **bad)
 
 
 class Whole(int):
-    """An int of somebody's own."""
+    """A user's subclass of int."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""2,000 settings of all arguments together, always the same, at the promised accuracy.
+"""Tests of 2,000 random calls with all arguments, which are the same in each run.
 
-The best backend computes each of them, and one of the others, whose turn it is.
+The best backend computes every call, and the other backends take turns.
 """
 
 import warnings
@@ -52,7 +52,7 @@ def test_random_settings(start: int) -> None:
 
 
 def _agree(case: Case, seed: int, expected: exact.Exact) -> None:
-    """One call, in one of the ways of calling."""
+    """Make the call with one choice of results, and compare it with the expected results."""
     dtype = case.arrays[0].dtype.newbyteorder("=")
     ways: list[dict[str, Any]] = [
         {"return_lse": True},
@@ -63,7 +63,7 @@ def _agree(case: Case, seed: int, expected: exact.Exact) -> None:
     ]
     way = ways[seed % len(ways)]
     with warnings.catch_warnings():
-        # visible infinities may draw NumPy's warnings
+        # Visible infinities may cause NumPy's warnings.
         warnings.simplefilter("ignore", RuntimeWarning)
         if "top_k" in way:
             given = qkv.summarize_attention(*case.arrays, **case.options, **way)
@@ -82,15 +82,15 @@ def _agree(case: Case, seed: int, expected: exact.Exact) -> None:
     if "out" in way:
         assert out is way["out"]
         edges = np.delete(out.base, np.s_[1:-1], axis=-1)
-        assert (edges == 7).all(), "something beside out was written to"
+        assert (edges == 7).all(), "the call wrote to memory next to out"
     if "top_k" in way and (expected.rows == exact.NEAR).all():
         assert_summary(given, certain, dtype, way["top_k"])
 
 
 def _assert_lse(lse: Any, expected: Loops, dtype: np.dtype) -> None:
-    """As promised, and the rounding of the largest score on top, as out and weights have it.
+    """Compare log-sum-exps, and allow for the rounding of the largest score, as for weights.
 
-    A score near 0 may be what is left of products near 1e4.
+    A score near 0 may be the sum of products near 1e4.
     """
     assert lse.dtype == accumulator(dtype)
     rounding = np.finfo(lse.dtype).eps * expected.largest_score
@@ -103,7 +103,7 @@ def _settled(actual: Any, expected: Any, certainty: Any) -> Any:
 
 
 def _room(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array to write to, inside of another."""
+    """Return an array for the result, inside a larger array of sevens."""
     return np.full((*shape[:-1], shape[-1] + 2), 7, dtype)[..., 1:-1]
 
 
@@ -112,7 +112,7 @@ def _bytes(case: Case) -> list[bytes]:
 
 
 def _described(case: Case, seed: int) -> str:
-    """What it takes to say which setting it was: `draw(seed)` makes it again."""
+    """Describe a call in an error; `draw(seed)` makes the call again."""
 
     def show(x: Any) -> str:
         return f"{x.dtype}{x.shape}" if isinstance(x, np.ndarray) else repr(x)

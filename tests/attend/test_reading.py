@@ -1,4 +1,4 @@
-"""Inputs are read where they stand: nothing beside them is touched, nothing is written to them."""
+"""Tests that calls read no memory outside the inputs, and do not write to the inputs."""
 
 import signal
 import subprocess
@@ -14,8 +14,8 @@ from .support import ON_ONE_BACKEND
 
 pytestmark = pytest.mark.attack
 
-# Each input lies in pages of its own that can be read and not written, with pages before and behind
-# them that cannot be touched: it ends where they end, or begins where they begin.
+# Each input has its own read-only pages, and the pages before and after are inaccessible. The
+# input begins at the start of its pages, or ends at their end.
 FENCES = """
 import ctypes, faulthandler, mmap, os, sys
 
@@ -37,7 +37,7 @@ def guard(address, length, rights):
 
 
 def fenced(x, at_end, rights=READ, real=None):
-    '''`x` between pages that cannot be touched; from row `real` on it lies in them itself.'''
+    '''Copy `x` between inaccessible pages; rows from `real` on lie in such a page.'''
     x = np.ascontiguousarray(x)
     open_bytes = x.nbytes if real is None else x[..., :real, :].nbytes
     inside = -(-open_bytes // PAGE) * PAGE
@@ -63,7 +63,7 @@ for backend in sys.argv[3:]:
     os.environ["QKV_BACKEND"] = backend
     for seed in range(160):
         case = draw(seed, types=(F32, F16, BFLOAT16, F64), cells=8000)
-        if seed % 4 == 3:  # a summary looks at everything twice
+        if seed % 4 == 3:  # a summary reads everything twice
             run = lambda *given, **options: qkv.summarize_attention(*given, **options)
         else:
             ways = {"return_lse": True, "return_weights": bool(seed % 2)}
@@ -79,7 +79,7 @@ for backend in sys.argv[3:]:
                 }
                 assert same(run(*arrays, **options), expected), seed
 
-    # What is padding may lie where nobody can read.
+    # Padding may lie in inaccessible memory.
     rng = np.random.default_rng(0)
     for L, S, real in [(40, 300, 123), (1, 700, 256), (16, 90, 1), (5, 64, 0)]:
         for size, heads, kv_heads in [(64, 4, 2), (33, 2, 2), (128, 8, 1)]:
@@ -94,7 +94,7 @@ for backend in sys.argv[3:]:
                 found = qkv.attention(q, k, v, key_lengths=real, return_lse=True)
                 assert same(found, expected), (L, S, real, size)
 
-    # And out, where it has to be written.
+    # `out` must be written up to its edges.
     for L, S, size, kind in [(1, 9, 5, F32), (130, 40, 33, F32), (7, 300, 64, F16), (3, 3, 1, F16)]:
         query, key, value = (rng.standard_normal((2, n, size)).astype(kind) for n in (L, S, S))
         expected = qkv.attention(query, key, value)
@@ -107,7 +107,7 @@ for backend in sys.argv[3:]:
 
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     if sys.platform != "linux":
-        pytest.skip("pages are protected as Linux does it")
+        pytest.skip("the test protects pages with a system call of Linux")
     tests = Path(__file__).resolve().parents[1]
     return subprocess.run(
         [sys.executable, "-c", program, Path(qkv.__file__).parents[1], tests, *arguments],
@@ -117,7 +117,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@ON_ONE_BACKEND  # its process computes on all
+@ON_ONE_BACKEND  # the process of the test runs every backend
 def test_not_a_byte_beside_the_inputs_is_touched() -> None:
     result = _run(FENCES + CALLS, *BACKENDS)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""What is done to scores on their way, and in which order: soft cap, bias, ALiBi, mask, sinks."""
+"""Tests of the steps from scores to weights: softcap, bias, ALiBi, mask and sinks."""
 
 import math
 
@@ -33,7 +33,8 @@ def test_softcap_comes_before_bias_and_mask() -> None:
         query, key, value, np.array([5.0, 0.5]), bias=np.array([7.0, 0.0]), softcap=1.0,
         return_weights=True, return_lse=True,
     )  # fmt: skip
-    # Both scores are 100, capped to 1; then 12 and 0.5 are added. A cap after that would end at 1.
+    # Both scores are 100, and the cap reduces them to 1; then 12 and 0.5 are added. A cap after
+    # the addition would reduce the scores to 1.
     np.testing.assert_allclose(lse, [13 + math.log1p(math.exp(-11.5))], rtol=1e-14)
     np.testing.assert_allclose(weights[0, 1], 1 / (1 + math.exp(11.5)), rtol=1e-13)
 
@@ -80,7 +81,7 @@ def test_sinks_by_hand() -> None:
         np.zeros((1, 1)), np.zeros((2, 1)), np.array([[8.0], [4.0]]), sinks=[[0.0, math.log(5)]],
         return_weights=True, return_lse=True,
     )  # fmt: skip
-    # 1 + 1 for the keys, 1 + 5 for the sinks
+    # The exponentials are 1 and 1 for the keys, and 1 and 5 for the sinks.
     np.testing.assert_allclose(weights, [[1 / 8, 1 / 8]], rtol=1e-14)
     np.testing.assert_allclose(out, [[1.5]], rtol=1e-14)
     np.testing.assert_allclose(lse, [math.log(8)], rtol=1e-14)
@@ -117,7 +118,7 @@ def test_sinks_of_another_number_of_heads_are_refused(sinks: object) -> None:
 
 
 def test_numbers_near_the_largest_float32() -> None:
-    # A mean of finite values is finite; a sum of 500 of them before the division is not.
+    # The mean of these 500 values is finite, but their sum is infinite.
     value = np.full((500, 2), 3e38, np.float32)
     out = qkv.attention(np.zeros((3, 2), np.float32), np.zeros((500, 2), np.float32), value)
     np.testing.assert_allclose(out, 3e38, rtol=4e-6)

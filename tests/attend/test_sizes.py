@@ -1,4 +1,4 @@
-"""Head sizes around the largest that the kernel has room for; values have no such limit."""
+"""Tests of head sizes near the kernel's limit for queries and keys; values have no limit."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from .test_varlen import agree_with_varlen, packed
 pytestmark = pytest.mark.attack
 
 SIZES = [(255, 7), (256, 300), (257, 256), (300, 33), (1, 1000), (64, 300)]
-LENGTHS = [2, 20]  # as in decoding, and blocks of queries
+LENGTHS = [2, 20]  # few queries, as in decoding, and a block of queries
 
 
 @pytest.mark.parametrize(("d", "dv"), SIZES)

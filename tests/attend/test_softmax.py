@@ -1,4 +1,4 @@
-"""softmax: stable, and at home with minus infinity."""
+"""Tests of softmax, with large numbers and with -infinity."""
 
 import math
 from typing import Any

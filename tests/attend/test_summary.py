@@ -1,4 +1,4 @@
-"""summarize_attention: the largest weights of each query and what each key received."""
+"""Tests of summarize_attention: each query's largest weights, and each key's sum of weights."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ def agree_with_summary(query: Any, key: Any, value: Any, *, top_k: int = 8, **op
 
 
 def assert_summary(summary: Any, expected: loops.Loops, dtype: np.dtype, top_k: int) -> None:
-    """The largest weights of each query and what each key received; `out` and `lse` are not asked.
+    """Compare each query's largest weights and each key's sum, but not `out` and `lse`.
 
-    Rows that a NaN spoiled are left out.
+    Rows with a NaN are left out.
     """
     weights = expected.weights
     indices, top = np.asarray(summary.top_indices), np.asarray(summary.top_weights)
@@ -59,7 +59,7 @@ def assert_summary(summary: Any, expected: loops.Loops, dtype: np.dtype, top_k: 
     pairs = filled[:, 1:]
     assert (np.diff(top)[pairs] <= 0).all(), "largest first"
     ties = pairs & (np.diff(top) == 0)
-    assert (np.diff(listed)[ties] > 0).all(), "ties to the lower index"
+    assert (np.diff(listed)[ties] > 0).all(), "equal weights are ordered by index"
 
     clean = sound.all(axis=-1)
     total = weights.sum(axis=-2)
@@ -133,7 +133,7 @@ def test_received_sums_the_weights_over_the_queries() -> None:
     _, weights = qkv.attention(query, key, value, query_lengths=[5, 3], return_weights=True)
     summary = qkv.summarize_attention(query, key, value, query_lengths=[5, 3])
     np.testing.assert_allclose(summary.received, weights.sum(axis=-2), atol=2e-5)
-    # every query gives away 1
+    # The weights of each query sum to 1.
     np.testing.assert_allclose(summary.received.sum(axis=-1), [[5, 5], [3, 3]], rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Results do not depend on the number of threads, and who may say how many there are."""
+"""Tests of the number of threads: how it is set, and that results do not depend on it."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
             results[-1] = (results[-1],)
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
-            same = one.tobytes() == two.tobytes()  # no assert on megabytes: pytest shows them
+            same = one.tobytes() == two.tobytes()  # a failing `assert` would print megabytes
             assert same
 
 
@@ -125,7 +125,7 @@ def _source() -> str:
     return os.path.dirname(os.path.dirname(qkv.__file__))
 
 
-@ON_ONE_BACKEND  # its processes compute on all
+@ON_ONE_BACKEND  # the processes of the test run every backend
 def test_threads_of_the_environment_give_the_same_bits() -> None:
     digests = set()
     for ours, theirs in (("1", "1"), ("2", "1"), ("2", "2")):
@@ -227,7 +227,7 @@ def test_calls_from_many_threads_at_once() -> None:
 
 
 def test_the_threads_of_numpy_itself_are_as_they_were() -> None:
-    # Whoever called, from whichever thread, and whoever was done last.
+    # The setting is restored whichever thread calls, and whichever call ends last.
     arrays = _big()
     qkv.set_num_threads(2)
     with threadpool_limits(2):
@@ -242,6 +242,6 @@ def test_the_threads_of_numpy_itself_are_as_they_were() -> None:
                 for job in jobs:
                     job.result()
             assert threadpool_info() == before
-        # and who sets them for himself afterwards is heard
+        # NumPy's number of threads can still be set after a call.
         with threadpool_limits(1):
             assert {pool["num_threads"] for pool in threadpool_info()} == {1}

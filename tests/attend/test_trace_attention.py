@@ -1,4 +1,4 @@
-"""trace_attention: every step of the scores by its name."""
+"""Tests of trace_attention, which returns each step of the scores by its name."""
 
 import math
 
@@ -35,7 +35,7 @@ def agree_with_trace(case: Case) -> None:
 
     nan_row = np.isnan(expected.lse)[..., None] & ~expected.visible
     assert_near(np.where(nan_row, 0, trace["pattern"]), expected.weights, weight, "pattern")
-    # Until the mask is applied a hidden place may hold anything.
+    # Before the mask is applied, masked scores may hold any number.
     seen = expected.visible
     root = query.shape[-1] ** 0.5
     slack = weight * max(1.0, root / min(1.0, abs(case.options.get("scale", 1.0))))
@@ -126,7 +126,7 @@ def test_a_trace_can_be_saved(tmp_path) -> None:
 
 
 def test_other_scores_and_other_weights_count_as_they_are_given() -> None:
-    """With sinks and grouped heads; what is padding gets and gives nothing."""
+    """Test edited scores and weights with sinks and grouped heads; padding has no effect."""
     rng = np.random.default_rng(0)
     query, key = rng.standard_normal((2, 4, 3, 5)), rng.standard_normal((2, 2, 6, 5))
     value, sinks = rng.standard_normal((2, 2, 6, 7)), rng.standard_normal(4)

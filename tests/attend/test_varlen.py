@@ -1,4 +1,4 @@
-"""varlen_attention: packed rows give what each sequence gives alone."""
+"""Tests that packed rows give the same results as each sequence alone."""
 
 from itertools import pairwise
 from typing import Any
@@ -179,7 +179,7 @@ def test_views_are_read_where_they_stand() -> None:
         ("query", [1, 3, 4, 4, 9, 11], ValueError),  # does not begin at 0
         ("query", [0, 3, 2, 4, 9, 11], ValueError),  # falls
         ("query", [0, 3, 4, 4, 9, 10], ValueError),  # ends before the last row
-        ("query", [0, 3, 4, 4, 9, 12], ValueError),  # ends behind it
+        ("query", [0, 3, 4, 4, 9, 12], ValueError),  # ends after the last row
         ("key", [0, 4, 10, 12, 12, 15], ValueError),
         ("key", [0, 4, 10, 12, 14], ValueError),  # another number of sequences
         ("key", [[0, 4, 10, 12, 12, 14]], ValueError),
@@ -205,7 +205,7 @@ def test_wrong_offsets_are_refused() -> None:
 def test_wrong_shapes_and_types_are_refused() -> None:
     query, key, value, *cu = packed()
     for arrays in [
-        (query[:, :3], key, value),  # 3 heads on 2
+        (query[:, :3], key, value),  # 3 query heads and 2 key heads
         (query[..., :2], key, value),
         (query, key[:-1], value),
         (query[:, 0], key[:, 0], value[:, 0]),

@@ -1,4 +1,4 @@
-"""varlen_attention_grad: packed rows get the gradients that each sequence gets alone."""
+"""Tests that packed rows get the same gradients as each sequence alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def packed(
     d: int = 6,
     dv: int = 5,
 ) -> tuple[np.ndarray, ...]:
-    """Query, key, value, grad_out, and where sequences begin."""
+    """Draw query, key, value and grad_out, and return the first rows of sequences too."""
     starts, key_starts = (np.cumsum([0, *lengths]) for lengths in (queries, keys))
     return (
         numbers((starts[-1], heads, d), 0, dtype),
@@ -47,7 +47,7 @@ def packed(
 def one_by_one(
     query: Any, key: Any, value: Any, grad_out: Any, starts: Any, key_starts: Any, **options: Any
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """What `attention_grad` gives each sequence in float64, and how large its terms are."""
+    """Return the gradients of each sequence alone in float64, and the sizes of their terms."""
     arrays = [x.astype(F64) for x in (query, key, value, grad_out)]
     found: dict[str, Any] = {
         name: np.zeros(x.shape) for name, x in zip(("query", "key", "value"), arrays, strict=False)
@@ -83,7 +83,7 @@ def one_by_one(
 
 
 def agree(arrays: tuple[np.ndarray, ...], **options: Any) -> qkv.attend.AttentionGradient:
-    """Compare with each sequence alone, with and without a saved forward pass."""
+    """Compare with each sequence alone, both with and without a saved forward pass."""
     dtype = arrays[0].dtype.newbyteorder("=")
     truth, largest = one_by_one(*arrays, **options)
     query, key, value, _, *starts = arrays
@@ -176,7 +176,7 @@ def test_finite_differences(name: str) -> None:
     given = {"query": query, "key": key, "value": value, **{n: OPTIONS[n] for n in PER_HEAD}}
 
     def total(inputs: dict[str, Any]) -> float:
-        """By the formula's loops, sequence by sequence."""
+        """Sum `out * grad_out` with the loops, one sequence after the other."""
         per_head = {n: inputs[n] for n in PER_HEAD}
         sums = 0.0
         for (a, b), (c, d) in zip(pairwise(starts), pairwise(key_starts), strict=True):
@@ -206,9 +206,9 @@ def test_what_nobody_sees_has_gradient_0_and_does_not_show(dtype: Any) -> None:
     query, key, value, above, *_ = arrays
     options = {"window": (1, 0), "q_offset": "start"}
     clean = qkv.attend.varlen_attention_grad(*arrays, **options)
-    key[3:8] = value[3:8] = np.nan  # of the sequence without queries
-    query[3:7] = above[3:7] = np.nan  # of that without keys
-    key[14:] = value[14:] = np.inf  # out of the window
+    key[3:8] = value[3:8] = np.nan  # the keys of the sequence without queries
+    query[3:7] = above[3:7] = np.nan  # the queries of the sequence without keys
+    key[14:] = value[14:] = np.inf  # keys outside all windows
     found = qkv.attend.varlen_attention_grad(*arrays, **options)
     for ours, before in zip(found[:3], clean[:3], strict=True):
         np.testing.assert_array_equal(ours, before)
@@ -239,7 +239,7 @@ def test_nan_shows_in_its_sequence_and_key_head_alone(name: str, dtype: Any) -> 
 def test_keys_that_are_alike_share_whatever_they_score(size: float) -> None:
     query, key, value, above, starts, key_starts = packed([4, 20, 5], [4, 33, 5])
     key[:] = query[0, 0] = 1
-    query[4:24, 2:] = size  # the logarithm of 33 is lost, or half of it, in a float32 beside it
+    query[4:24, 2:] = size  # float32 rounds `size + log(33)`, and may lose log(33)
     arrays = query, key, value, above, starts, key_starts
     forward = qkv.varlen_attention(*arrays[:3], starts, key_starts, return_lse=True)
     for saved in (None, forward):
@@ -286,7 +286,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 def test_arrays_are_read_where_they_stand() -> None:
     query, key, value, above, starts, _ = packed([4, 3, 9], [4, 3, 9], 2, 2, d=6, dv=6)
-    whole = np.stack([query, key, value], 1)  # (total, 3, H, d), as one product gives them
+    whole = np.stack([query, key, value], 1)  # (total, 3, H, d), the result of one projection
     usual = qkv.attend.varlen_attention_grad(query, key, value, above, starts, starts)
     out, lse = qkv.varlen_attention(query, key, value, starts, starts, return_lse=True)
     for arrays in (
@@ -307,7 +307,7 @@ def test_arrays_are_read_where_they_stand() -> None:
 
 
 @pytest.mark.attack
-@ON_ONE_BACKEND  # its process computes on all
+@ON_ONE_BACKEND  # the process of the test runs every backend
 def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
     if not os.path.exists("/proc/self/status"):
         pytest.skip("the peak is read from /proc")
@@ -323,7 +323,7 @@ def test_memory_grows_with_the_rows_and_not_with_the_longest() -> None:
         for os.environ["QKV_BACKEND"] in sys.argv[1:]:
             forward = qkv.varlen_attention(*arrays[:3], starts, starts, return_lse=True)
             with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")  # the peak begins anew
+                file.write("5")  # reset the peak
             before = megabytes("VmRSS")
             qkv.attend.varlen_attention_grad(*arrays, starts, starts, forward=forward)
             print(megabytes("VmHWM") - before)

@@ -1,4 +1,4 @@
-"""Causal masks, windows and ALiBi: rules that depend on where a query stands among the keys."""
+"""Tests of causal masks, windows and ALiBi, which depend on the positions of queries and keys."""
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_windows_and_offsets(window: tuple, offset: object) -> None:
 
 
 def test_a_sliding_window_as_hugging_face_counts_it() -> None:
-    # sliding_window=3 lets a query see itself and the two before it.
+    # With sliding_window=3, a query sees its own key and the two keys before.
     query, key, value = qkv_arrays(L=6, S=6)
     i, j = np.ogrid[:6, :6]
     band = (j <= i) & (j > i - 3)
