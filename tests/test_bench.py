@@ -501,4 +501,4 @@ def test_qkv_bench_refuses_to_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch
     result = CliRunner().invoke(main, ["bench"])
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert "few: off by" in result.stderr
+    assert "few: the error is" in result.stderr

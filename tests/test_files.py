@@ -36,7 +36,7 @@ def test_the_new_file_shows_only_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_said_before_anything(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder"), replacing(tmp_path / "no" / "it"):
+    with pytest.raises(FileNotFoundError, match="does not exist"), replacing(tmp_path / "no" / "it"):
         raise AssertionError("must not get here")
     with pytest.raises(IsADirectoryError, match="is a folder"), replacing(tmp_path):
         raise AssertionError("must not get here")
@@ -53,7 +53,7 @@ def test_of_a_link_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a file"), replacing(tmp_path / "pipe"):
+    with pytest.raises(OSError, match="not a regular file"), replacing(tmp_path / "pipe"):
         raise AssertionError("must not get here")
     assert (tmp_path / "pipe").is_fifo()
 

@@ -69,7 +69,7 @@ __all__ = [
     "walk",
 ]
 
-# The packages of building blocks.
+# The public packages.
 _ROOMS = (
     "attend",
     "circuits",
@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# The packages of names that load on first use; the others are in qkv.see.
+# Names that load on first use, and their packages. Other such names are in qkv.see.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",
@@ -107,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all public names, for Tab, with those that load on first use."""
+    """Return all public names, including names that load on first use, for completion with Tab."""
     return [*__all__, *_ROOMS, "__version__"]

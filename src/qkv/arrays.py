@@ -1,4 +1,4 @@
-"""Read anything array-like as NumPy arrays, and check numbers and float types."""
+"""Read array-like objects as NumPy arrays, and check numbers and float types."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_array(x: Any, *, call: str, name: str) -> Array:
-    """Read `x` as a NumPy array without copying where that is possible.
+    """Read `x` as a NumPy array, if possible without a copy.
 
     Takes arrays, nested lists and numbers, and objects with `__array__` or a CPU `__dlpack__`.
-    The byte order stays as it is. Errors name the `call` and the argument.
+    The byte order is preserved. Errors name the `call` and the argument.
 
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
@@ -51,7 +51,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
 
 
 def whole_number(value: Any, *, call: str, name: str, least: int, most: float = sys.maxsize) -> int:
-    """Return `value` as an int from `least` to `most`, by default the largest size of an array."""
+    """Return `value` as an int between `least` and `most` (by default, the largest array size)."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -66,7 +66,7 @@ def whole_number(value: Any, *, call: str, name: str, least: int, most: float = 
 
 
 def is_whole_number(value: Any) -> bool:
-    """Whether `value` is an int, of Python or NumPy, and not a bool."""
+    """Return whether `value` is an int of Python or NumPy, but not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -85,27 +85,27 @@ def real_number(value: Any, *, call: str, name: str) -> float:
 
 
 def shown(value: Any) -> str:
-    """Return `value` as an error quotes it: in one short line.
+    """Describe `value` in one short line, for an error.
 
     >>> shown(0.5), shown("three"), shown(10**400)
     ('0.5', "'three'", '1000000000000000000000000000...')
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an int with more digits than Python writes, a class of a user
+    except Exception:  # an int with too many digits for Python to write, or a user's class
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:28] + "..."
 
 
 @functools.cache
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same type in this machine's byte order."""
+    """Return `dtype` in this machine's byte order."""
     return dtype.newbyteorder("=")
 
 
 @functools.cache
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether `dtype` is float16, bfloat16, float32 or float64, in any byte order.
+    """Return whether `dtype` is float16, bfloat16, float32 or float64, in any byte order.
 
     >>> is_float(np.dtype(">f4")), is_float(np.dtype(np.int64))
     (True, False)
@@ -114,13 +114,13 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
-    """Return `dtype` as one of the supported float types; "bfloat16" is known by its name too.
+    """Return `dtype` as one of the supported float types. The name "bfloat16" is accepted too.
 
     >>> float_type("bfloat16", call="load")
     dtype(bfloat16)
     """
     if dtype == "bfloat16":
-        import ml_dtypes  # noqa: F401 (so that NumPy knows the name)
+        import ml_dtypes  # noqa: F401 (registers the name in NumPy)
     try:
         kind = native(np.dtype(dtype))
     except TypeError:
@@ -133,7 +133,7 @@ def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
 
 @functools.cache
 def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which `dtype` is computed: float32 for half precision, else its own.
+    """Return the type for computing with `dtype`: float32 for half precision, otherwise `dtype`.
 
     >>> compute_type(np.dtype(np.float16))
     dtype('float32')
@@ -142,7 +142,7 @@ def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
-    """Return an array in another float type, which must hold its finite numbers.
+    """Convert an array to another float type. Raise an error if a finite number is too large.
 
     >>> narrowed(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
     dtype('float16')
@@ -175,35 +175,38 @@ def check_out(
     if not out.flags.writeable:
         raise ValueError(f"{call}: out cannot be written to: give an array that can")
     if _overlaps_itself(out):
-        raise ValueError(f"{call}: several elements of out share memory: give an array of its own")
+        raise ValueError(
+            f"{call}: several elements of out share memory: give an array without overlap"
+        )
     for value in inputs:
         if value is None or isinstance(value, (str, int)):
             continue
         if _overlap(out, as_array(value, call=call, name="an input")):
-            raise ValueError(f"{call}: out shares memory with an input: give an array of its own")
+            raise ValueError(f"{call}: out shares memory with an input: give another array")
 
 
 def _overlap(array: Array, other: Array) -> bool:
-    """Whether two arrays share memory, or may share it if the answer takes too long."""
+    """Return whether two arrays share memory; True if the check would take too long."""
     try:
-        # NumPy's stub allows only -1 and 0 as the limit of work
+        # NumPy's type stub allows only -1 and 0 as the limit
         return np.may_share_memory(array, other) and np.shares_memory(array, other, 100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
 def _overlaps_itself(array: Array) -> bool:
-    """Whether two elements of `array` share memory, or may share it, as in `_overlap`."""
+    """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the bytes that the axes so far cover
+    reach = array.itemsize  # the number of bytes that the previous axes cover
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # each step is at least as long as all smaller steps together
+        return False  # no step is shorter than the reach of all smaller steps
     for axis in range(array.ndim):
-        # compare the halves along this axis, then the halves of a half, as both halves are alike
+        # Compare both halves along this axis. Both halves have the same layout, so continue with
+        # one.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):
@@ -217,14 +220,14 @@ def _is_torch_bfloat16(x: Any) -> bool:
 
 
 def torch_bfloat16(x: Any) -> Array:
-    """Read a torch bfloat16 tensor by its bits, as torch cannot convert this type to NumPy."""
+    """Read the bits of a torch bfloat16 tensor, because torch cannot convert bfloat16 to NumPy."""
     import ml_dtypes
 
     return np.asarray(x.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
 
 
 def finite(data: Any) -> Any:
-    """Return data as JSON can hold it: lists for arrays, None for numbers that are not finite.
+    """Convert data to values for JSON: lists for arrays, None for numbers that are not finite.
 
     >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
     {'a': [0.5, None], 'b': [1, None]}

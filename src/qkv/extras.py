@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise an error that names the extra of qkv with it.
+    """Import `module`; if it is missing, raise an error that names the extra of qkv to install.
 
     >>> need("json", "plot").__name__
     'json'
@@ -24,7 +24,7 @@ def need(module: str, extra: str) -> ModuleType:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra, from a clone or a wheel (no index has qkv yet).
+    """Return the commands that install an extra from a clone or a wheel.
 
     >>> install("plot")
     "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with its wheel's file"

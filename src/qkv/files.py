@@ -13,18 +13,20 @@ from typing import Any, BinaryIO
 
 
 def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
-    """Return the path of a folder to write; an error for "", which `Path` would read as "."."""
+    """Return the path of a folder to write. Raise an error for "", which `Path` reads as "."."""
     if not os.fspath(folder):
-        raise ValueError(f'{call}: the name of the folder is empty: give a name, "." for this one')
+        raise ValueError(
+            f'{call}: the name of the folder is empty: give a name, or "." for the current folder'
+        )
     return Path(folder)
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write to a new file beside `path`, which replaces it at the end, or is removed on an error.
+    """Write to a new file, which replaces `path` at the end; on an error, it is removed.
 
-    The new file gets the permissions of the old one, and its owner and group if the user may set
-    them. If `path` is a link, its target is replaced.
+    The new file gets the permissions of the old file. It also gets the old owner and group, if the
+    user may set them. If `path` is a link, the target of the link is replaced.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -49,26 +51,28 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the file that `replacing` would write, behind all links; an OSError if it cannot."""
+    """Follow links and return the file that `replacing` would write; raise OSError if it cannot."""
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if target.exists() and not target.is_file():
-        raise OSError(f"{path} is not a file that can be replaced")
+        raise OSError(f"{path} is not a regular file and cannot be replaced: name another file")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{path} cannot be written: there is no folder {target.parent}")
+        raise FileNotFoundError(
+            f"{path} cannot be written: the folder {target.parent} does not exist"
+        )
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(f"{path} cannot be written: it is read-only")
     return target
 
 
 class _Part(io.FileIO):
-    """A new file with the permissions of the file that it will replace, which its errors name."""
+    """A new file that will replace another file. Its errors name the other file."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name
         old = target.stat() if target.exists() else None
-        mode = 0o666 if old is None else 0o600  # private until it has the old permissions
+        mode = 0o666 if old is None else 0o600  # private until the old permissions are set
         with _naming(name):
             super().__init__(part, "xb", opener=lambda file, flags: os.open(file, flags, mode))
         if old is not None:
@@ -84,18 +88,18 @@ class _Part(io.FileIO):
 
 
 def _take_over(part: Path, old: os.stat_result) -> None:
-    """Give a file the owner, group and permissions of another, as far as that is allowed."""
+    """Give a file the owner, group and permissions of another file, as far as allowed."""
     for owner in (old.st_uid, -1):
         with suppress(OSError, AttributeError):  # Windows has no owners
             os.chown(part, owner, old.st_gid)
             break
-    with suppress(OSError):  # some file systems have no permissions
+    with suppress(OSError):  # some file systems do not store permissions
         part.chmod(stat.S_IMODE(old.st_mode) & 0o777)
 
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Make errors of the system name the requested file, not the new file beside it."""
+    """Replace the name in system errors: name the requested file instead of the new file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Time verified calls in turn, beside the peak of the machine."""
+"""Verify calls of attention, time them in rounds, and compare with the machine's peak."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
 
-ROUNDS = 9  # at least; medians of fewer say little
-LEAST = 2e-3  # seconds of a turn at least; shorter calls are repeated
-SHORT = 0.02  # seconds; a shorter call is warmed up again in each turn
+ROUNDS = 9  # the least number of rounds; fewer make medians unreliable
+LEAST = 2e-3  # the least seconds of a turn; shorter calls are repeated
+SHORT = 0.02  # seconds; calls below this are warmed up again in each turn
 
 
 def in_turn(
@@ -34,19 +34,20 @@ def in_turn(
     pause: float = 0.0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Time several calls in turn: the first round of each, then the second of each, and so on.
+    """Time several calls in rounds; every round runs each call once.
 
-    A temporary slowdown of the machine then affects all calls equally.
+    So a temporary slowdown of the machine affects all calls equally.
 
     Args:
         calls: functions by name.
-        rounds: the least number of turns of each.
-        seconds: up to 51 rounds are made, until they have taken this long together.
-        pause: seconds to wait before each turn, until threads of other calls no longer spin.
-        advance: gets 1 after each round, and after the first, which is not counted.
+        rounds: the least number of rounds.
+        seconds: the time after which no more rounds begin; at most 51 rounds are made.
+        pause: seconds to wait before each turn, so that threads of other calls stop spinning.
+        advance: gets 1 after each round, including the first round, which warms up and is not
+            counted.
 
     Returns:
-        For each name the seconds of its turns, a turn of many short calls as their mean.
+        The seconds of all turns, by name. If a turn repeats a short call, the mean of its calls.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -54,7 +55,7 @@ def in_turn(
         once = {}
         for name, call in calls.items():
             once[name] = _seconds(call)
-            if once[name] < SHORT:  # the first call was cold
+            if once[name] < SHORT:  # the first call was not warmed up
                 once[name] = _seconds(call)
         advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
@@ -86,7 +87,7 @@ def _seconds(call: Call, times: int = 1) -> float:
 
 
 def sample(length: int, most: int = 256) -> list[slice]:
-    """Return the queries to verify, of `length`: all, or about `most` in eight even blocks.
+    """Return which of `length` queries to verify: all, or about `most` in eight equal blocks.
 
     >>> sample(100)
     [slice(0, 100, None)]
@@ -101,15 +102,15 @@ def sample(length: int, most: int = 256) -> list[slice]:
 
 
 def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **options: Any) -> Array:
-    """Compute the formula in float64 for some queries, `(..., Hq, all rows, dv)`.
+    """Compute the formula in float64 for some queries.
 
     Args:
-        query: `(..., Hq, L, d)`, and key and value as for `qkv.attention`.
+        query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: the queries.
-        options: those of `qkv.attention`; masks and biases with an axis of L queries, and
-            `q_offset` a number.
+        rows: slices of the queries. The result has all of them, `(..., Hq, rows, dv)`.
+        options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
+            and `q_offset` must be a number.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
     first = options.pop("q_offset", 0)
@@ -125,7 +126,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
 
 
 def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
-    """Return the largest error of `out (..., L, dv)` in `rows`; NaN if a number is not finite."""
+    """Return the largest error of `out (..., L, dv)` in `rows`; NaN if `out` is not finite."""
     if not np.isfinite(np.asarray(out, np.float32)).all():
         return math.nan
     parts = np.concatenate([out[..., part, :] for part in rows], axis=-2)
@@ -133,7 +134,7 @@ def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
 
 
 def allowed_error(query: Array, key: Array, value: Array) -> float:
-    """Return the largest error that `qkv.attention` allows, from the vectors' lengths."""
+    """Return the largest error that `qkv.attention` promises for vectors of these lengths."""
     longest = [float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1).max())) for x in (query, key)]
     score = longest[0] * longest[1] / math.sqrt(query.shape[-1])
     rounding = {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(value.dtype.name, 0.0)
@@ -142,7 +143,7 @@ def allowed_error(query: Array, key: Array, value: Array) -> float:
 
 
 def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
-    """Attention as tutorials write it in NumPy: every score at once."""
+    """Compute attention as tutorials do in NumPy, with all scores in memory."""
     group = query.shape[-3] // key.shape[-3]
     if group > 1:
         key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
@@ -156,7 +157,7 @@ def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool =
 
 
 def operations(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> float:
-    """Count the floating-point operations of both products, `2 (d + dv)` for each visible pair."""
+    """Count the floating-point operations: `2 (d + dv)` for each visible pair of query and key."""
     length, keys = query.shape[-2], key.shape[-2]
     pairs = length * (length + 1) / 2 if is_causal else length * keys
     sizes = query.shape[-1] + value.shape[-1]
@@ -167,10 +168,11 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
 
 
 def multiply_adds(dtype: str = "float32") -> float:
-    """Measure the most floating-point operations a second, on the threads that qkv uses.
+    """Measure the peak of floating-point operations a second, on the threads that qkv uses.
 
-    The kernel measures multiply-adds in registers, for `"bfloat16"` those of the BF16 instructions,
-    if any. Without a kernel it is the best product of two large matrices in NumPy.
+    The kernel measures multiply-adds in registers; for `"bfloat16"`, with the processor's BF16
+    instructions if it has them. Without the kernel, NumPy's fastest product of two large matrices
+    is measured.
     """
     if kernel is not None:
         return kernel.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())
@@ -182,10 +184,10 @@ def multiply_adds(dtype: str = "float32") -> float:
 
 
 def read_rate() -> float:
-    """Measure the bytes a second that can be read from a large array, on the threads of qkv."""
+    """Measure how many bytes a second qkv's threads can read from a large array."""
     if kernel is not None:
         return kernel.read_rate(body() or 0, get_num_threads())
-    numbers = np.ones(1 << 25, np.float32)  # more than most caches hold
+    numbers = np.ones(1 << 25, np.float32)  # larger than most caches
     pieces = [(piece,) for piece in np.split(numbers, 256)]
     best = min(_seconds(lambda: run_all(np.max, pieces)) for _ in range(3))
     return float(numbers.nbytes / best)
@@ -207,7 +209,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> tuple[str, list[str]]:
-    """Return the name and the relevant instruction sets of the processor, as far as known."""
+    """Return `(name, instruction sets)` of the processor, as far as known."""
     about: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -225,7 +227,7 @@ def processor() -> tuple[str, list[str]]:
     return model, [flag for flag in known if flag in there]
 
 
-# The short version: `qkv bench`
+# The benchmark of `qkv bench`
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ class Task:
     shape: tuple[int, int, int, int, int, int]  # B, Hq, Hkv, L, S, d
     is_causal: bool = False
     dtype: str = "float32"
-    bound: str = "multiply_adds"  # the limit of its speed
+    bound: str = "multiply_adds"  # what limits the speed
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """Return seeded query, key and value."""
@@ -259,7 +261,7 @@ TASKS = (
 def random_inputs(
     query: tuple[int, ...], key: tuple[int, ...], dtype: str = "float32", seed: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Return query, key and value of these shapes, standard normal, the same each time."""
+    """Return query, key and value of these shapes: standard normal numbers from a fixed seed."""
     rng = np.random.default_rng(seed)
     kind = float_type(dtype, call="random_inputs")
     first, *others = (rng.standard_normal(shape, np.float32) for shape in (query, key, key))
@@ -273,14 +275,15 @@ def survey(
     rounds: int = ROUNDS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Measure each task in qkv and in plain NumPy, after verifying both against float64.
+    """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` gets 1 after each round; a task has at least `rounds + 1`. The dict of a task has its
-    fields, `qkv` and `numpy` with `seconds` (the median) and `error` (the largest), `times_faster`,
-    and for qkv the `share` of the `limit` (a second) that bounds the work.
+    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The dict of a task
+    has the fields of the `Task`; `qkv` and `numpy`, both with the median of `seconds` and the
+    largest `error`; `times_faster`; `limit`, the machine's peak a second for this work; and
+    `share`, the part of the limit that qkv reaches.
 
     Raises:
-        ArithmeticError: the error of qkv is larger than promised.
+        ArithmeticError: an error of qkv is larger than promised.
     """
     return [_measured(task, rounds, advance) for task in tasks]
 
@@ -289,7 +292,7 @@ def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[s
     """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal
-    # plain NumPy computes no half precision
+    # plain NumPy computes half precision in float32
     wide_q, wide_k, wide_v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     calls: dict[str, Call] = {
         "qkv": lambda: attention(q, k, v, is_causal=causal),
@@ -300,7 +303,9 @@ def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[s
     errors = {name: largest_error(call(), truth, rows) for name, call in calls.items()}
     allowed = allowed_error(q, k, v)
     if not errors["qkv"] <= allowed:
-        raise ArithmeticError(f"{task.name}: off by {errors['qkv']:.1e}, allowed is {allowed:.1e}")
+        raise ArithmeticError(
+            f"{task.name}: the error is {errors['qkv']:.1e} and at most {allowed:.1e} is allowed"
+        )
 
     reads = task.bound == "read_rate"
     work = k.nbytes + v.nbytes if reads else operations(q, k, v, is_causal=causal)
@@ -321,7 +326,7 @@ def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[s
 
 
 def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the results of `survey` as a table: a heading, then a line for each task."""
+    """Return the results of `survey` as a table: a row of headings, then a row for each task."""
     lines: list[tuple[str, ...]] = [
         ("work", "qkv", "error", "NumPy", "error", "faster", "share", "of")
     ]
@@ -339,7 +344,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def time_in_words(value: float) -> str:
-    """Return a time in three figures, with its unit."""
+    """Format a time with three digits and a unit."""
     units = ((1, "s"), (1e3, "ms"), (1e6, "µs"))
     factor, unit = next((pair for pair in units if value * pair[0] >= 1), units[-1])
     figures = value * factor

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, if it is a terminal."""
+"""Progress bars on standard error, if standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PATIENCE = 2.0  # seconds of work before a bar appears
 
 
 def wanted(show: bool | None) -> bool:
-    """Whether to show a bar: as `show` says; None shows it on a terminal.
+    """Return whether to show a bar. `show` decides; None means only on a terminal.
 
-    Without a standard error (`pythonw`, or closed by the shell) no bar is shown.
+    No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
     """
     stream = sys.stderr
     if stream is None or getattr(stream, "closed", False):
@@ -25,13 +25,14 @@ def wanted(show: bool | None) -> bool:
 def progress(
     what: str, total: int | None, show: bool | None = None, unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; give a function that takes the amount of work just done.
+    """Show a progress bar; yield a function that gets the amount of new work done.
 
     Args:
         what: the name of the bar.
-        total: the amount of work; None if it is not known.
-        show: True for a bar at once, False for none; None for a bar on a terminal, after a while.
-        unit: the counted unit, to show its number a second too.
+        total: the total amount of work; None if unknown.
+        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after a
+            while.
+        unit: the name of the counted unit, to show the units a second too.
     """
     if not wanted(show):
         yield lambda _: None
@@ -64,10 +65,10 @@ def progress(
 
 @contextmanager
 def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """Show the progress of a run; give a function of the share that is over and a description.
+    """Show the progress of a run; yield a function that gets the finished share and a description.
 
     Args:
-        show: True for a bar, False for none; None for a bar on a terminal.
+        show: True shows a bar, False shows no bar, None shows a bar only on a terminal.
     """
     if not wanted(show):
         yield lambda share, words: None

@@ -1,4 +1,4 @@
-"""The signals that end a program, and functions that answer them."""
+"""The signals that end a program, and functions that handle them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# kill, a terminal that is closed, Ctrl-\, and Ctrl-Break on Windows; not every system has each
+# sent by kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; some systems lack some
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or another signal that ends a program, after everything was saved.
+    """Raised after Ctrl-C or another signal that ends a program, when everything was saved.
 
     Attributes:
         signal: the number of the signal.
@@ -27,20 +27,20 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(number: int, _: Any = None) -> NoReturn:
-    """End the program by an exception, so that unfinished files are removed."""
-    sys.exit(128 + number)  # the code of a program that a signal has ended
+    """Handle a signal: end the program by an exception, so that unfinished files are removed."""
+    sys.exit(128 + number)  # the exit code for programs that a signal ends
 
 
 @contextmanager
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
-    """Call a function in this context when a signal would end the program.
+    """In this context, call a function when a signal would end the program.
 
-    Signals that are ignored, as under nohup, or have another handler stay as they are. Outside the
-    main thread, which alone receives signals, nothing changes.
+    Signals that are ignored (for example under nohup) or have another handler are not changed. Only
+    the main thread receives signals, so nothing changes in other threads.
 
     Args:
         answer: gets the number of the signal and the current stack frame.
-        others: signals that call it even if they have another handler.
+        others: signals that call `answer` even if they have another handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

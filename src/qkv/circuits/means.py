@@ -43,9 +43,8 @@ class Measured:
         self.ids = padded(packed, starts)  # (B, T), 0 in the padding
         self.ends = np.diff(starts)  # (B,)
         self.there = padded(np.ones(len(packed), bool), starts)
-        self.words = padded(
-            ~np.isin(packed, special), starts
-        )  # (B, T), the keys that `STRONGEST` counts
+        # (B, T), the keys that `STRONGEST` counts
+        self.words = padded(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 
@@ -155,9 +154,7 @@ _MEASURES = {
     "previous": _beside(-1),
     "next": _beside(1),
     "first": lambda about, weights, first: weights[..., 0],
-    "last": lambda about, weights, first: weights[
-        np.arange(len(weights)), :, :, about.ends - 1
-    ],  # the last token of each text
+    "last": lambda about, weights, first: weights[np.arange(len(weights)), :, :, about.ends - 1],
     "entropy": _entropy,
     STRONGEST: _strongest,
 }

@@ -1,4 +1,4 @@
-"""Attention and encoding on a Dask cluster, for data that is too large for one process."""
+"""Attention and encoding on a Dask cluster, for data that does not fit in one process."""
 
 from qkv.scale.encoding import encode
 from qkv.scale.forward import attention

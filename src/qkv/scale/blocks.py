@@ -1,4 +1,4 @@
-"""Cut arrays into blocks of queries and keys; find the inputs and visible keys of each block."""
+"""Divide attention on dask arrays into blocks, and find the inputs and rules of each block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
 Pieces = tuple[int, ...]  # the sizes of the blocks along one axis
-Place = tuple[int, ...]  # the numbers of a block along (*lead, heads, key heads, queries, keys)
+Place = tuple[int, ...]  # a block's indices along (*lead, heads, key heads, queries, keys)
 CELLS, PER_HEAD, PER_ROW = (
     ("attn_mask", "bias"),
     ("alibi_slopes", "sinks"),
@@ -26,7 +26,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block except its arrays; positions count from its own beginning."""
+    """The arguments of one block except the arrays. Positions count from its start."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -37,7 +37,7 @@ class Rules(NamedTuple):
     scale: float
 
     def call(self, arrays: Mapping[str, Array]) -> Call:
-        """Return the call of attention on the arrays of a block."""
+        """Return the call of attention for the arrays of a block."""
         query, key, value = (arrays[name] for name in ("query", "key", "value"))
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("scale.attention", *shapes, *types)
@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array with chunks that fit the blocks."""
 
     array: Any
-    axes: tuple[int | None, ...]  # for each array axis, the axis of a `Place`; None: not cut
+    axes: tuple[int | None, ...]  # for each array axis: the axis of a `Place`, None if not cut
 
     def chunk(self, place: Place) -> tuple[int, ...]:
         """Return the index of the chunk that the block at `place` reads."""
@@ -83,7 +83,7 @@ class Tasks:
     """A layer of a graph: tasks by their keys, and the layers below."""
 
     name: str
-    below: Sequence[Any]  # dask arrays, and layers
+    below: Sequence[Any]  # dask arrays, and other layers
     tasks: dict[Any, Any] = field(default_factory=dict)
     whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by place
 
@@ -131,12 +131,12 @@ class Tasks:
 class Blocks:
     """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # the call's arrays have shapes and types, but no data
-    operands: dict[str, Operand]  # by argument name
+    call: Call  # its arrays have shapes and types, but no data
+    operands: dict[str, Operand]  # by the name of the argument
     pieces: tuple[Pieces, ...]  # along the axes of a `Place`
-    key_heads: tuple[int, ...]  # the piece of key heads that each piece of heads reads
+    key_heads: tuple[int, ...]  # for each piece of heads, the piece of key heads
     is_flat: bool  # whether 2-D arrays got a head axis
-    token: str  # equal for equal calls
+    token: str  # a name that is equal for equal calls
 
     @property
     def arrays(self) -> list[Any]:
@@ -176,7 +176,7 @@ class Blocks:
                 yield (*here, 0), [(*here, j) for j in seen]
 
     def shape(self, operand: str, place: Place) -> tuple[int, ...]:
-        """Return the shape of the chunk of an operand that the block at `place` reads."""
+        """Return the shape of the chunk that the block at `place` reads from an operand."""
         array = self.operands[operand].array
         index = self.operands[operand].chunk(place)
         return tuple(pieces[n] for pieces, n in zip(array.chunks, index, strict=True))
@@ -202,7 +202,7 @@ class Blocks:
         )
 
     def inputs(self, place: Place, *names: str) -> dict[str, Any]:
-        """Return references to chunks of the named operands; skip operands that the call lacks."""
+        """Return references to chunks of the named operands, by name; skip missing operands."""
         return {name: self.operands[name].ref(place) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
@@ -234,7 +234,7 @@ class Blocks:
 def cut(
     call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Mapping[str, Any]
 ) -> Blocks:
-    """Check a call on dask arrays by shapes and types alone, and cut it at their chunks."""
+    """Check a call on dask arrays by shapes and types, and divide it at their chunks."""
     names = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     names |= {name: options.get(name) for name in ("bias", *PER_HEAD)}
     arrays = {name: _as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
@@ -244,7 +244,7 @@ def cut(
                 f"{call}: {name} is a dask array, but its numbers are needed beforehand, to skip "
                 f"masked blocks: give {name}.compute()"
             )
-    # keep a mask in memory as it is, so that `check_call` can warn of a float mask of 0 and 1
+    # pass a mask in memory unchanged, so that `check_call` can warn about floats of 0 and 1
     stand_ins = {
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
         for name, array in arrays.items()
@@ -270,7 +270,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Cut a dask array along `axes` as the blocks are; other and repeated axes stay uncut."""
+    """Cut a dask array along `axes` to fit the blocks; other and repeated axes stay whole."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -311,14 +311,14 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return pieces of heads (whole groups, or parts of one) and of key heads, and their pairs."""
+    """Return `(heads, kv_heads, key_heads)`: pieces of heads, of key heads, and their pairs."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
         if group and stop // group > start // group:  # spans several groups
             cuts += [-(-start // group) * group, stop // group * group]
     starts = sorted({*cuts})
-    if len(starts) == 1:  # no heads at all
+    if len(starts) == 1:  # there are no heads
         return (0,), (sum(kv_heads),), (0,)
     reads = [start // group for start in starts[:-1]]
     kv_starts = sorted({*reads, sum(kv_heads)})
@@ -326,12 +326,12 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the pieces that result from cutting at the boundaries of all `pieces`."""
+    """Return the pieces between the boundaries of all `pieces`."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 
 def _starts(pieces: Pieces) -> list[int]:
-    """Return where each piece begins, and where the last one ends."""
+    """Return the start of each piece, and the end of the last piece."""
     return [0, *accumulate(pieces)]
 
 
@@ -340,12 +340,12 @@ def _sizes(starts: list[int]) -> Pieces:
 
 
 def _stand_in(array: Any) -> Array:
-    """Return an array of the same shape and type that repeats one number, neither 0 nor 1."""
+    """Return an array of the same shape and type in which every number is 2."""
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 
 def _aligned(x: Any) -> Any:
-    """Align an array for the kernel: data from a network may begin at any byte."""
+    """Align an array for the kernel, because data from a network may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 
 

@@ -1,4 +1,4 @@
-"""Count the rows of many files, block by block, on workers or here; cut the files into parts."""
+"""Count the rows of many files on workers or in this process, and cut the files into parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qkv.scale.sources import (
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
-BLOCK = 2**24  # bytes that are counted at once
+BLOCK = 2**24  # the bytes of a block
 MARK_ROWS, MARK_BYTES = 256, 2**20  # the most rows and bytes between two marks
 _T = TypeVar("_T")
 
@@ -87,15 +87,15 @@ def counts_of(
     size: int = BLOCK,
     way: str = "mend it",
 ) -> list[list[Count]]:
-    """Count the blocks of each file, on the workers of a cluster or here.
+    """Count the rows in each file's blocks, on the workers of a cluster or in this process.
 
     Args:
         files: from `described`.
         client: the cluster's client; None for this process.
-        call: the name that errors begin with.
+        call: the name at the beginning of errors.
         check: whether to check every row, and raise an error for a bad row.
         size: the bytes of a block.
-        way: the remedy for a bad row, which the error shows.
+        way: the advice for a bad row in the error.
 
     Raises:
         ValueError: a row is bad; the error names it.
@@ -106,7 +106,8 @@ def counts_of(
     for (number, _), result in zip(blocks, all_of(client, _count, cases, call=call), strict=True):
         counts[number].append(result)
     torn = [number for number, some in enumerate(counts) if not all(c.whole for c in some)]
-    streams = [(Block(files[number]), check) for number in torn]  # with line ends inside quotes
+    # files with line ends inside quotes are counted as a stream
+    streams = [(Block(files[number]), check) for number in torn]
     for number, result in zip(torn, all_of(client, _count, streams, call=call), strict=True):
         counts[number] = [result]
     for file, some in zip(files, counts, strict=True):
@@ -128,13 +129,13 @@ def _count(_: None, case: tuple[Block, bool]) -> Count:
 
 
 def count(block: Block, check: bool = True) -> Count:
-    """Count the rows that begin in a block; with `check`, look for the first bad row too."""
+    """Count the rows that begin in a block. With `check`, find the first bad row too."""
     if block.source.kind == ".parquet":
         return _count_group(block)
     if block.source.packed or block.end is None:
         return _count_stream(block.source, check)
     with block.source.open() as stream:
-        before = b"\n"  # a file begins with a new line
+        before = b"\n"  # a file begins at the start of a line
         if block.begin:
             stream.seek(block.begin - 1)
             before = stream.read(1)
@@ -173,12 +174,12 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """A stream that records the end of the last line read, and the digest of all bytes read."""
+    """A stream that records the end of the last line and the digest of all bytes that were read."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"
         self.hash = hashlib.blake2b(digest_size=16)
-        self._begins: Array = np.empty(0, np.int64)  # starts of lines in the current block
+        self._begins: Array = np.empty(0, np.int64)  # the starts of lines in the current block
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
@@ -234,7 +235,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Return whether some line of a CSV ends inside quotes when each line is read as a record."""
+    """Return whether a line of a CSV ends inside quotes, if each line is read as a record."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -248,7 +249,7 @@ def _is_open(data: bytes) -> bool:
 
 
 def _begins(before: bytes, data: bytes) -> Array:
-    r"""Find where lines begin in `data`; `before` is the byte before it.
+    r"""Find the starts of lines in `data`; `before` is the byte before `data`.
 
     >>> _begins(b"\r", b"\na\r\n\rb\n")
     array([1, 4, 5])

@@ -1,4 +1,4 @@
-"""Encode each row of many files as a vector, on a cluster or here; write Parquet parts."""
+"""Encode each row of many files as a vector, on a cluster or in this process."""
 
 from __future__ import annotations
 
@@ -106,31 +106,31 @@ def encode(
     resume: bool = True,
     on_error: str = "raise",
 ) -> Encoded:
-    r"""Write a vector for each row of many files, on the workers of a Dask cluster or here.
+    r"""Write a vector for each row of many files, on a Dask cluster or in this process.
 
-    The files are read twice: first to count and check their rows, then part by part to encode
-    them. Workers open the files and the destination by the same names, and load the model by its
-    name. Texts are truncated as in `Model.encode`, and the vectors are the same. A
-    compressed file is read from its beginning for each of its parts, so many small files go faster
-    than one large file.
+    The files are read twice: first to count and check their rows, then part by part to encode them.
+    Workers open the files and the destination by the same names, and load the model by its name.
+    Texts are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`.
+    A compressed file is read from its beginning for each part, so many small files are faster than
+    one large file.
 
     If a run is stopped, its parts remain and the next run continues. The next run compares
     checksums of the model's files, all sources and the existing parts, and rewrites damaged parts.
 
     Args:
         model: a name or folder, as `qkv.load` takes it; None for the default.
-        sources: a path, a glob or a list of them: .txt (a row a line, blank ones too), .jsonl,
-            .csv with a header (all three also .gz, .bz2, .xz or .zst), or .parquet; local, or
-            anything that fsspec opens.
-        destination: a folder, local or anything that fsspec opens. Its files `part-*.parquet` have
-            the columns id (int64, in order over the rows of all sources), source, row (in the
-            source, from 0) and vector (a list of float32, D); `_manifest.json` lists the
-            complete files.
-        client: the cluster's client; by default the current client, or else this process.
+        sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
+            blank line), .jsonl, .csv with a header, or .parquet. All but .parquet may be compressed
+            (.gz, .bz2, .xz or .zst). Paths are local, or any that fsspec opens.
+        destination: a folder, local or any that fsspec opens. Its files `part-*.parquet` have the
+            columns id (int64, counted over the rows of all sources), source, row (counted from 0 in
+            the source) and vector (a list of D float32). `_manifest.json` lists the complete files.
+        client: the cluster's client. By default the current client; without one, this process.
         column: the name of the column with the texts; not used for .txt.
-        resume: False to begin anew, whatever the folder holds.
-        on_error: "raise" to stop at a bad row (not UTF-8, JSON or CSV; column missing or not a
-            string; no token); "skip" to leave out the row and its id.
+        resume: False to start again, even if the folder holds vectors.
+        on_error: "raise" to stop at a bad row, "skip" to leave out the row and its id. A row is bad
+            if it is not UTF-8, JSON or CSV, if the column is missing or not a string, or if the
+            text has no token.
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
@@ -193,7 +193,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return `(rows, seconds)`: its number of rows and the time."""
+    """Encode a sample of a part; return `(rows, seconds)`."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)

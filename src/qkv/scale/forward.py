@@ -1,4 +1,4 @@
-"""Attention on dask arrays: computed for pairs of query and key blocks, then joined."""
+"""Attention on dask arrays: compute pairs of query and key blocks, then join the results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # inputs of each block
-_ROUNDED = 1e8  # a larger log-sum-exp is too imprecise in float64 for the weights
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the operands of each block
+_ROUNDED = 1e8  # above this, a log-sum-exp in float64 is too imprecise for weights
 
 
 class Part(NamedTuple):
@@ -25,16 +25,16 @@ class Part(NamedTuple):
 
     out: Array  # (*lead, Hq, L, dv), in the type of the computation
     lse: Array  # (*lead, Hq, L), float64
-    rest: Array | None  # the rounding error of `lse`, to be added to it; None for 0
+    rest: Array | None  # the rounding error of `lse`; add both. None for 0
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
-    """`qkv.attention` on dask arrays, in any chunks along batch, heads, queries and keys.
+    """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
-    joined two by two, as in `qkv.merge_attention`. Pairs of blocks that causality, window or
-    lengths mask completely get no task. Computation starts only when the result is computed. Each
-    task uses one thread.
+    joined pairwise, as in `qkv.merge_attention`. Pairs of blocks that are completely masked by
+    causality, window or lengths get no task. Computation starts only when the result is computed.
+    Each task uses one thread.
 
     Args:
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
@@ -46,12 +46,13 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
             since they decide which blocks are masked.
 
     Returns:
-        The results of `qkv.attention` as dask arrays with the chunks of query (finer chunks along
-        leading dimensions and heads if key or value has finer chunks). Along keys, weights have the
-        chunks of key and value. Errors are at most twice the errors of `qkv.attention`.
+        The results of `qkv.attention` as dask arrays with the chunks of query. Along leading
+        dimensions and heads, the chunks are finer if key or value has finer chunks. Along keys,
+        weights have the chunks of key and value. Errors are at most twice the errors of
+        `qkv.attention`.
 
     Raises:
-        ValueError: shapes, lengths or heads do not fit; a size is not known yet.
+        ValueError: shapes, lengths or heads do not fit, or a size is unknown.
         TypeError: types do not fit, or an option is unknown.
         ImportError: Dask is not installed.
 
@@ -88,7 +89,7 @@ def _attended(blocks: Blocks) -> Tasks:
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for place in seen:
-            sinks = ("sinks",) if place is seen[0] else ()  # once, in the first part
+            sinks = ("sinks",) if place is seen[0] else ()  # sinks count once, in the first part
             read = blocks.inputs(place, *_READ, *sinks)
             refs.append(tasks.add((*at, place[-1]), _attend, blocks.rules(place), **read))
         if not seen:
@@ -117,7 +118,7 @@ def _log_sum_exp(blocks: Blocks, parts: Tasks) -> Any:
 
 
 def _weights(blocks: Blocks, parts: Tasks) -> Any:
-    """Return the weights, a dask array `(*lead, Hq, L, S)` with a chunk for each pair of blocks."""
+    """Return the weights `(*lead, Hq, L, S)`, a dask array with a chunk for each pair of blocks."""
     kind, keys = blocks.call.plan.kind, blocks.pieces[-1]
     tasks = blocks.tasks("attention-weights", [parts, *blocks.arrays])
     for row, seen in blocks.rows():
@@ -160,7 +161,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """Return a part whose rows without a visible key have log-sum-exp -inf and rest 0."""
+    """Return a part in which rows without visible keys have log-sum-exp -inf and rest 0."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 

@@ -1,4 +1,4 @@
-"""Scores of heads over many files: workers compute sums, which are added pair by pair."""
+"""Scores of heads over many files: workers compute sums, which are then added."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files; the cuts between tasks do not matter.
+    r"""Compute `qkv.circuits.head_scores` over files. The division into tasks does not matter.
 
     Args:
         model: a name or a folder, as `qkv.load` takes it; None for the default.
-        sources: a path, a glob or a list of them: .txt, .jsonl, .csv or .parquet, local or anything
-            that fsspec opens.
+        sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or any that
+            fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
         client: the cluster's client; by default the current client, or else this process.
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        For each name an array (layers, heads) of float64; NaN if the score counts no query.
+        An array (layers, heads) of float64 for each name; NaN if the score counts no query.
 
     Raises:
         ValueError: a score or the column does not exist, or a row has no text (the error names the
@@ -59,7 +59,7 @@ def head_scores(
     cases = [(part, names) for part in parts or [None]]
     results = all_of(client, _part_sums, cases, call=CALL, model=used)
     sums = [part_sums for part_sums, _ in results]
-    while len(sums) > 1:  # pair by pair, in a fixed order
+    while len(sums) > 1:  # add pairs in a fixed order
         pairs = [sums[n : n + 2] for n in range(0, len(sums), 2)]
         sums = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
     reduce(add, (texts_cut for _, texts_cut in results)).warn()
@@ -67,7 +67,7 @@ def head_scores(
 
 
 def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
-    """Return `(sums, truncated)` for the texts of a part; without a part, zeros."""
+    """Return `(sums, truncated)` for the texts of a part. Without a part, both are 0."""
     part, names = case
     texts_cut = Cut(model.max_seq_length)
     with counting(texts_cut):

@@ -1,4 +1,4 @@
-"""The folder of vectors: its manifest, its lock, and files that are written completely."""
+"""The folder of vectors: its manifest, its lock, and its files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from qkv.models.files.read import first_line
 
 MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders skip these names
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
-_LEFT = re.compile(r"\.qkv-.*\.part")  # files of killed processes
+_LEFT = re.compile(r"\.qkv-.*\.part")  # unfinished files, which killed processes leave
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
-BEAT, DEAD = 10.0, 60.0  # seconds between two signs of life; until a silent run counts as dead
+BEAT, DEAD = 10.0, 60.0  # seconds until a lock is renewed, and until it is considered dead
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """True if the folder is on this machine."""
+        """Whether the folder is on this machine."""
         return "://" not in self.path
 
     @property
     def _there(self) -> tuple[Any, str]:
-        """The file system, and the folder's path in the file system."""
+        """`(file system, path)` of the folder."""
         return cast("tuple[Any, str]", need("fsspec", "scale").core.url_to_fs(self.path))
 
     def place(self, name: str) -> str:
@@ -126,12 +126,13 @@ class Folder:
         return dict(manifest)
 
     def is_ours(self, run: str) -> bool:
-        """Return whether a run holds the lock, without which its workers must not write."""
+        """Return whether a run holds the lock. Workers of other runs must not write."""
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict means an object with these entries; the name "" means that every
-# entry has a number for a name. A list has elements of one kind, a tuple one element of each kind.
+# The schema of a manifest. A dict means an object with these entries; the name "" means that the
+# names of all entries are numbers. A list means elements of one kind. A tuple means one element of
+# each kind.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,

@@ -1,4 +1,4 @@
-"""Find files of text (.txt, .jsonl, .csv, .parquet), and read the texts of a part of a file."""
+"""Find files of texts (.txt, .jsonl, .csv, .parquet), and read the texts in parts of files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
         path: as the caller wrote it, or as a glob found it.
         kind: one of `KINDS`.
         column: the name of the column with the texts; not used for .txt.
-        packed: whether the file is compressed, and so can be read from its beginning only.
+        packed: whether the file is compressed, so that it can only be read from the beginning.
         field: the number of the text column in a CSV.
     """
 
@@ -58,7 +58,7 @@ class Part:
         row: the number of the first row in the source, from 0.
         rows: the number of rows.
         begin: the first byte, or the first row in the row group.
-        end: the byte after the last row, or the row after it in the row group.
+        end: the byte after the last row, or the row after the last row in the row group.
         group: the number of the row group in a Parquet file.
     """
 
@@ -135,7 +135,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Find the text column of a source; return the source with its column number, if it is a CSV.
+    """Find the text column of a source; return the source, for a CSV with the column's number.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -169,7 +169,7 @@ def described(source: Source, call: str) -> Source:
 
 
 def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
-    """Read the texts of a part in order; a row without a text gives the reason.
+    """Yield the texts of a part in order. A row without a text gives the reason.
 
     Args:
         part: the rows.
@@ -189,7 +189,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
 
 
 def rows_in(source: Source, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
-    """Return the text of each row in some lines, or for a bad row the reason."""
+    """Return the text of each row in some lines; for a bad row, the reason."""
     if source.kind == ".csv":
         return (_field(record, source) for record in records(lines))
     return (_text(line, source) for line in lines)

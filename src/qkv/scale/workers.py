@@ -1,4 +1,4 @@
-"""Run tasks on the workers of a cluster or in this process; each process loads one model."""
+"""Run tasks on the workers of a cluster or in this process. Each process loads one model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
-NO_WORKER = 300.0  # seconds without a worker until a run fails
-AHEAD = 8  # tasks that are submitted at once for each thread of the cluster
+NO_WORKER = 300.0  # a run fails after this number of seconds without a worker
+AHEAD = 8  # the tasks submitted in advance for each thread of the cluster
 # option numbers from glibc's malloc.h; sizes in bytes: the most memory to keep, the largest
 # threshold, and glibc's default threshold
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
@@ -85,7 +85,7 @@ def _checksum(folder: Path) -> str:
     return found.hexdigest()
 
 
-_models: dict[Named, Model] = {}  # the last model that this process has used
+_models: dict[Named, Model] = {}  # the model that this process used last
 _loading, _computing = threading.Lock(), threading.Lock()
 
 
@@ -93,7 +93,7 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
     """Load a model once for this process.
 
     Raises:
-        ValueError: the files that this process finds under the name differ from the run's files.
+        ValueError: this process finds other files under the name than the run.
     """
     with _loading:
         if wanted not in _models:
@@ -127,16 +127,17 @@ def each(
     call: str,
     model: Named | None = None,
 ) -> Generator[tuple[int, _R], None, None]:
-    """Call `function(model, case)` for every case, on a cluster's workers or here.
+    """Call `function(model, case)` for every case, on a cluster's workers or in this process.
 
-    If a worker dies, its case is computed again, as often as Dask allows
-    (`distributed.scheduler.allowed-failures`). A process computes one case with a model at a time,
-    on its share of the cores. Closing the iterator cancels the cases that have not begun.
+    If a worker dies, its case is computed again, as often as Dask's setting
+    `distributed.scheduler.allowed-failures` allows. A process computes one case with a model at a
+    time, on its share of the cores. Closing the iterator cancels the cases that have not begun.
 
     Args:
         client: the cluster's client; None for this process.
-        function: a function of a module that workers can import; without `model` it gets None.
-        cases: small objects, since they are sent to the workers.
+        function: a function of a module that workers can import. Without `model`, the function gets
+            None in its place.
+        cases: the cases; they should be small, because they are sent to the workers.
         call: the name that errors begin with.
         model: the model that each worker loads.
 
@@ -187,7 +188,7 @@ def each(
                 yield number, result
     finally:
         if begun and client.status == "running":
-            with suppress(Exception):  # the cluster may be gone
+            with suppress(Exception):  # the cluster may have stopped
                 client.cancel(list(begun), force=True)
 
 
@@ -216,7 +217,7 @@ class _Crew:
         self._alive = time.monotonic()
 
     def look(self) -> bool:
-        """Return whether a worker is connected; raise an error if none comes in time."""
+        """Return whether a worker is connected; raise an error if none connects in time."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
             return self.room > 0
@@ -258,7 +259,7 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
         return function(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # the threads of the user's own process stay as they are
+        if job.process != _PROCESS:  # do not change the threads of the user's own process
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return function(loaded(job.model, job.call, f"worker {where}"), case)
@@ -266,17 +267,17 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
 
 @contextmanager
 def _keeping_memory() -> Iterator[None]:
-    """Keep the memory of freed arrays for the next arrays, until the block ends.
+    """Within the block, keep the memory of freed arrays for new arrays.
 
-    Dask starts its workers with a setting that makes glibc return the memory of each large array to
-    the system at once. Requesting memory again for the next array takes a fifth of a model's time.
+    Dask starts its workers with a setting that makes glibc return the memory of each freed large
+    array to the system. Requesting memory again for every array takes a fifth of a model's time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():
         yield
         return
     libc = ctypes.CDLL(None)
-    set_to = getattr(libc, "mallopt", None)  # some C libraries have no mallopt
+    set_to = getattr(libc, "mallopt", None)  # some C libraries lack mallopt
     if set_to is None:
         yield
         return
@@ -297,7 +298,7 @@ def _cores() -> int:
 
 
 def current_client(client: Any) -> Any:
-    """Return `client`, or else the current client, or else None."""
+    """Return `client` or the current client; None without a client."""
     if client is not None:
         return client
     if "distributed" not in sys.modules:  # then no client exists
@@ -309,7 +310,7 @@ def current_client(client: Any) -> Any:
 
 
 def workers_of(client: Any) -> int:
-    """Return the number of workers; without a client 1, this process."""
+    """Return the number of workers; 1 without a client, for this process."""
     return 1 if client is None else len(client.scheduler_info()["workers"])
 
 

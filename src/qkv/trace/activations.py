@@ -279,9 +279,8 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
             f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    ordered = sorted(
-        kept, key=lambda full: parse(full).layer == own
-    )  # names of that layer come last and win
+    # names of that layer come last, so they win in `short`
+    ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)
     close = difflib.get_close_matches(text, [*kept, *short], n=3, cutoff=0.5)

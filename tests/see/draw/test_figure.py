@@ -356,7 +356,7 @@ def test_a_png_is_written_whole_or_not_at_all(lesson: Model, tmp_path: Path) -> 
     target = tmp_path / "picture.png"
     view.to_png(target)
     assert target.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         view.to_png(tmp_path / "nowhere" / "picture.png")
     assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 

@@ -576,7 +576,7 @@ def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -
 def test_a_file_that_cannot_be_written_leaves_nothing(lesson: Model, tmp_path: Path) -> None:
     view = show(CAT, model=lesson)
     for write in (view.to_html, view.to_svg):
-        with pytest.raises(FileNotFoundError, match="there is no folder"):
+        with pytest.raises(FileNotFoundError, match="does not exist"):
             write(tmp_path / "no" / "a")
         with pytest.raises(IsADirectoryError):
             write(tmp_path)
