@@ -50,7 +50,7 @@ def whole_page(payload: dict[str, Any], static: str) -> str:
 def payload(*texts: Heads, layer: int = 0, head: int = 0, query: int = 0, **more: Any) -> Any:
     """What a page reads of texts."""
     more = {"merge": False} | more
-    start = start_at(layer, head, query, chosen="it was asked for", sentence="", **more)
+    start = start_at(layer, head, query, chosen="it was requested", sentence="", **more)
     return payload_of("show", "a title", [text_payload(text, layer) for text in texts], start=start)
 
 

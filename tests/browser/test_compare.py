@@ -142,7 +142,7 @@ def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
                 "compare",
                 "one word",
                 [text_payload(text, 0) for text in texts],
-                start=start_at(0, 0, None, chosen="it was asked for", sentence=""),
+                start=start_at(0, 0, None, chosen="it was requested", sentence=""),
                 compare={
                     "what": "word",
                     "word": "unbelievable",

@@ -109,9 +109,9 @@ def check_names(model: Model, layer: int, steps: dict[str, dict[str, Any]]) -> N
     assert ("R" in steps) == (not design.parallel)
     assert ("masked" in steps) == bool(own.options.get("is_causal") or own.options.get("window"))
     if own.options.get("window") and "masked" in steps:
-        assert steps["masked"]["note"] == "a token sees only those near it"
+        assert steps["masked"]["note"] == "a token sees only tokens near it"
     elif own.options.get("is_causal"):
-        assert steps["masked"]["note"] == "a token sees itself and what comes before it"
+        assert steps["masked"]["note"] == "a token sees itself and earlier tokens"
 
 
 def test_a_hidden_token_is_the_readers_and_the_rest_the_models(
@@ -125,7 +125,7 @@ def test_a_hidden_token_is_the_readers_and_the_rest_the_models(
     np.testing.assert_allclose(
         steps["weights"]["numbers"], trace["pattern", 1][0, 1], rtol=1e-4, atol=1e-5
     )
-    assert steps["masked"]["note"] == "you hid something"
+    assert steps["masked"]["note"] == "you hid tokens or links"
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_neox", "modernbert"])

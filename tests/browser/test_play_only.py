@@ -137,7 +137,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
     page = opened(visit, html, width=width, only=["sentence", "block"], inside=False)
     assert seen(page) == ["sentence", "steps"]
     title = part(page, "steps").locator(".walk-panel h3")
-    assert "The residual connection: what the MLP read is added" in title.inner_text()
+    assert "The residual connection: the MLP's input is added" in title.inner_text()
     nodes = part(page, "steps").get_by_role("tab").all_inner_texts()
     assert [" ".join(text.split()) for text in nodes] == [
         "1 X", "2 out", "3 R", "4 N1", "5 mlp", "6 R2", "7 Y",
@@ -151,7 +151,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
     page.get_by_role("tab", name="out").click()
     assert "The output projection" in title.inner_text()
     page.get_by_role("button", name="Next ▶").click()
-    assert "what came in is added" in title.inner_text()
+    assert "the input is added" in title.inner_text()
     for gone in (".walk-panel .bar", ".walk-panel canvas", ".row-table"):
         for found in part(page, "steps").locator(gone).all():
             assert not found.is_visible(), gone

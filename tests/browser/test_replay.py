@@ -289,7 +289,7 @@ def test_only_some_snapshots_on_the_page(visit: Visit) -> None:
     found = made()
     few = replace(found.replay, shown=[0, 3, 6], weights=found.replay.weights[[0, 3, 6]])
     page = visit(page_of(replace(found, replay=few)))
-    assert page.get_by_text("Weights are here for 3 of the 7 snapshots").is_visible()
+    assert page.get_by_text("This page has the weights of 3 of the 7 snapshots").is_visible()
     slider(page).focus()
     press(page, "ArrowLeft")
     assert shown_step(page) == 50

@@ -271,7 +271,7 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
     walk = model_walk("bert")
     page = visit(walk_page(walk), width=width)
     steps = {step.name: step for step in walk.steps}
-    for name in ("pre", "post", "logits", "chances"):
+    for name in ("pre", "post", "logits", "probabilities"):
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
         pause(page, 0)  # the step is drawn in the next frame
         page.locator(".map").first.focus()
@@ -288,8 +288,8 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
         own = page.locator("h4", has_text="The model's own logits")
         assert own.is_visible() is (name == "logits")
         lead = page.locator(".lead")
-        assert lead.is_visible() is (name in ("logits", "chances"))
-    assert lead.inner_text().startswith(f"{walk.likeliest} Recomputed by these lines")
+        assert lead.is_visible() is (name in ("logits", "probabilities"))
+    assert lead.inner_text().startswith(f"{walk.likeliest} The largest difference between")
     assert page.get_by_role("checkbox", name="stretch").is_visible()
     page.get_by_role("tab", name=re.compile(r"^\d+ mlp:")).click()
     assert page.locator(".lead").is_hidden()
@@ -323,7 +323,16 @@ def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
         *("Q_rotated scores", "K_rotated scores", "scores scaled", "scaled masked"),
         *("masked weights", "weights context", "V context", "context joined", "joined out"),
         *("X R", "out R", "R N2", "N2 pre", "pre act", "N2 up", "act post", "up post"),
-        *("post mlp", "R Y", "mlp Y", "Y Z", "Z final", "final y", "y logits", "logits chances"),
+        *(
+            "post mlp",
+            "R Y",
+            "mlp Y",
+            "Y Z",
+            "Z final",
+            "final y",
+            "y logits",
+            "logits probabilities",
+        ),
     ]
 
 
@@ -377,7 +386,7 @@ def test_a_wrong_output_is_seen(visit: Visit) -> None:
     walk.own[2, 3] += 0.25
     page = visit(walk_page(walk))
     page.get_by_role("tab").last.click()
-    assert "the largest difference is 2.5e-1" in page.locator(".lead").inner_text()
+    assert "the model's own is 2.5e-1" in page.locator(".lead").inner_text()
 
 
 def test_a_long_text_shows_the_rows_it_has(visit: Visit) -> None:

@@ -100,7 +100,7 @@ def test_what_is_typed_twice_is_gone_once(folder: str) -> None:
 def test_a_decoder_fills_in_nothing(tmp_path: Path) -> None:
     decoders.writer(tmp_path / "writer", "a b", " the")
     line = refused(run("guess", TEXT, "--model", str(tmp_path / "writer")), "guess")
-    assert "writer guesses what comes next and has no [MASK]: end the text where the word" in line
+    assert "writer guesses the next word and has no [MASK]: end the text where the word" in line
 
 
 def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:

@@ -44,7 +44,7 @@ def test_a_file_is_of_the_kind_that_its_name_says(
 
 
 def test_refusals_are_one_line(folder: Path, tmp_path: Path) -> None:
-    assert "there is no folder" in refused(run("replay", "/nowhere", TEXT), "replay")
+    assert "does not exist" in refused(run("replay", "/nowhere", TEXT), "replay")
     assert "has no snapshots" in refused(run("replay", str(tmp_path), TEXT), "replay")
     assert "the text is empty" in refused(run("replay", str(folder), " "), "replay")
     assert "no layer 2" in refused(run("replay", str(folder), TEXT, "--layer", "2"), "replay")

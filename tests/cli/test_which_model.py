@@ -78,7 +78,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
     ("verb", "name", "said"),
     [
         *(
-            (verb, "vit", f"{verb}: vit looks at images and reads no text")
+            (verb, "vit", f"{verb}: vit takes images, not text")
             for verb in ("show", "walk", "compare")
         ),
         ("encode", "vit", "vit looks at images and knows no words"),
@@ -86,9 +86,9 @@ def test_without_a_name_the_decoder_that_ships_writes(
         ("guess", "bert", "bert has no head"),
         ("guess", "random", "random has no head, so it gives no logits over words"),
         ("guess", "t5", "t5 reads one text and writes another"),
-        ("guess", "gpt2", "gpt2 guesses what comes next and has no [MASK]"),
-        ("walk", "t5", " uses bias, which a walk does not show"),
-        ("walk", "gemma2", " uses softcap, which a walk does not show"),
+        ("guess", "gpt2", "gpt2 guesses the next word and has no [MASK]"),
+        ("walk", "t5", " uses bias, which a walk cannot show"),
+        ("walk", "gemma2", " uses softcap, which a walk cannot show"),
         *(
             ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
             for name in ("vit", "bert", "random", "books")

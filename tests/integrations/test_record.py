@@ -423,7 +423,9 @@ def test_a_recording_is_shown_saved_and_loaded(tmp_path: Any) -> None:
 def test_a_batch_is_shown_text_by_text(tmp_path: Any) -> None:
     with qkv.record(top_k=3) as trace:
         run(Layer(0), *inputs())
-    with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
+    with pytest.raises(
+        ValueError, match=r"holds 2 texts: give one of them, for example trace\[0\]"
+    ):
         qkv.show(trace)
     qkv.show(trace[1]).to_html(tmp_path / "page.html")
 

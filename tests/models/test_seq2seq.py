@@ -261,7 +261,7 @@ def test_a_pair_is_looked_at(model, tmp_path):
         assert first.tokens == alone.tokens
         np.testing.assert_allclose(first.attentions, alone.attentions, atol=1e-6)
     assert qkv.head_view(several[0]).data.count('"tokens"') == other.data.count('"tokens"')
-    with pytest.raises(ValueError, match=r"2 pairs: take one, trace\[0\]"):
+    with pytest.raises(ValueError, match=r"2 pairs: give one of them, trace\[0\]"):
         qkv.head_view(several)
     with pytest.raises(TypeError, match=r"trace\.encoder or trace\.decoder"):
         qkv.show(trace)
@@ -422,7 +422,7 @@ def test_a_pair_says_where_what_one_text_has_is(model):
         pair.tokns  # noqa: B018
     assert copy.deepcopy(pair).names() == pair.names()
     for view in (qkv.show, qkv.walk, qkv.plot_shift, lambda trace: qkv.plot_shift([trace])):
-        with pytest.raises(TypeError, match=r"encoder and a decoder: give trace\.encoder"):
+        with pytest.raises(TypeError, match=r"encoder-decoder: give trace\.encoder"):
             view(pair)
     for a, b in ((pair, pair), (pair.encoder, pair)):
         with pytest.raises(TypeError, match="compare: this trace is of an encoder"):

@@ -134,8 +134,10 @@ def test_views_show_words_unless_pieces_are_asked_for(model: Model) -> None:
 def test_each_output_says_what_pieces_are(make: Callable[[Model], View], model: Model) -> None:
     view = make(model)
     start = "A: " if isinstance(view, CompareView) else ""
-    said = f"{start}fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word"
-    care = f"{start}Take what it shows with care: 2 of 7 tokens are pieces of words, or unknown."
+    said = (
+        f"{start}fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word"
+    )
+    care = f"{start}Read this view with care: 2 of 7 tokens are parts of words or unknown."
     assert [note.startswith(said) for note in view.notes] == [True, False]
     assert view.notes[1] == care
     assert view.to_dict()["notes"] == view.notes == payload_in(view._repr_html_())["notes"]

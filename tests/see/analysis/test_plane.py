@@ -89,7 +89,7 @@ def test_any_type_of_number_is_computed_in_float64(kind: type) -> None:
         (np.ones((2, 3)), np.ones((2, 4)), r"\(2, 4\)"),
         ([[np.nan, 1.0]], [[1.0, 1.0]], "original holds NaN or infinity"),
         ([[1.0, 1.0]], [[np.inf, 1.0]], "contextual holds NaN or infinity"),
-        (np.ones(3), np.ones(3), r"original is \(3,\): pass one vector a row"),
+        (np.ones(3), np.ones(3), r"original is \(3,\): give one or more vectors as rows"),
         (np.ones((0, 3)), np.ones((0, 3)), "at least one"),
         (np.ones((3, 0)), np.ones((3, 0)), "at least one"),
     ],

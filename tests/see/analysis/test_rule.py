@@ -106,7 +106,7 @@ def test_a_layer_or_a_head_narrows_the_choice(model: qkv.Model) -> None:
     assert head_of(qkv.show(GAPS[0], model=model, layer=1)) == (1, each[1].argmax())
     assert head_of(qkv.walk(GAPS[0], model=model, head=4)) == (each[:, 4].argmax(), 4)
     view = qkv.show(GAPS[0], model=model, layer=-1, head=4)
-    assert (head_of(view), view.head.reason) == ((3, 4), "it was asked for")
+    assert (head_of(view), view.head.reason) == ((3, 4), "it was requested")
     assert qkv.walk(GAPS[0], model=model, layer=0, head=0).title == (
         "Layer 0, head 0, step by step."
     )
@@ -258,12 +258,14 @@ def test_compare_takes_the_gap_of_both_where_it_is_asked_for(model: qkv.Model) -
     assert view.head.stands_out is bool(both.max() >= 0.1)
     assert f"on average {both.max():.2f} of the probability" in view.head.reason
     asked = qkv.compare(*texts, word="[MASK]", model=model, layer=0, head=1)
-    assert asked.head.reason == "it was asked for"
+    assert asked.head.reason == "it was requested"
 
 
 def test_compare_says_where_no_link_stands_out(model: qkv.Model) -> None:
     view = qkv.compare("I love you", "I love them", word="love", model=model)
-    assert view.sentence.startswith("No head stands out for love. Where it differs most, love ")
+    assert view.sentence.startswith(
+        "No head stands out for love. Where its attention differs most, love "
+    )
     assert view.to_dict()["stands_out"] is False
     standing = qkv.compare(
         "I sat on the bank of the river.", "The bank charged a fee for the loan.", model=model

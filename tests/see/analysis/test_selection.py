@@ -121,7 +121,7 @@ def test_layer_and_head_narrow_the_choice() -> None:
     assert "all heads of layer 1" in in_layer.reason
     assert (in_head.layer, in_head.head) == (1, 0)
     assert "head 0 of all layers" in in_head.reason
-    assert (given.layer, given.head, given.reason) == (0, 0, "it was asked for")
+    assert (given.layer, given.head, given.reason) == (0, 0, "it was requested")
     assert given.link == Link(0, 0, 1, 2, 0.3)
 
 
@@ -177,7 +177,9 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no weights"):
         selection.choose_head(heads_of(bare))
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
-    with pytest.raises(ValueError, match=r"holds 2 texts: take one, trace\[0\]"):
+    with pytest.raises(
+        ValueError, match=r"holds 2 texts: give one of them, for example trace\[0\]"
+    ):
         one_text(two, "show")
     for arrays, said in (
         ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
@@ -185,7 +187,7 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
             one_text(Trace(arrays), "show")
-    with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
+    with pytest.raises(ValueError, match="this trace is empty: a recording gets its trace when"):
         one_text(Trace({}), "show")
 
 
@@ -231,7 +233,7 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
     assert (chosen.layer, chosen.head) == (0, 1)
     assert "differs most between the two, of all layers and heads, in links" in chosen.reason
-    assert selection.contrasting_head(a, [0], b, [0], 0, 2).reason == "it was asked for"
+    assert selection.contrasting_head(a, [0], b, [0], 0, 2).reason == "it was requested"
     assert selection.contrasting_head(*longer[:1], [0], longer[1], [0], None, 2).head == 2
     with pytest.raises(IndexError, match="compare: there is no layer 2"):
         selection.contrasting_head(a, [0], b, [0], 2)

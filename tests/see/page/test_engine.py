@@ -153,7 +153,7 @@ def test_a_model_that_a_page_does_not_compute_is_refused(
 )
 def test_another_family_is_refused(tmp_path: Path, family: str, complaint: str) -> None:
     model = qkv.load(write_small(tmp_path / "small", CONFIGS[family]))
-    with pytest.raises(ValueError, match=f"play: small {complaint}: a page computes"):
+    with pytest.raises(ValueError, match=f"play: small {complaint}: a page can run"):
         engine_payload(model)
 
 

@@ -42,7 +42,7 @@ def test_the_page_begins_where_the_terminal_does(minilm: Model) -> None:
     data = payload_in(view._repr_html_())
     assert data["kind"] == "show"
     assert data["start"] == {
-        "text": 0, "layer": 0, "head": 4, "query": 5, "chosen": "it was asked for",
+        "text": 0, "layer": 0, "head": 4, "query": 5, "chosen": "it was requested",
         "sentence": "bank looks at river: 0.71 (layer 0, head 4).", "heads": None,
         "merge": False, "stands_out": None, "headline": "",
     }  # fmt: skip
@@ -180,7 +180,9 @@ def test_scores_of_one_layer_are_held_where_those_of_all_are_too_many(
     text = payload_in(show(trace, layer=4, head=1)._repr_html_())["texts"][0]
     assert text["scores"]["layers"] == [4]
     assert text["scores"]["shape"] == [1, 12, 8, 8]
-    assert text["left_out"] == ["Scores are here for layer 4 only; weights for all layers."]
+    assert text["left_out"] == [
+        "This page has the scores of layer 4 only, and the weights of all layers."
+    ]
     monkeypatch.setattr(payload, "MOST_SCORES", 6 * 12 * 8 * 8)
     text = payload_in(show(trace, layer=4, head=1)._repr_html_())["texts"][0]
     assert text["scores"]["shape"] == [6, 12, 8, 8]

@@ -61,7 +61,7 @@ def test_no_reason_is_given_for_what_did_not_happen() -> None:
 
 def test_a_story_takes_no_other_edits() -> None:
     for options in ({"hide": "her"}, {"ablate": [(0, 1)]}):
-        with pytest.raises(TypeError, match="guess: a story has edits of its own: leave out"):
+        with pytest.raises(TypeError, match="guess: a story has its own interventions: leave out"):
             guess(OAK, **options)
 
 

@@ -132,7 +132,7 @@ def bert(p: Arrays, layer: int, place: int) -> Arrays:
     u = layer_norm(gelu(h), p, "head.norm", eps)
     logits = u @ p["embed.weight"].T + p["head.out_proj.bias"]
     found |= {"y": y, "h": h, "a": gelu(h), "u": u}
-    return found | {"logits": logits, "chances": softmax(logits)}
+    return found | {"logits": logits, "probabilities": softmax(logits)}
 
 
 def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
@@ -154,7 +154,7 @@ def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
     final = layer_norm(x, p, "final_norm", eps)
     logits = final[[place]] @ p["embed.weight"].T
     found |= {"final": final, "y": final[[place]]}
-    return found | {"logits": logits, "chances": softmax(logits)}
+    return found | {"logits": logits, "probabilities": softmax(logits)}
 
 
 def llama(p: Arrays, layer: int, place: int) -> Arrays:
@@ -176,7 +176,7 @@ def llama(p: Arrays, layer: int, place: int) -> Arrays:
     final = rms_norm(x, p, "final_norm")
     logits = dense(final[[place]], p, "head.out_proj")
     found |= {"final": final, "y": final[[place]]}
-    return found | {"logits": logits, "chances": softmax(logits)}
+    return found | {"logits": logits, "probabilities": softmax(logits)}
 
 
 BY_HAND: Mapping[str, Callable[[Arrays, int, int], Arrays]] = {
@@ -239,7 +239,7 @@ def test_every_step_is_that_of_the_trace(family: Any) -> None:
     share = softmax(expected["logits"].astype(np.float64))[0]
     ids = np.argsort(-share, kind="stable")[:8]
     assert view.words == [(str(one), pytest.approx(share[one], abs=1e-12)) for one in ids]
-    assert steps["chances"].shown == {int(one): str(one) for one in ids}
+    assert steps["probabilities"].shown == {int(one): str(one) for one in ids}
 
 
 def test_the_lines_run_and_every_number_has_a_sum(family: Any) -> None:
@@ -258,14 +258,17 @@ def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
     assert steps["pre"].shape == steps["post"].shape == "(T=6, F=20)"
     assert steps["mlp"].shape == steps["Z"].shape == f"(T=6, D={size})"
     assert (steps["y"].shape, steps["logits"].shape) == (f"(1, D={size})", "(1, V=30)")
-    assert steps["y"].rows == steps["chances"].rows == [token]
+    assert steps["y"].rows == steps["probabilities"].rows == [token]
     row = np.abs(steps["post"].values[place])
     units = np.argsort(-row)[:8].tolist()
     for one in ("pre", "post") + (("act", "up") if name == "llama" else ()):
         assert list(steps[one].shown) == units
         assert steps[one].few.shape == (6, 8)
         assert steps[one].cell == (place, units[0])
-    assert f"the 8 of F=20 that are largest after the activation at {token}" in steps["pre"].note
+    assert (
+        f"shown: the 8 of F=20 units that are largest after the activation at {token}"
+        in steps["pre"].note
+    )
     largest = sorted(units[:3], key=lambda unit: -row[unit])
     down = model.parameters["blocks.0.mlp.down_proj.weight"]
     written = " + ".join(
@@ -290,7 +293,7 @@ def test_norms_on_both_sides_stand_where_they_belong() -> None:
     view = walk(model.trace(IDS), 1, 3, model=model)
     run_lines(view)
     expected = ["A", "R", "N2", "pre", "act", "up", "post", "mlp", "M", "Y", "final"]
-    assert behind(view) == [*expected, "y", "logits", "chances"]
+    assert behind(view) == [*expected, "y", "logits", "probabilities"]
     steps, trace = {step.name: step for step in view.steps}, view.walk.trace
     for one, hook in (("A", "attn_out"), ("M", "mlp_out"), ("Y", "resid_post")):
         np.testing.assert_allclose(steps[one].values, trace[hook, 1][0], rtol=1e-4, atol=1e-4)
@@ -301,7 +304,7 @@ def test_logits_that_are_capped_are_capped_in_a_step_of_their_own() -> None:
     model = random_of(GEMMA | {"final_logit_softcapping": 3.0})
     view = walk(model.trace(IDS, logits=True), model=model)
     names = run_lines(view)
-    assert behind(view)[-3:] == ["raw", "logits", "chances"]
+    assert behind(view)[-3:] == ["raw", "logits", "probabilities"]
     np.testing.assert_allclose(names["logits"], 3 * np.tanh(names["raw"] / 3), rtol=1e-5)
     np.testing.assert_allclose(
         names["logits"], view.walk.trace["logits"][0][[view.walk.place]], atol=1e-4
@@ -393,7 +396,7 @@ def test_a_decoder_says_what_follows_the_place() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS), 1, 0, model=model)
     token = view.walk.tokens[view.walk.place]
-    assert view.steps[-1].title == f"Softmax: the chance of each word to follow {token}"
+    assert view.steps[-1].title == f"Softmax: the probability of each word to follow {token}"
     assert view.sentence.startswith(f"The likeliest word after {token} is ")
 
 
@@ -412,10 +415,12 @@ def test_without_a_head_it_ends_at_the_last_vectors(name: str, last: str) -> Non
     expected = model([IDS]).last_hidden_state[0]
     np.testing.assert_allclose(view.steps[-1].values, expected, atol=2e-5)
     assert view.steps[-1].note.endswith(
-        "the model has no head over words, so the walk ends at its last vectors"
+        "the model has no head over words, so the walk ends with the last vectors"
     )
     assert view.words == view.to_dict()["words"] == []
-    assert view.sentence.startswith("Recomputed by these lines against the model's own numbers, ")
+    assert view.sentence.startswith(
+        "The largest difference between the recomputed numbers and the model's own numbers, "
+    )
 
 
 def test_a_head_over_classes_gives_no_words() -> None:
@@ -428,7 +433,7 @@ def test_what_the_trace_lacks_is_said() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS, layers=0), model=model)
     assert view.steps[-1].name == "Y"
-    assert "the trace lacks hook_resid_post of layer 1, where the walk goes on" in (
+    assert "the trace lacks hook_resid_post of layer 1, where the walk continues" in (
         view.steps[-1].note
     )
     names = ["q", "k", "v", "z", "pattern", "attn_out", "resid_post"]
@@ -449,16 +454,17 @@ def test_a_trace_alone_goes_as_far_as_it_holds(family: Any, layer: int) -> None:
     for step in alone.steps[-len(recomputed) :]:
         atol = 3e-6 * max(1.0, float(np.abs(step.values).max()))
         np.testing.assert_allclose(step.values, steps[step.name].values, atol=atol)
-        assert step.code.startswith(f"{step.name} = trace[") or step.name == "chances"
+        assert step.code.startswith(f"{step.name} = trace[") or step.name == "probabilities"
     assert alone.words == []
     assert list(alone.steps[-1].shown) == list(whole.steps[-1].shown)
     assert alone.walk.own_name == f"blocks.{layer}.attn.hook_z"
     assert alone.steps[-1].note == (
-        "which words these are, and how these numbers came about, walk(trace, model=...) shows"
+        "walk(trace, model=...) shows how these numbers are computed, and which words they "
+        "belong to"
     )
     without = walk(model.trace(IDS), layer, 1)
     assert behind(without) == recomputed[:-2]
-    assert 'or trace(text, logits=True) keeps "logits"' in without.steps[-1].note
+    assert '; trace(text, logits=True) keeps "logits"' in without.steps[-1].note
 
 
 def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:
@@ -470,11 +476,13 @@ def test_of_a_trace_alone_the_order_is_that_of_its_block() -> None:
     view = walk(Trace(dict(sorted(parallel.items(), reverse=True)), **about), 1)
     assert behind(view) == ["N2", "pre", "post", "mlp", "Y", "final"]
     title = next(step.title for step in view.steps if step.name == "Y")
-    assert title == "The residual connection: what came in, the attention and the MLP are added"
+    assert (
+        title == "The residual connection: the input and the outputs of attention and MLP are added"
+    )
     bare = {name: kept[name] for name in kept if ".attn." in name}
     view = walk(Trace(bare, **about), 1)
     assert view.steps[-1].name == "joined"
-    assert view.steps[-1].note.endswith("walk(trace, model=...) goes on")
+    assert view.steps[-1].note.endswith("walk(trace, model=...) continues")
 
 
 def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
@@ -509,8 +517,10 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
     assert steps["mlp"]["columns"] is None
     assert steps["weights"]["columns"] == view.walk.tokens
     words = data["words"]
-    assert [one["word"] for one in words] == steps["chances"]["columns"]
-    assert [one["probability"] for one in words] == pytest.approx(steps["chances"]["values"][0])
+    assert [one["word"] for one in words] == steps["probabilities"]["columns"]
+    assert [one["probability"] for one in words] == pytest.approx(
+        steps["probabilities"]["values"][0]
+    )
     assert data["place"] == view.walk.place
     assert len(data["own"][0]) == len(data["recomputed"][0]) == 8
 
@@ -537,7 +547,7 @@ def test_a_picture_has_a_bar_for_each_word() -> None:
     model = random_of(BERT)
     view = walk(model.trace(IDS), model=model)
     found = view.svg()
-    assert "the chance of each word to stand at" in found
+    assert "the probability of each word to be at" in found
     for word, chance in view.words:
         assert f">{word}<" in found
         assert f"{chance:.3f}" in found
@@ -559,7 +569,7 @@ def test_the_page_holds_of_wide_steps_what_is_shown() -> None:
         ("b_up", parameters["blocks.1.mlp.up_proj.bias"], units),
         ("W_U", parameters["embed.weight"].T, words),
         ("b_U", parameters["head.out_proj.bias"], words),
-        ("chances", steps["chances"].values, words),
+        ("probabilities", steps["probabilities"].values, words),
         ("own", view.walk.own, words),
     ):
         assert arrays[name]["columns"] == columns, name

@@ -29,7 +29,9 @@ def run_lines(view: WalkView) -> dict[str, np.ndarray]:
     for step in view.steps:
         exec(step.code, names)
         np.testing.assert_array_equal(names[step.name], step.values)
-        assert step.values.dtype == (np.float64 if step.name == "chances" else kind), step.name
+        assert step.values.dtype == (np.float64 if step.name == "probabilities" else kind), (
+            step.name
+        )
     return names
 
 
@@ -261,7 +263,7 @@ def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
     assert qkv.show(capped, layer=0, head=0).weights.shape == (6, 6)
     kept = lesson.trace(CAT, top_k=2)
     with pytest.raises(
-        ValueError, match=r"holds summaries of layer 0, .* qkv\.show\(trace\) shows"
+        ValueError, match=r"holds only summaries of layer 0, .* qkv\.show\(trace\) for"
     ):
         walk(kept)
     assert qkv.show(kept).links
@@ -304,7 +306,7 @@ def test_layer_and_head_out_of_range_name_the_range(lesson: Model) -> None:
 def test_the_view_ends_with_the_comparison(lesson: Model) -> None:
     view = walk(CAT, model=lesson)
     text = str(view)
-    assert f"largest difference is {view.difference:.1e}" in " ".join(text.split())
+    assert f" is {view.difference:.1e}." in " ".join(text.split())
     recomputed, own = text.splitlines()[-2:]
     assert recomputed.split()[1:] == own.split()[1:]
     assert [float(x) for x in own.split()[1:]] == pytest.approx(
@@ -459,7 +461,7 @@ def test_a_block_is_walked_past_its_attention(norm: Any, post_norm: bool) -> Non
     np.testing.assert_allclose(names["Y"], block(x, is_causal=True), atol=1e-13)
     assert view.difference < 1e-13
     assert ("N" in names) is not post_norm
-    with pytest.raises(ValueError, match="a block looks at x itself"):
+    with pytest.raises(ValueError, match="a block attends only to x"):
         walk(block, x=x, context=x)
 
 
@@ -538,7 +540,7 @@ def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
         run_lines(view)
         assert view.difference < ROUNDING
         steps = {step.name: step for step in view.steps}
-        assert steps["masked"].note == "this run went without layer 1, head 3; cat"
+        assert steps["masked"].note == "removed or hidden in this run: layer 1, head 3; cat"
         column = trace.tokens.index("cat")
         assert not steps["weights"].values[:, column].any()
         assert steps["weights"].values.any()

@@ -62,7 +62,10 @@ def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
     named = head_view(trace, [f"w{i}" for i in range(9)])
     assert named.to_dict()["tokens"][7] == "w7"
     for given, said in (
-        (lesson.trace([CAT, BANK]), "this trace holds 2 texts: take one, trace\\[0\\]"),
+        (
+            lesson.trace([CAT, BANK]),
+            "this trace holds 2 texts: give one of them, for example trace\\[0\\]",
+        ),
         (lesson.trace(CAT, names=["hook_z"]), "holds no weights: trace hook_pattern"),
         (Trace({}, tokens=[["a"]]), "holds no weights: trace hook_pattern"),
     ):
@@ -87,7 +90,7 @@ def test_a_pair_of_sentences_is_split() -> None:
     tensor = np.array([3])  # as (token_type_ids == 0).sum(dim=1) gives it
     assert payload_in(head_view(attention, list("abcd"), tensor[0]).data)["texts"][0]["split"] == 3
     for at in (0, 4):
-        with pytest.raises(ValueError, match=f"sentence_b_start is {at} and there are 4 tokens"):
+        with pytest.raises(ValueError, match=f"sentence_b_start is {at}, but there are 4 tokens"):
             head_view(attention, list("abcd"), at)
 
 
@@ -132,27 +135,27 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({}, TypeError, "there is no attention"),
-        ({"attention": weights(2, 2)}, TypeError, "attention comes without words: give tokens"),
+        ({}, TypeError, "attention is missing"),
+        ({"attention": weights(2, 2)}, TypeError, "attention needs tokens: give tokens"),
         (
             {"attention": weights(2, 2), "cross_attention": weights(2, 2)},
             TypeError,
-            "attention is of one text and cross_attention of two",
+            "attention is for one text and cross_attention for two",
         ),
         (
             {"cross_attention": weights(2, 3), "decoder_tokens": ["a", "b"]},
             TypeError,
-            "cross_attention comes without words: give encoder_tokens",
+            "cross_attention needs tokens: give encoder_tokens",
         ),
         (
             {"encoder_attention": weights(2, 2), "tokens": ["a", "b"]},
             TypeError,
-            "encoder_attention comes without words: give encoder_tokens",
+            "encoder_attention needs tokens: give encoder_tokens",
         ),
         (
             {"attention": weights(2, 2), "tokens": ["a"]},
             ValueError,
-            "attention has 2 queries and there are 1 tokens",
+            "attention has 2 queries, but there are 1 tokens",
         ),
         (
             {
@@ -161,7 +164,7 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
                 "encoder_tokens": ["x"],
             },
             ValueError,
-            "cross_attention has 3 keys and there are 1 tokens",
+            "cross_attention has 3 keys, but there are 1 tokens",
         ),
         ({"attention": weights(2, 2), "tokens": "ab"}, TypeError, "the tokens are one string"),
         (

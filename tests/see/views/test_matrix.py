@@ -212,7 +212,7 @@ def of_walk(view: View, kind: str, given: Given) -> str:
     (weights,) = (step["values"] for step in found["steps"] if step["name"] == "weights")
     if kind not in ("infinite", "huge"):  # whose vectors and weights do not belong together
         close(weights, given.trace_a.pattern(found["layer"], found["head"]))
-    return f"the largest difference is {view.difference:.1e}"  # type: ignore[attr-defined]
+    return f" is {view.difference:.1e}."  # type: ignore[attr-defined]
 
 
 def of_shift(view: View, kind: str, given: Given) -> str:
@@ -305,10 +305,10 @@ def refusals() -> dict[tuple[str, str], str]:
         for kind in ("top_k", *weights):
             found[view, kind] = "model.trace(text) has them, and qkv.show(trace) shows the weights"
         found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
-        found[view, "infinite"] = "holds NaN or infinity: a plane needs finite numbers"
+        found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
     for kind in KINDS[1:]:
         found["play", kind] = "not a string"
-    found["replay", "text"] = "there is no folder the cat sat"
+    found["replay", "text"] = "the folder the cat sat"
     found["replay", "arrays"] = "step 0 is a ndarray: give a model or a trace"
     found["replay", "infinite"] = "no snapshot has finite weights"
     found["replay", "encoder-decoder"] = "of an encoder-decoder's, trace.encoder or trace.decoder"

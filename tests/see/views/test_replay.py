@@ -121,7 +121,7 @@ def test_layer_and_head_narrow_the_choice() -> None:
     assert (replay(run, layer=1).head.layer, replay(run, layer=1).head.head) == (1, 2)
     assert replay(run, head=2).head.layer == 1
     asked = replay(run, layer=0, head=0)
-    assert (asked.head.layer, asked.head.head, asked.head.reason) == (0, 0, "it was asked for")
+    assert (asked.head.layer, asked.head.head, asked.head.reason) == (0, 0, "it was requested")
     assert asked.sentence.startswith("In layer 0, head 0 the weight on ")
     for wrong, words in (({"layer": 2}, "no layer 2: the layers are 0 to 1"),
                          ({"head": -4}, "no head -4: the heads are 0 to 2")):  # fmt: skip
@@ -240,7 +240,7 @@ def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
     run = made_run(COPIES)
     for step in (100, 800):
         run[step] = changed(run[step], "blocks.1.attn.hook_pattern", (0, 0, 3), np.nan)
-    with pytest.warns(UserWarning, match="steps left out, .* not finite: 100, 800"):
+    with pytest.warns(UserWarning, match="steps are left out, .* not finite: 100, 800"):
         view = replay(run)
     assert view.steps == [0, 200, 400]
     json.dumps(view.to_dict(), allow_nan=False)
@@ -254,7 +254,7 @@ def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
 
 
 def test_folders_that_are_no_run(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"replay: there is no folder .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"replay: the folder .*nowhere does not exist"):
         replay(tmp_path / "nowhere", TEXT)
     with pytest.raises(NotADirectoryError, match="is a file"):
         replay(folder / "metrics.jsonl", TEXT)
@@ -294,8 +294,8 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
         ({"a": MADE}, None, TypeError, "'a' is no training step"),
         ({-1: MADE}, None, TypeError, "-1 is no training step"),
         ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),
-        ({1: MADE}, "a text", TypeError, "leave the text out"),
-        ({1: LESSON}, None, ValueError, "which text"),
+        ({1: MADE}, "a text", TypeError, "leave text out"),
+        ({1: LESSON}, None, ValueError, "the text is missing"),
         ({1: LESSON}, " ", ValueError, "the text is empty"),
         ({1: NOTHING}, None, ValueError, "step 1 holds no weights"),
         ({1: MADE, 2: made_run(COPIES[:4])[0]}, None, ValueError, "different tokens"),
@@ -361,14 +361,12 @@ def test_of_a_run_that_is_too_large_some_weights_are_kept(monkeypatch: pytest.Mo
     assert found["steps"] == list(range(9))
     assert len(found["scores"][0]["values"]) == 9
     assert found["left_out"] == [
-        "Weights are here for 3 of the 9 snapshots; the scores are those of all."
+        "This page has the weights of 3 of the 9 snapshots, and the scores of all snapshots."
     ]
     np.testing.assert_array_equal(view.weights[1], run[4].pattern(1, 2))
     assert view.to_dict()["shown_steps"] == [0, 4, 8]
     monkeypatch.setitem(replay_of.__globals__, "MOST_CELLS", 2 * cells - 1)
-    with pytest.raises(
-        ValueError, match="5 tokens, and of 6 heads a page holds those of 4 at most"
-    ):
+    with pytest.raises(ValueError, match="5 tokens, but with 6 heads a page holds at most 4"):
         replay(run)
 
 

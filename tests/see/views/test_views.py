@@ -31,7 +31,7 @@ from ..support import BANK, CAT, MONEY, made_trace
 def test_bank_looks_at_river(minilm: Model) -> None:
     view = show(BANK, model=minilm, layer=0, head=4)
     assert view.sentence == "bank looks at river: 0.71 (layer 0, head 4)."
-    assert view.head.reason == "it was asked for"
+    assert view.head.reason == "it was requested"
     assert view.weights[5, 8] == pytest.approx(0.7087, abs=1e-4)
 
 
@@ -218,9 +218,15 @@ def test_json_of_compare(lesson: Model) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("zebra", "'zebra' is in neither text: the first has i, sat, on, .*; the second the, bank"),
-        ("river", "'river' is not in the second text: it has the, bank, raised"),
-        ("raised", "'raised' is not in the first text: it has i, sat, on"),
+        (
+            "zebra",
+            (
+                "'zebra' is in neither text: the first has the words i, sat, on, .*; "
+                "the second has the, bank"
+            ),
+        ),
+        ("river", "'river' is not in the second text: its words are the, bank, raised"),
+        ("raised", "'raised' is not in the first text: its words are i, sat, on"),
         ("", "is in neither text"),
         ("ban", "is in neither text"),
     ],
@@ -234,7 +240,7 @@ def test_a_word_that_is_missing_names_the_words_there_are(
 
 def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model) -> None:
     view = compare(BANK, MONEY, model=lesson)  # they share "the" as well
-    assert (view.word, view.why) == ("bank", "it is the only content word that both share")
+    assert (view.word, view.why) == ("bank", "it is the only content word that both texts share")
     assert "The word is bank because it is the only content word" in " ".join(str(view).split())
     texts = "the cat sat on the river bank", "the bank on the mat, the cat"
     several = compare(*texts, model=lesson)
@@ -242,12 +248,14 @@ def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model)
         word: compare(*texts, word=word, model=lesson).similarity[-1] for word in ("cat", "bank")
     }
     assert several.word == min(last, key=lambda word: last[word])
-    assert several.why.endswith("the least alike of the content words that both share (cat, bank)")
+    assert several.why.endswith(
+        "the least similar among the content words that both texts share (cat, bank)"
+    )
     arrays = [lesson.trace(text) for text in texts]
     plain = compare(*(list(trace.attentions) for trace in arrays),
                     tokens=[trace.tokens for trace in arrays])  # fmt: skip
     assert isinstance(plain, CompareView)
-    assert plain.why == "it is the first of the content words that both share (cat, bank)"
+    assert plain.why == "it is the first of the content words that both texts share (cat, bank)"
     assert compare("the mat sat", "the bank sat on a cat", word=None, model=lesson).word == "sat"
 
 
@@ -286,11 +294,15 @@ def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> Non
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"query": "zebra"}, ValueError, "show: 'zebra' is not in the text: it has the, cat, sat"),
-        ({"key": 6}, IndexError, "show: key=6: the tokens are 0 to 5"),
+        (
+            {"query": "zebra"},
+            ValueError,
+            "show: 'zebra' is not in the text: its words are the, cat, sat",
+        ),
+        ({"key": 6}, IndexError, "show: key=6 is out of range: the tokens are 0 to 5"),
         ({"key": -7}, ValueError, "show: key .*-7"),
         ({"key": 1.5}, TypeError, "show: key"),
-        ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query look at"),
+        ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query attend to"),
     ],
 )
 def test_a_link_that_is_not_there_is_said(asked: dict, error: type, said: str) -> None:
@@ -380,9 +392,9 @@ def test_special_tokens_of_arrays_are_known_by_their_looks() -> None:
 @pytest.mark.parametrize(
     ("given", "options", "error", "said"),
     [
-        (np.ones((1, 1, 1, 1)), {}, TypeError, "weights come without words: give tokens"),
-        ([np.ones((1, 1, 1, 1))], {}, TypeError, "weights come without words"),
-        (np.ones((1, 1, 1, 1)), {"tokens": ["a", "b"]}, ValueError, "1 queries .* 2 tokens"),
+        (np.ones((1, 1, 1, 1)), {}, TypeError, "weights need tokens: give tokens"),
+        ([np.ones((1, 1, 1, 1))], {}, TypeError, "weights need tokens"),
+        (np.ones((1, 1, 1, 1)), {"tokens": ["a", "b"]}, ValueError, "1 queries, .* 2 tokens"),
         ([], {}, TypeError, "the text is list"),
     ],
 )
@@ -403,13 +415,14 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
         max(zip(side.weights.tolist(), side.trace.tokens, strict=True)) for side in sides
     )
     assert view.sentence == (
-        f"No head stands out for bank. Where it differs most, bank looks at {first} in A "
+        f"No head stands out for bank. Where its attention differs most, bank looks at {first} "
+        "in A "
         f"({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
         f"layer {view.head.layer}, head {view.head.head}."
     )
     assert "cosine" not in str(view)
     assert view.to_dict()["similarity"] == []
-    with pytest.raises(ValueError, match="compare: there are tokens of 1 texts"):
+    with pytest.raises(ValueError, match="compare: tokens has 1 lists"):
         compare(list(a.attentions), list(b.attentions), tokens=[a.tokens], word="bank")
 
 
@@ -549,7 +562,7 @@ def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) 
     assert (view.head.layer, view.head.head) == best
     assert f"({apart[best]:.2f} of its weight is elsewhere)" in view.head.reason
     asked = compare(a, b, layer=0, head=4)
-    assert asked.head.reason == "it was asked for"
+    assert asked.head.reason == "it was requested"
     with pytest.raises(IndexError, match="compare: there is no head 12"):
         compare(a, b, head=12)
 
@@ -563,10 +576,10 @@ def test_two_runs_that_are_one(lesson: Model) -> None:
 
 
 def test_runs_of_different_texts_or_without_vectors_are_refused(lesson: Model) -> None:
-    with pytest.raises(ValueError, match="share no word: the first has mat; the second river"):
+    with pytest.raises(ValueError, match="share no word: the first has mat; the second has river"):
         compare(lesson.trace("mat"), lesson.trace("river"))
     bare = lesson.trace(CAT, names=["pattern"])
-    with pytest.raises(ValueError, match="two runs are compared by their vectors"):
+    with pytest.raises(ValueError, match="two runs are compared by the vectors"):
         compare(bare, bare)
 
 
@@ -648,7 +661,7 @@ def test_a_layer_is_walked_through() -> None:
     assert view.svg()
     with pytest.raises(TypeError, match="walk: a layer needs word vectors"):
         walk(layer)
-    with pytest.raises(TypeError, match="walk: is_causal is for a walk through a layer"):
+    with pytest.raises(TypeError, match="walk: is_causal applies only to a walk through a layer"):
         walk(CAT, model="random", is_causal=True)
 
 

@@ -400,8 +400,9 @@ def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> 
         heads = trace.num_heads
         if weight.shape[0] != heads * v.shape[2]:
             raise ValueError(
-                f"show: the trace has {heads} heads of {v.shape[2]} in layer {layer} and the model "
-                f"an output projection of {weight.shape[0]} rows: pass the model it was made with"
+                f"show: the trace has {heads} heads of size {v.shape[2]} in layer {layer}, but "
+                f"the model's output projection has {weight.shape[0]} rows: give the trace's "
+                "own model"
             )
         norms.append(value_norms(v, weight))
     return norms

@@ -39,7 +39,7 @@ def traced(
     if hasattr(given, "__array__") or (
         isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
     ):
-        raise TypeError(f"{call}: weights come without words: give tokens=[...] as well")
+        raise TypeError(f"{call}: weights need tokens: give tokens=[...] too")
     (text,) = texts_of([given], call)
     used = reader_of(model, [text], call)
     size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
@@ -71,8 +71,8 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
     used = model_of(model, texts)
     if isinstance(used, VisionModel):
         raise ValueError(
-            f"{call}: {used.name} looks at images and reads no text: in Python, "
-            "qkv.image_view(model.trace(image), image) shows one"
+            f"{call}: {used.name} takes images, not text: in Python, call "
+            "qkv.image_view(model.trace(image), image)"
         )
     return used
 
@@ -91,11 +91,11 @@ def places_in(
         copies = _found(trace, model, word) or [[i] for i in range(size) if trace.tokens[i] == word]
         if not copies:
             words = _listed(words_of(trace.tokens, trace.special))
-            raise ValueError(f"{call}: {word!r} is not in the text: it has {words}")
+            raise ValueError(f"{call}: {word!r} is not in the text: its words are {words}")
         return [position for copy in copies for position in copy]
     place = whole_number(word, call=call, name=name, least=-size)
     if place >= size:
-        raise IndexError(f"{call}: {name}={place}: the tokens are 0 to {size - 1}")
+        raise IndexError(f"{call}: {name}={place} is out of range: the tokens are 0 to {size - 1}")
     return [place % size]
 
 
@@ -118,15 +118,16 @@ def places_of(
     missing = [number for number, places in enumerate(copies) if not places]
     if len(missing) == 2:
         raise ValueError(
-            f"compare: {word!r} is in neither text: the first has {_listed(words[0])}; "
-            f"the second {_listed(words[1])}"
+            f"compare: {word!r} is in neither text: the first has the words {_listed(words[0])}; "
+            f"the second has {_listed(words[1])}"
         )
     if missing:
         name = ("first", "second")[missing[0]]
         raise ValueError(
-            f"compare: {word!r} is not in the {name} text: it has {_listed(words[missing[0]])}"
+            f"compare: {word!r} is not in the {name} text: its words are "
+            f"{_listed(words[missing[0]])}"
         )
-    return word, "it was asked for", copies
+    return word, "it was requested", copies
 
 
 def _shared(
@@ -139,16 +140,16 @@ def _shared(
         places = {word: [_found(trace, model, word) for trace in (a, b)] for word in both}
         shared = [word for word, copies in places.items() if all(copies)]
         if len(shared) == 1:
-            return shared[0], f"it is the only {what} that both share", places[shared[0]]
+            return shared[0], f"it is the only {what} that both texts share", places[shared[0]]
         if shared:
             firsts = {word: [copies[0] for copies in places[word]] for word in shared}
             ends = {word: similarity_by_layer(a, x, b, y) for word, (x, y) in firsts.items()}
             word = min(shared, key=lambda word: _last(ends[word]))
-            least = "after the last layer it is the least alike of the"
+            least = "its vectors after the last layer are the least similar among the"
             least = least if len(ends[word]) else "it is the first of the"
-            return word, f"{least} {what}s that both share ({_listed(shared)})", places[word]
+            return word, f"{least} {what}s that both texts share ({_listed(shared)})", places[word]
     raise ValueError(
-        f"compare: the texts share no word: the first has {_listed(words[0])}; the second "
+        f"compare: the texts share no word: the first has {_listed(words[0])}; the second has "
         f"{_listed(words[1])}"
     )
 
@@ -190,16 +191,17 @@ def one_text(trace: Any, call: str) -> Trace:
     """Return the trace of the only text; raise an error for several texts or none."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
-            f"{call}: this trace is of an encoder and a decoder: give trace.encoder or "
+            f"{call}: this trace is of an encoder-decoder: give trace.encoder or "
             "trace.decoder, or call head_view(trace)"
         )
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"{call}: there is a {type(trace).__name__} where a trace should be: give "
-            "model.trace(...)"
+            f"{call}: a trace is needed, not a {type(trace).__name__}: give model.trace(...)"
         )
     if len(trace) > 1:
-        raise ValueError(f"{call}: this trace holds {len(trace)} texts: take one, trace[0]")
+        raise ValueError(
+            f"{call}: this trace holds {len(trace)} texts: give one of them, for example trace[0]"
+        )
     if not len(trace) or not len(trace[0].tokens):
         raise ValueError(f"{call}: {_no_tokens(trace)}")
     return readable_trace(trace[0])
@@ -209,8 +211,9 @@ def _no_tokens(trace: Trace) -> str:
     """Explain why a trace has no tokens, and what to do."""
     if not trace.names():
         return (
-            "this trace is empty: a recording is filled when its block ends without an error; a "
-            "model of qkv gives one with model.trace(text)"
+            "this trace is empty: a recording gets its trace when its block ends without an "
+            "error; a "
+            "model of qkv makes a trace with model.trace(text)"
         )
     weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"
     return (
@@ -256,8 +259,8 @@ def heads_from(
     others = None if keys is None else _axis(keys, width, call, name, "keys")
     if others is None and size != width:
         raise ValueError(
-            f"{call}: {name} has {size} queries and {width} keys: tokens of its own for the keys "
-            "are taken by head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
+            f"{call}: {name} has {size} queries and {width} keys: for keys with other tokens, call "
+            "head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
     return Heads(queries, list(range(len(arrays))), arrays, other_keys=others, name=title)
 
@@ -313,7 +316,7 @@ def _read(x: Any, call: str, name: str) -> Array:
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, call=call, name=name)
     if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{call}: {name} is {array.dtype}: give weights, numbers from 0 to 1")
+        raise TypeError(f"{call}: {name} is {array.dtype}: give weights, which are from 0 to 1")
     array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
     numbers = array[~np.isnan(array)]
     low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
@@ -327,11 +330,13 @@ def _read(x: Any, call: str, name: str) -> Array:
 
 def _axis(tokens: Iterable[str], size: int, call: str, name: str, which: str) -> Axis:
     if isinstance(tokens, str):
-        raise TypeError(f"{call}: the tokens are one string: give a list, one for each token")
+        raise TypeError(
+            f"{call}: the tokens are one string: give a list of strings, one for each token"
+        )
     listed = [str(token) for token in tokens]
     if len(listed) != size:
         raise ValueError(
-            f"{call}: {name} has {size} {which} and there are {len(listed)} tokens: "
-            "give one for each"
+            f"{call}: {name} has {size} {which}, but there are {len(listed)} tokens: "
+            "give one token for each"
         )
     return Axis(listed, [is_special(token) for token in listed])

@@ -14,7 +14,7 @@ from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.interventions import Removal
 from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
-ASKED = "it was asked for"
+ASKED = "it was requested"
 _LEAST = 0.05  # smaller weights do not count as links to compare
 _WEAK = 0.1  # if all content links are smaller, a requested head shows its largest link
 
@@ -150,8 +150,9 @@ def choose_head(
     asked = queries is not None or keys is not None
     if asked and best is None:
         raise ValueError(
-            f"{call}: in no head does this query look at this key: a mask hides it, or its weight "
-            "is 0 or not among those that were kept"
+            f"{call}: in no head does this query attend to this key: a mask hides the key, or "
+            "its weight "
+            "is 0 or was not kept"
         )
     if layer is not None and head is not None:
         if not asked and (best is None or best.weight < _WEAK):
@@ -164,7 +165,8 @@ def choose_head(
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
-            f"it is the first of {searched(seen, layer, head)}: in none does a content word look "
+            f"it is the first of {searched(seen, layer, head)}: in none of them does a content "
+            "word look "
             "at another one"
         )
         headline = f"{nothing}: no content word looks at another one."

@@ -67,14 +67,16 @@ def read_run(run: Any) -> Run:
         )
     folder = Path(run)
     if not folder.exists():
-        raise FileNotFoundError(f"replay: there is no folder {folder}")
+        raise FileNotFoundError(
+            f"replay: the folder {folder} does not exist: give the folder of a run"
+        )
     if not folder.is_dir():
         raise NotADirectoryError(f"replay: {folder} is a file: give the folder of a run")
     snapshots = snapshots_in(folder)
     if not snapshots:
         raise ValueError(
             f"replay: {folder} has no snapshots ({SNAPSHOTS}/step-00000100 and so on, each a "
-            "model): `qkv train` writes them as it goes"
+            "model): `qkv train` writes them during training"
         )
     return Run(
         folder.resolve().name,
@@ -89,7 +91,7 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
         raise ValueError("replay: run is empty: give at least one step, {100: model}")
     for step, given in run.items():
         if not is_whole_number(step) or step < 0:
-            raise TypeError(f"replay: {step!r:.40} is no training step: give whole numbers from 0")
+            raise TypeError(f"replay: {step!r:.40} is no training step: give a whole number from 0")
         if not isinstance(given, Model | Trace):
             raise TypeError(
                 f"replay: step {step} is a {type(given).__name__}: give a model or a trace; of an "
@@ -117,7 +119,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
             given = run.open(step)
             if isinstance(given, Trace):
                 if text is not None:
-                    raise TypeError("replay: a trace has its text already: leave the text out")
+                    raise TypeError("replay: the traces have a text already: leave text out")
                 trace = one_text(given, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(
@@ -138,7 +140,9 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
 
 def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
     if text is None:
-        raise ValueError('replay: which text? give one: replay(run, "the cat sat on the mat")')
+        raise ValueError(
+            'replay: the text is missing: give one, replay(run, "the cat sat on the mat")'
+        )
     if isinstance(text, str):
         (text,) = texts_of([text], "replay")
         size = len(model.tokenize(text))
@@ -156,8 +160,8 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
 def _check_size(heads: int, size: int, most: int) -> None:
     if heads * size**2 > most:
         raise ValueError(
-            f"replay: the text has {size:,} tokens, and of {heads} heads a page holds those of "
-            f"{math.isqrt(most // heads):,} at most: give a shorter text"
+            f"replay: the text has {size:,} tokens, but with {heads} heads a page holds at most "
+            f"{math.isqrt(most // heads):,}: give a shorter text"
         )
 
 
@@ -314,12 +318,12 @@ def replay_of(run: Run, text: Text) -> Replay:
         values.append(np.array(scored).transpose(1, 2, 0))
     if first is None or not shown:
         raise ValueError(
-            "replay: no snapshot has finite weights: the run diverged before the first"
+            "replay: no snapshot has finite weights: the run diverged before its first snapshot"
         )
     if len(steps) < len(run.steps):
         gone = ", ".join(str(step) for step in run.steps if step not in set(steps))
         warnings.warn(
-            f"replay: steps left out, since their weights are not finite: {gone}",
+            f"replay: these steps are left out, since their weights are not finite: {gone}",
             UserWarning,
             stacklevel=callers(),
         )

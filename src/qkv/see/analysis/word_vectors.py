@@ -241,7 +241,7 @@ def _vectors(x: Any, name: str, call: str, unit: bool) -> Array:
     array = as_array(x, call=call, name=name)
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(
-            f"{call}: {name} is {array.shape}: pass one vector a row, (n, D), at least one"
+            f"{call}: {name} is {array.shape}: give one or more vectors as rows, (n, D)"
         )
     array = array.astype(np.float64)
     if not (np.isfinite(array).all() if unit else has_plane(array)):
@@ -249,7 +249,7 @@ def _vectors(x: Any, name: str, call: str, unit: bool) -> Array:
     return array
 
 
-NO_PLANE = "holds NaN or infinity: a plane needs finite numbers, of sizes up to 1e150"
+NO_PLANE = "has NaN, infinity or a number beyond 1e150: give smaller finite numbers"
 
 
 def has_plane(vectors: Array) -> bool:
@@ -363,7 +363,9 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
             }
         parts.append(states)
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
-        raise ValueError("plot_shift: the traces are not of one model: trace all with the same")
+        raise ValueError(
+            "plot_shift: the traces are of different models: trace all texts with the same model"
+        )
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return _shift([quoted(t.text, t.tokens, t.special) for t in traces], tokens, of, states)
 
@@ -374,7 +376,7 @@ def _shift(
     """Compute the shift of vectors `(n, D)` from the state "before" to each other state."""
     for name, state in states.items():
         if not has_plane(state):
-            raise ValueError(f"plot_shift: of the vectors {name} one {NO_PLANE}")
+            raise ValueError(f"plot_shift: a vector {name} {NO_PLANE}")
     before, *later = states.values()
     plane = fit_plane(before, later[-1], unit=True)
     stages = []

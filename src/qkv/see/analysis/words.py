@@ -178,9 +178,9 @@ def explained(
     `written` has the words of the text that became unknown tokens.
 
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
-    ['fisherman is cut into fish ##erm ##an: ## marks a piece that goes on the word before.',
-     '[UNK] is what the model has no token for, whichever word it was.',
-     'Take what it shows with care: 3 of 5 tokens are pieces of words, or unknown.']
+    ['fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word before.',
+     '[UNK] stands for a word for which the model has no token.',
+     'Read this view with care: 3 of 5 tokens are parts of words or unknown.']
     """
     spans = word_spans(tokens, special) or []
     cut = [span for span in spans if span[1] - span[0] > 1]
@@ -189,17 +189,17 @@ def explained(
     if cut:
         first, end, word = cut[0]
         pieces = plain_tokens(tokens[first:end], special[first:end])
-        more = f", and {len(cut) - 1} more like it" if len(cut) > 1 else ""
-        marked = ": ## marks a piece that goes on the word before" if "##" in pieces[-1] else ""
+        more = f", and {len(cut) - 1} more words" if len(cut) > 1 else ""
+        marked = ": ## marks a subword that continues the word before" if "##" in pieces[-1] else ""
         notes.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
     if unknown:
-        untold = f"{unknown[0]} is what the model has no token for, whichever word it was."
+        untold = f"{unknown[0]} stands for a word for which the model has no token."
         notes.append(told_unknown(written, unknown[0]) if written else untold)
     odd = sum(end - first - 1 for first, end, _ in cut) + len(unknown)
     size = len(tokens) - sum(special)
     if 5 * odd > size:
         notes.append(
-            f"Take what it shows with care: {odd} of {size} tokens are pieces of words, or unknown."
+            f"Read this view with care: {odd} of {size} tokens are parts of words or unknown."
         )
     return [f"{name}: {line}" for line in notes] if name else notes
 

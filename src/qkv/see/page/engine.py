@@ -53,7 +53,7 @@ def need_engine(model: Model, call: str = "play") -> None:
     """
     for why in _reasons(model):
         raise ValueError(
-            f"{call}: {model.name} {why}: a page computes decoders and encoders that name masked "
+            f"{call}: {model.name} {why}: a page can run decoders and encoders that guess masked "
             f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
             "model"
         )
@@ -224,9 +224,11 @@ def _reasons(model: Model) -> Iterator[str]:
         "sinks": any(layer.sinks for layer in layers),
         "attention to another text": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
-        "scales behind its parts": design.layer_scale,
+        "layer scales": design.layer_scale,
         "no MLPs": not design.hidden,
-        "layers of unlike sizes": len({(n.num_heads, n.num_kv_heads, n.head_size) for n in layers})
+        "layers of different sizes": len(
+            {(n.num_heads, n.num_kv_heads, n.head_size) for n in layers}
+        )
         > 1,
     }
     yield from (f"has {part}" for part, there in others.items() if there)
@@ -253,7 +255,7 @@ def _sized(model: Model, size: int, call: str) -> str:
     if size > MOST:
         raise ValueError(
             f"{described}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
-            "shows this page and computes beside it"
+            "shows this page and runs the model"
         )
     return described
 

@@ -118,7 +118,9 @@ def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | N
     if cells > MOST_SCORES:
         layers = [number for number in layers if number == layer]
         if layers:
-            left_out.append(f"Scores are here for layer {layer} only; weights for all layers.")
+            left_out.append(
+                f"This page has the scores of layer {layer} only, and the weights of all layers."
+            )
     if not layers:
         return None
     arrays = np.array([heads.scores[number] for number in layers])
@@ -145,8 +147,9 @@ def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
     kept = float(np.nansum(weights, dtype=np.float64)) / whole if whole else 0.0
     top_k = indices.shape[-1]
     left_out.append(
-        f"A text of {size:,} tokens: of each query's {width:,} weights the {top_k} largest are "
-        f"here ({kept:.1%} of all weight), and what each key received from all queries; the other "
+        f"The text has {size:,} tokens. Of each query's {width:,} weights, this page has the "
+        f"{top_k} "
+        f"largest ({kept:.1%} of all weight), and the weight that each key received. The other "
         "weights and the scores are left out."
     )
     return {
@@ -201,8 +204,9 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
     left_out = []
     if len(replay.shown) < len(replay.steps):
         left_out.append(
-            f"Weights are here for {len(replay.shown)} of the {len(replay.steps)} snapshots; the "
-            "scores are those of all."
+            f"This page has the weights of {len(replay.shown)} of the {len(replay.steps)} "
+            "snapshots, and "
+            "the scores of all snapshots."
         )
     return {
         "run": replay.run,

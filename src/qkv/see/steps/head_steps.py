@@ -50,9 +50,9 @@ class AttentionInputs:
         self.rotated = ("rot_q", layer) in trace or ("rot_k", layer) in trace
         if ("q", layer) not in trace and ("top_weights", layer) in trace:
             raise ValueError(
-                f"walk: this trace holds summaries of layer {layer}, and a walk needs its "
-                "queries, keys and values: walk(text, model=...) has them, qkv.show(trace) shows "
-                "what was kept"
+                f"walk: this trace holds only summaries of layer {layer}, but a walk needs "
+                "queries, keys and values: call walk(text, model=...), or qkv.show(trace) for "
+                "the kept weights"
             )
         for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.rotated else ())):
             if (name, layer) not in trace:
@@ -65,7 +65,7 @@ class AttentionInputs:
         others = sorted(set(self.settings) - KNOWN)
         if others:
             raise ValueError(
-                f"walk: layer {layer} uses {', '.join(others)}, which a walk does not show: "
+                f"walk: layer {layer} uses {', '.join(others)}, which a walk cannot show: "
                 "qkv.show shows its weights"
             )
         self.sizes = {name: trace[name, layer].shape[3] for name in "qkv"}

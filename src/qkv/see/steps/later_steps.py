@@ -123,7 +123,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
     if walk.layer < end:
         if (kind, end) not in walk.trace:
             walk.end(
-                f"the trace lacks hook_{kind} of layer {end}, where the walk goes on: trace it "
+                f"the trace lacks hook_{kind} of layer {end}, where the walk continues: trace it "
                 "too, or walk(text, model=...)"
             )
             return
@@ -136,7 +136,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
         last = normed(walk, last, "final", norm)
         walk.compare("ln_final.hook_normalized")
     if head is None:
-        walk.end("the model has no head over words, so the walk ends at its last vectors")
+        walk.end("the model has no head over words, so the walk ends with the last vectors")
         return
     place = walk.place
     own = walk.trace["logits"][0][[place]] if "logits" in walk.trace else None
@@ -164,9 +164,9 @@ def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
     return "Z"
 
 
-def chances_step(walk: Walk, shown: dict[int, str], where: str) -> None:
+def probabilities_step(walk: Walk, shown: dict[int, str], where: str) -> None:
     """Add the step of the words' probabilities; `where` describes the position in words."""
-    walk.write("chances", where=where, cell=(0, next(iter(shown))), shown=shown)
+    walk.write("probabilities", where=where, cell=(0, next(iter(shown))), shown=shown)
 
 
 def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
@@ -194,7 +194,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
     walk.compare("logits", own)
     where = "follows" if walk.next_word else "stands"
-    chances_step(walk, shown, phrase(where, token=walk.tokens[walk.place]))
+    probabilities_step(walk, shown, phrase(where, token=walk.tokens[walk.place]))
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
@@ -218,7 +218,7 @@ _BLOCK = (
     *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
 )
 _NORMED = {"ln1.normalized": "N1", "ln2.normalized": "N2", "normalized_resid_post": "Y"}
-_NEEDED = "how these numbers came about, walk(trace, model=...) shows"
+_NEEDED = "walk(trace, model=...) shows how these numbers are computed"
 
 
 def traced_steps(walk: Walk) -> None:
@@ -226,7 +226,7 @@ def traced_steps(walk: Walk) -> None:
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
-        walk.end("the trace holds nothing behind the heads: walk(trace, model=...) goes on")
+        walk.end("the trace holds no numbers after the heads: walk(trace, model=...) continues")
         return
     first = len(walk.steps)
     for name in held:
@@ -243,15 +243,17 @@ def traced_steps(walk: Walk) -> None:
         walk.show_units(hidden, "post" if "post" in walk.arrays else "pre")
     _later(walk)
     if "logits" not in trace:
-        walk.end(f'{_NEEDED}, and goes on to the words; or trace(text, logits=True) keeps "logits"')
+        walk.end(
+            f'{_NEEDED}, and continues up to the words; trace(text, logits=True) keeps "logits"'
+        )
         return
     logits, place = trace["logits"][0], walk.place
     order = np.argsort(-np.nan_to_num(logits[place], nan=-np.inf), kind="stable")[:FEW].tolist()
     shown = {token: str(token) for token in order}
     note = phrase("words", words=len(shown), count=logits.shape[1])
     walk.write("traced logits", place=place, shown=shown, note=note)
-    chances_step(walk, shown, PHRASES["by number"])
-    walk.end(f"which words these are, and {_NEEDED}")
+    probabilities_step(walk, shown, PHRASES["by number"])
+    walk.end(f"{_NEEDED}, and which words they belong to")
 
 
 def _sum_row(walk: Walk) -> str:

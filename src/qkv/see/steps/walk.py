@@ -123,7 +123,7 @@ def walk_layer(
         )
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
-        raise ValueError("walk: a block looks at x itself: walk through its attn for a context")
+        raise ValueError("walk: a block attends only to x: for a context, walk through block.attn")
     inputs = [_one_text(x, "x")] + ([] if context is None else [_one_text(context, "context")])
     if not 0 <= head < attn.num_heads:
         heads = span(range(attn.num_heads))
@@ -236,8 +236,9 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
     for name in trace.changed.get("edit", ()):
         if name.startswith(tuple(own)):
             raise ValueError(
-                f"walk: this run was edited at {name}, and a walk shows what the model computes "
-                "itself: walk through a run without that edit; qkv.show(trace) shows its weights"
+                f"walk: this run was edited at {name}, but a walk recomputes the model's own "
+                "numbers: "
+                "walk through a run without this edit, or call qkv.show(trace) for its weights"
             )
 
 

@@ -91,7 +91,7 @@ class CompareView(HeadShown):
     word: str
     similarity: Array
     sides: tuple[Side, Side]
-    why: str = "it was asked for"
+    why: str = "it was requested"
 
     @property
     def sentence(self) -> str:
@@ -105,7 +105,10 @@ class CompareView(HeadShown):
         if self.head.stands_out is False:
             untrained = any(side.heads.untrained for side in self.sides)
             why = ", as the model is untrained" if untrained else ""
-            looks = f"No head stands out for {self.word}{why}. Where it differs most, {looks}"
+            looks = (
+                f"No head stands out for {self.word}{why}. Where its attention differs most, "
+                f"{looks}"
+            )
         if not len(self.similarity):
             return looks
         return (
@@ -138,7 +141,7 @@ class CompareView(HeadShown):
             Table(
                 name=name,
                 title=f"The content words {self.word} looks at most",
-                explained="in whichever head that is",
+                explained="each in its strongest head",
                 names=[side.shown.keys.names[link.key] for link in side.strongest],
                 columns=[
                     Column("", [f"{link.weight:.2f}" for link in side.strongest]),
@@ -315,9 +318,7 @@ def compare(
     shared = reader_of(model, texts, "compare") if texts else model
     listed = (None, None) if tokens is None else tuple(tokens)
     if len(listed) != 2:
-        raise ValueError(
-            f"compare: there are tokens of {len(listed)} texts: give (tokens_a, tokens_b)"
-        )
+        raise ValueError(f"compare: tokens has {len(listed)} lists: give two, (tokens_a, tokens_b)")
     (a, used), (b, other) = (
         traced(text, names, shared, "compare")
         for text, names in zip((text_a, text_b), listed, strict=True)

@@ -149,7 +149,7 @@ def guess(
     story = text if isinstance(text, Story) else None
     if story is not None:
         if without or hidden:
-            raise TypeError("guess: a story has edits of its own: leave out ablate and hide")
+            raise TypeError("guess: a story has its own interventions: leave out ablate and hide")
         text, without, hidden = story.sentence, list(story.ablate), list(story.hide)
         model = DEFAULT if model is None else model
     (text,) = texts_of([text], "guess")
@@ -158,7 +158,7 @@ def guess(
     mask = next((mask for mask in MASKS if mask.lower() in text.lower()), None)
     if used.generates and mask is not None and mask not in tokens.tokens:
         raise ValueError(
-            f"guess: {used.name} guesses what comes next and has no {mask}: end the text where "
+            f"guess: {used.name} guesses the next word and has no {mask}: end the text where "
             "the word is missing, or take an encoder"
         )
     before = used.guesses(tokens, places, top_k)

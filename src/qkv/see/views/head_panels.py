@@ -221,7 +221,7 @@ def head_panels(
     received = heads.summary[heads.layers.index(head.layer)].received[head.head]
     shown = sorted(strongest(received, 10), key=lambda key: -received[key])
     bars = Bars(
-        title="What was looked at most",
+        title="The tokens that were looked at most",
         explained="weight received from all tokens",
         names=[columns[key] for key in shown],
         values=[float(received[key]) for key in shown],
@@ -234,9 +234,9 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
     """Show the links of other heads; `one_link` means that all heads show the same link."""
     if not links:
         return []
-    title = ("Other heads worth a look", "the link of each that stands out")
+    title = ("Other heads worth a look", "the link of each head that stands out")
     if one_link:
-        title = ("Other heads with this link", "where it stands out most first")
+        title = ("Other heads with this link", "in order of how much it stands out")
     names = heads.queries.names, heads.keys.names
     columns = [
         Column("", [f"{names[0][x.query]} → {names[1][x.key]}" for x in links], left=True),
@@ -295,8 +295,8 @@ def arrows(
     plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
         raise ValueError(
-            f"plot_shift: there are {len(plane.original)} vectors and {len(names)} tokens: "
-            "give one each"
+            f"plot_shift: there are {len(plane.original)} vectors, but {len(names)} tokens: "
+            "give one token for each vector"
         )
     return Arrows(
         title="Words before and after attention",

@@ -140,7 +140,7 @@ class ImageView(View):
         rows = [heads[start : start + _ACROSS] for start in range(0, len(heads), _ACROSS)]
         cells = Cells(
             title=f"Layer {self.layer}, head {self.head}",
-            explained=f"each cell: a patch; 9 is {'the most' if self.stretch else '1'}",
+            explained=f"each cell is a patch; 9 is {'the largest weight' if self.stretch else '1'}",
             shares=self._shares(self.head),
             marked=self.looking,
         )
@@ -218,7 +218,7 @@ def image_view(
     grid = grid_of(trace.tokens)
     if grid is None:
         raise ValueError(
-            "image_view: the trace is not of an image: its tokens are no patches: "
+            "image_view: the trace is not of an image, since its tokens are no patches: "
             "give model.trace(image) of a model that looks at images"
         )
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]

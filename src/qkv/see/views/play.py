@@ -257,7 +257,9 @@ def play(
     check_theme(theme, "play")
     if state is not None:
         if text is not None or edit or ablate or hide:
-            raise TypeError("play: a state has a text and changes of its own: leave out the others")
+            raise TypeError(
+                "play: a state has its own text and interventions: leave out the others"
+            )
         text, state = _of_address(state)
     given = [] if text is None else texts_of([text], "play")
     used = model_of(model, given or [OPENING])
@@ -395,7 +397,8 @@ def findings_view(
         size = len(model.tokenize(finding["text"]))
         if size > MOST:
             raise ValueError(
-                f"{call}: the text {finding['text']:.40} has {size} tokens and a page runs at most "
+                f"{call}: the text {finding['text']:.40} has {size} tokens, but a page runs at "
+                "most "
                 f"{MOST}: shorten it"
             )
     return view

@@ -187,7 +187,7 @@ def compare_runs(
     states = [last_state(trace) for trace in (a, b)]
     if states[0] is None or states[1] is None:
         raise ValueError(
-            "compare: two runs are compared by their vectors after the last layer: trace "
+            "compare: two runs are compared by the vectors after the last layer: trace "
             "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
             "what it looks at"
         )

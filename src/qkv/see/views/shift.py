@@ -195,7 +195,9 @@ def plot_shift(
     parts = list(original) if several else [original]
     if any(isinstance(part, str | Trace | Seq2SeqTrace) for part in parts):
         if contextual is not None or tokens is not None:
-            raise TypeError("plot_shift: a trace has its vectors and tokens: pass it alone")
+            raise TypeError(
+                "plot_shift: a trace already has vectors and tokens: give only the trace"
+            )
         check_theme(theme, "plot_shift")
         texts = [part for part in parts if isinstance(part, str)]
         if texts:

@@ -51,7 +51,9 @@ class ShowView(OneText):
                 `links`.
         """
         if not self.heads.weights:
-            raise ValueError("show: only the largest weights of each query were kept: see links")
+            raise ValueError(
+                "show: only the largest weights of each query were kept: use view.links"
+            )
         return self.trace.pattern(self.head.layer, self.head.head)
 
     def panels(self) -> list[list[Panel]]:
@@ -324,11 +326,11 @@ def _of_given(
     """Read the given attentions, which are named like their arguments."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
-        raise TypeError("head_view: there is no attention: give attention and tokens")
+        raise TypeError("head_view: attention is missing: give attention and tokens")
     attention = given.get("attention")
     if attention is not None and len(given) > 1:
         raise TypeError(
-            f"head_view: attention is of one text and {[*given][1]} of two: give one or the other"
+            f"head_view: attention is for one text and {[*given][1]} for two: give one of them"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
         given = {"attention": _weights_of(attention)}
@@ -345,7 +347,9 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
         trace, _ = traced(given, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]
     if len(given) > 1:
-        raise ValueError(f"head_view: this trace holds {len(given)} pairs: take one, trace[0]")
+        raise ValueError(
+            f"head_view: this trace holds {len(given)} pairs: give one of them, trace[0]"
+        )
     pair = given[0]
     read, written = (
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
@@ -377,7 +381,7 @@ def _of_arrays(
         for need in filter(None, (rows, columns)):
             if known[need] is None:
                 full = need if need == "tokens" else f"{need}_tokens"
-                raise TypeError(f"head_view: {name} comes without words: give {full} as well")
+                raise TypeError(f"head_view: {name} needs tokens: give {full} too")
         part = heads_from(
             arrays,
             known[rows] or [],
@@ -442,7 +446,8 @@ def _split(heads: Heads, start: Any) -> Heads:
     at, size = int(start), len(heads.queries.tokens)
     if heads.other_keys is not None or not 0 < at < size:
         raise ValueError(
-            f"head_view: sentence_b_start is {at} and there are {size} tokens: the second sentence "
+            f"head_view: sentence_b_start is {at}, but there are {size} tokens: the second "
+            "sentence "
             f"begins at 1 to {size - 1}"
         )
     return replace(heads, split=at)

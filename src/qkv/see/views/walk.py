@@ -48,7 +48,7 @@ class WalkView(View):
     @property
     def top(self) -> float:
         """Return the end of the scale of weights."""
-        maps = (step for step in self.walk.steps if step.weights and step.name != "chances")
+        maps = (step for step in self.walk.steps if step.weights and step.name != "probabilities")
         return scale_end([step.values for step in maps], self.stretch)
 
     @property
@@ -73,10 +73,10 @@ class WalkView(View):
     def sentence(self) -> str:
         """Name the likeliest word, and state the difference from the model's own numbers."""
         first, last = self.walk.compared[0][1], self.walk.own_name
-        own = last if first == last else f"numbers, from {first} to {last}"
+        own = last if first == last else f"numbers, from {first} to {last},"
         compared = (
-            f"Recomputed by these lines against the model's own {own}: "
-            f"the largest difference is {self.difference:.1e}."
+            "The largest difference between the recomputed numbers and the model's own "
+            f"{own} is {self.difference:.1e}."
         )
         return f"{self.walk.likeliest} {compared}" if self.words else compared
 
@@ -107,8 +107,8 @@ class WalkView(View):
             ),
         ]
         last = walk.steps[-1]
-        chances = replace(self._chances(last), title=last.title, shown_in=PICTURE)
-        rows: list[list[Panel]] = [[chances]] if last.name == "chances" else []
+        bars = replace(self._probabilities(last), title=last.title, shown_in=PICTURE)
+        rows: list[list[Panel]] = [[bars]] if last.name == "probabilities" else []
         return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
 
     def _few(self, values: Array) -> Array:
@@ -116,7 +116,7 @@ class WalkView(View):
         shown = self.walk.last_compared.shown
         return values if shown is None else values[:, list(shown)]
 
-    def _chances(self, step: Step) -> Bars:
+    def _probabilities(self, step: Step) -> Bars:
         """Show the probability of each likely word with a bar."""
         values = [chance for _, chance in self.words] or step.few[0].tolist()
         return Bars(names=step.names or [], values=values, top=1.0, shown_in=TERMINAL)
@@ -135,8 +135,8 @@ class WalkView(View):
         values: Panel = Numbers(
             values=step.few, rows=step.rows, columns=step.names, cell=cell, hidden=step.hidden
         )
-        if step.name == "chances":
-            values = self._chances(step)
+        if step.name == "probabilities":
+            values = self._probabilities(step)
         elif step.weights:
             values = HeatMap(
                 values=step.values, rows=step.rows, columns=self.walk.keys, hidden=step.hidden,
@@ -262,7 +262,7 @@ def walk(
     >>> import qkv
     >>> view = walk("The sun rises in the [MASK].")
     >>> [step.name for step in view.steps][-12:]
-    ['N1', 'pre', 'post', 'mlp', 'R2', 'Y', 'y', 'h', 'a', 'u', 'logits', 'chances']
+    ['N1', 'pre', 'post', 'mlp', 'R2', 'Y', 'y', 'h', 'a', 'u', 'logits', 'probabilities']
     >>> (guesses,) = qkv.load().predict("The sun rises in the [MASK].", top_k=8)
     >>> [word for word, _ in view.words] == [word for word, _ in guesses]
     True
@@ -277,12 +277,12 @@ def walk(
         return WalkView(steps, theme=theme, stretch=stretch)
     if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
         raise TypeError(
-            "walk: weights alone cannot be walked through, without queries, keys and values: give "
+            "walk: a walk needs queries, keys and values, and weights alone have none: give "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
         )
     of_layers = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}
     for name in (name for name, value in of_layers.items() if value is not None):
-        raise TypeError(f"walk: {name} is for a walk through a layer: leave it out")
+        raise TypeError(f"walk: {name} applies only to a walk through a layer: leave it out")
     if isinstance(text_or_trace, Trace | Seq2SeqTrace):
         trace = one_text(text_or_trace, "walk")
         used = None if model is None else model_of(model, [" ".join(trace.tokens)])

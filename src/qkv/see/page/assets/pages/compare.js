@@ -170,7 +170,7 @@ function shared(compare, data, open) {
         )
       : null,
     panel(
-      ["The content words ", name.cloneNode(true), " looks at most, in whichever head that is"],
+      ["The content words ", name.cloneNode(true), " looks at most, each in its strongest head"],
       el("div", { class: "pair" }, most),
     ),
   ];

@@ -53,7 +53,7 @@ const LINE = 44; // from one line of nodes to the next, in pixels
 const WIDEST = 34; // of a ribbon
 const FAR = 6; // lines, between which a ribbon goes around what it does not belong to
 const THIN = 2; // of what is no vector, or one of other numbers than the stream's
-const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "chances"];
+const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probabilities"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
 /** @type {Record<string, string>} */
 const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by what they add

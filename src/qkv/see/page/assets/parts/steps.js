@@ -201,7 +201,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const length = lengthIn(flow, one, token);
     const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
     fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
-    if (flow.own) fill(end, `${flow.said && `${flow.said} `}Recomputed by these lines beside the model's own: the largest difference is ${apart(/** @type {number} */ (flow.difference))}.`);
+    if (flow.own) fill(end, `${flow.said && `${flow.said} `}The largest difference between the recomputed numbers and the model's own is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;
     end.hidden = !flow.own || (!isLast() && !isOwn());
     end.className = "lead";
