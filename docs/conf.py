@@ -6,13 +6,15 @@ import re
 import sys
 from pathlib import Path
 
-import matplotlib.font_manager  # noqa: F401 (builds its cache here, not with a message in a cell)
+import matplotlib.font_manager  # noqa: F401 (imported here so that the message about its cache appears in no cell)
 from docutils import nodes
 from sphinx.util.inspect import TypeAliasForwardRef
 
 import qkv
 
-sys.path.insert(0, str(Path(__file__).parent))  # Sphinx runs this file without its folder
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # Sphinx runs this file without its folder on the path
 import live
 import notebooks
 import slides
@@ -38,11 +40,11 @@ myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "
 myst_heading_anchors = 3
 
 nb_execution_mode = "force"
-nb_execution_show_tb = True  # a cell that fails is a warning, so an error: the rest still builds
+nb_execution_show_tb = True  # a failing cell is an error, but all pages are built
 nb_execution_timeout = 120
 nb_merge_streams = True
-nb_output_stderr = "warn"  # a cell that warns by accident fails the build
-# a worker that ends may log that its scheduler ended first; what fails raises all the same
+nb_output_stderr = "warn"  # output on standard error fails the build
+# a worker may log that its scheduler ended first; real failures still raise
 os.environ["DASK_LOGGING__DISTRIBUTED"] = "critical"
 
 autodoc_member_order = "bysource"
@@ -53,20 +55,20 @@ autodoc_preserve_defaults = True
 default_role = "code"  # docstrings write `code` with single backticks
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # fields of named tuples are members too: they are described once
+napoleon_use_ivar = True  # fields of named tuples are members too: describe them only once
 
 html_theme = "furo"
 html_title = "qkv"
 html_static_path = ["static"]
 html_css_files = ["course.css"]
-# a page from a disk may not read the others, from which the search shows what is around a word
+# a page opened from a disk may not read other pages, so the search cannot show excerpts
 ALONE = 'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
 html_js_files = [(None, {"body": ALONE})]
-html_copy_source = False  # no page links to its source
+html_copy_source = False  # pages do not link to their source
 
 
 def tidy_notebooks(app, error):
-    """Remove links that work only on the site from the downloads, and fold hidden cells."""
+    """Remove links that work only on the site from downloaded notebooks, and fold hidden cells."""
     for path in Path(app.outdir, "_downloads").rglob("*.ipynb"):
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
@@ -136,7 +138,7 @@ def write_findings(app, error):
 
 
 def setup(app):
-    """Sphinx calls this once it has read the configuration."""
+    """Register the functions above; Sphinx calls this function after reading the configuration."""
     live.setup(app)
     app.connect("source-read", fill_in)
     app.connect("doctree-read", offer_notebooks)

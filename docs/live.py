@@ -1,21 +1,21 @@
-"""A live view in a page: the live page, with the regions that a text needs, in a frame.
+"""The directive `live`: a page shows parts of the live page in a frame.
 
     ```{live} the bank of the river
     :only: sentence head
     :layer: 0
     :head: 2
     :query: bank
-    What to try, in a sentence or two, which stand under the frame.
+    One or two sentences below the frame that say what to try.
     ```
 
-`head` may have the layer in it: 0.2, which is what numbers.json has. The query is a word of the
-text, or its place among the tokens. `second` is a text beside it. `edits` are `causal`, `hide WORD`
-or `scale NUMBER`, with commas between several; where the head is in view, it stands beside the
-original. `colouring` is that of the map. `inside` unfolds the head. `height` is that of the frame
-until the page in it says how high it is.
+`only` lists the parts to show. `head` may include the layer, for example 0.2, as in numbers.json.
+`query` is a word of the text, or its position among the tokens. `second` is another text for
+comparison. `edits` are `causal`, `hide WORD` or `scale NUMBER`, separated by commas; if the head is
+shown, the head without edits is shown next to it. `colouring` is the colouring of the map. `inside`
+unfolds the head. `height` is the height of the frame until the page inside reports its own height.
 
-Nothing but the site's own `play.html` is opened. Where scripts are off, or a reader saves data, a
-link stands in place of the frame (static/live.js).
+The frame opens only the site's own `play.html`. If scripts are off or the reader saves data, a
+link replaces the frame (static/live.js).
 """
 
 import html
@@ -33,20 +33,20 @@ import qkv
 
 REGIONS = {
     "sentence": "the words",
-    "changes": "what is changed",
+    "changes": "the changes",
     "temperature": "the temperature",
-    "headline": "what it would say",
+    "headline": "the guess",
     "map": "the map of all heads",
     "head": "one head",
     "motion": "how a row of weights arises",
-    "steps": "a layer step by step",
-    "block": "what each part of a layer adds",
-    "outcome": "the likeliest words",
+    "steps": "the steps of a layer",
+    "block": "the output of each part of a layer",
+    "outcome": "the most probable words",
     "second": "a second sentence",
-    "writing": "the text that it writes on",
+    "writing": "the text that the model continues",
 }
 EDITS = "causal, hide and a word, or scale and a number"
-COLOURINGS = {  # of the map, as its menu has them
+COLOURINGS = {  # the colourings of the map, with the words of its menu
     "pattern": "pattern",
     "effect": "what removing it changes",
     "change": "difference from the original",
@@ -57,21 +57,21 @@ HEIGHT = 480  # of a frame, in pixels
 
 @cache
 def model() -> qkv.Model:
-    """The model in the page."""
+    """Load the model of the page."""
     return qkv.load()
 
 
 def regions_of(only: str) -> list[str]:
-    """The names of regions.
+    """Split the option `only` into the names of regions.
 
     Raises:
-        ValueError: there are none, or one is not a region's.
+        ValueError: `only` is empty, or a name is not the name of a region.
     """
     names = only.split()
     unknown = [name for name in names if name not in REGIONS]
     if unknown or not names:
         said = f"the live page has no region {unknown[0]!r}" if unknown else "no region is named"
-        raise ValueError(f"only: {said}; there are {', '.join(REGIONS)}")
+        raise ValueError(f"only: {said}: choose from {', '.join(REGIONS)}")
     return names
 
 
@@ -90,15 +90,15 @@ def place_of(word: str, text: str) -> int:
         return found[0]
     if found:
         places = " or ".join(map(str, found))
-        raise ValueError(f"{word!r} is more than one token of {text!r}: give its place, {places}")
-    raise ValueError(f"{word!r} is no token of {text!r}: {' '.join(tokens)}")
+        raise ValueError(f"{word!r} occurs more than once in {text!r}: give its position, {places}")
+    raise ValueError(f"{word!r} is not a token of {text!r}: choose from {' '.join(tokens)}")
 
 
 def edit_of(said: str, text: str) -> dict[str, object]:
     """Return an edit of a text in the form that an address holds.
 
     Raises:
-        ValueError: it is of no kind that is known here, or its word is not in the text.
+        ValueError: the kind of edit is unknown, or its word is not in the text.
     """
     op, _, rest = said.partition(" ")
     of = rest.strip()
@@ -108,14 +108,14 @@ def edit_of(said: str, text: str) -> dict[str, object]:
         return {"op": op, "token": place_of(of, text)}
     if op == "scale" and re.fullmatch(r"\d+(\.\d+)?", of) and float(of):
         return {"op": op, "value": float(of)}
-    raise ValueError(f"edits: {said!r} is none, write {EDITS}")
+    raise ValueError(f"edits: {said!r} is not an edit: write {EDITS}")
 
 
 def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
     """Return the state of the page that a directive describes, without the text.
 
     Raises:
-        ValueError: it cannot be: a region, a head, a word or an edit that is not there.
+        ValueError: a region, head, word or edit does not exist.
     """
     if "only" not in options:
         raise ValueError(f"only is missing: name some of {', '.join(REGIONS)}")
@@ -142,7 +142,9 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
     if "colouring" in options:
         given = options["colouring"]
         if given not in COLOURINGS:
-            raise ValueError(f"colouring: {given!r} is none of {', '.join(COLOURINGS)}")
+            raise ValueError(
+                f"colouring: {given!r} is unknown: choose from {', '.join(COLOURINGS)}"
+            )
         state["colouring"] = given
     if "inside" in options:
         state["inside"] = True
@@ -162,7 +164,7 @@ def in_notebook(text: str, options: dict[str, str]) -> str:
 
 
 class Live(SphinxDirective):
-    """The directive: a link, which static/live.js turns into a frame, and what to try."""
+    """The directive: a link, which static/live.js turns into a frame, and a text below."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -176,7 +178,7 @@ class Live(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         text = " ".join(self.arguments[0].split())
         if not self.content:
-            raise self.error("live: say under the options what to try")
+            raise self.error("live: the text is missing: say below the options what to try")
         page = "../" * self.env.docname.count("/") + "play.html"
         try:
             href = address(page, text, self.options)
@@ -195,6 +197,6 @@ class Live(SphinxDirective):
 
 
 def setup(app) -> None:
-    """Sphinx calls this: the directive, and the script that frames."""
+    """Register the directive and its script; Sphinx calls this function."""
     app.add_directive("live", Live)
     app.add_js_file("live.js")

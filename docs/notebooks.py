@@ -1,15 +1,15 @@
-"""Two notebooks of each lesson, from the text of its page: the student's and the teacher's.
+"""Make two notebooks from the page of each lesson: the student's and the teacher's.
 
-Tags of code cells say what goes where:
+The tags of a code cell say where the cell goes:
 
     stub                    the empty cell of a task: a signature and `...`
     solution, hide-input    the answer to the stub before it; folded on the site
-    hide-output             the answer to "Before you run this" is in the output; folded on the site
-    remove-cell             what holds the page to its numbers; on the site it runs unseen
+    hide-output the output answers "Before you run this"; folded on the site
+    remove-cell asserts about the numbers of the page; runs unseen on the site
 
-and so do directives: an admonition of the class `teacher` is for teachers, one of the class
-`dropdown` (a hint) folds, a raw one is for the site alone, and a live view becomes a cell that
-opens it. The first cell of code looks whether qkv is there.
+Directives do this too: an admonition of the class `teacher` is only for teachers, an admonition of
+the class `dropdown` (a hint) can be folded, `raw` is only for the site, and a live view becomes a
+cell that opens the view. The first code cell checks that qkv is installed.
 
     python docs/notebooks.py student build/student    # or teacher
 """
@@ -28,13 +28,13 @@ from substitutions import filled
 
 COURSE = Path(__file__).parent / "course"
 NOTES = {
-    "student": "*This is the student's notebook. Write where `...` stands, then run the cell that "
-    "marks it; hints fold out.",
-    "teacher": "*This is the teacher's notebook, with solutions, times, and what goes wrong in "
-    "class.",
+    "student": "*This is the student's notebook. Replace each `...` by your code, then run the "
+    "cell that marks it; open the hints if you need help.",
+    "teacher": "*This is the teacher's notebook, with solutions, times, and notes on what goes "
+    "wrong in class.",
 }
-NEEDS = " It needs qkv with the extra `plot` (in a clone: `pip install '.[plot]'`), no more.*"
-LIVE = "\0live: "  # begins the line of a call that has a cell of its own
+NEEDS = " It needs only qkv with the extra `plot` (in a clone: `pip install '.[plot]'`).*"
+LIVE = "\0live: "  # begins a line whose call gets its own cell
 INSTALL = """import importlib.util
 
 if importlib.util.find_spec("qkv") is None:
@@ -47,12 +47,12 @@ BOXES = {"admonition", "note", "tip", "hint", "important", "warning"}
 
 
 def lessons() -> list[Path]:
-    """The pages of the course that are lessons: their names begin with a number."""
+    """Return the pages of the lessons, whose names begin with a number."""
     return sorted(COURSE.glob("[0-9]*.md"), key=lambda page: int(page.name.partition("-")[0]))
 
 
 def student(text: str) -> nbformat.NotebookNode:
-    """The notebook with empty cells: no solution, no note for teachers, nothing unseen."""
+    """Make the notebook with empty cells, without solutions, teachers' notes and hidden cells."""
 
     def kept(cell, answer):
         return None if cell_tags(cell) & {"solution", "remove-cell"} else cell.source
@@ -61,7 +61,7 @@ def student(text: str) -> nbformat.NotebookNode:
 
 
 def teacher(text: str) -> nbformat.NotebookNode:
-    """The notebook with solutions in place of empty cells, and the notes for teachers."""
+    """Make the notebook with solutions in place of empty cells, and with teachers' notes."""
 
     def kept(cell, answer):
         return None if answer is not None else cell.source
@@ -70,7 +70,7 @@ def teacher(text: str) -> nbformat.NotebookNode:
 
 
 def answered(text: str) -> nbformat.NotebookNode:
-    """The student's notebook with the teacher's answers put in, held to the page's numbers."""
+    """Make the student's notebook with the teacher's answers, and with the asserts of the page."""
 
     def kept(cell, answer):
         return None if "solution" in cell_tags(cell) else cell.source if answer is None else answer
@@ -92,15 +92,15 @@ def write(page: Path, folder: Path, kinds: Iterable[str] = KINDS) -> list[Path]:
 
 
 def cell_tags(cell: nbformat.NotebookNode) -> set[str]:
-    """The tags of a cell."""
+    """Return the tags of a cell."""
     return set(cell.metadata.get("tags", []))
 
 
 def for_notebook(text: str, *, notes: bool = False) -> str:
-    """Markdown as a notebook shows it: without what only the site can follow.
+    """Convert the Markdown of a page for a notebook.
 
-    Links between pages become their words and directives become Markdown. With `notes` those for
-    teachers are kept.
+    Links between pages become plain words, and directives become Markdown. `notes` keeps the notes
+    for teachers.
 
     Raises:
         ValueError: a directive or a role that a notebook cannot show.
@@ -129,7 +129,7 @@ def _plain(text: str) -> str:
     if role:
         raise ValueError(f"a notebook cannot show the role {role.group()[:-1]}")
     if re.search(r"^:::", text, flags=re.MULTILINE):
-        raise ValueError("a notebook cannot show what stands between :::, write ``` instead")
+        raise ValueError("a notebook cannot show a directive between :::: write ``` instead")
     return text
 
 
@@ -153,7 +153,10 @@ def _directive(name: str, title: str, content: str, notes: bool) -> str:
 
 
 def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
-    """The cells for which `kept(cell, answer)` gives a source; the answer of a stub, else None."""
+    """Make a notebook of the cells for which `kept(cell, answer)` returns a source.
+
+    `answer` is the solution if the cell is a stub, and None otherwise.
+    """
     page = read_myst_markdown_notebook(filled(text))
     answers = _answers(page.cells)
     cells = []
@@ -164,7 +167,7 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
                 heading, _, rest = source.partition("\n")
                 source = f"{heading}\n\n{NOTES[kind]}{NEEDS}\n{rest}"
             before, live_view, after = source.partition(LIVE)
-            if live_view:  # one at most between two cells
+            if live_view:  # at most one blank line between two cells
                 call, _, after = after.partition("\n")
                 cells += [_cell("markdown", before, f"{number}-before"), _live(call, number)]
             source = (after if live_view else before).strip()
@@ -188,7 +191,7 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
 
 
 def _cell(kind: str, source: str, name: str, *tags: str) -> nbformat.NotebookNode:
-    """A cell that the page does not have."""
+    """Make a cell that the page does not have."""
     make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}[kind]
     made = make(source.strip())
     made["id"] = f"cell-{name}"
@@ -198,12 +201,12 @@ def _cell(kind: str, source: str, name: str, *tags: str) -> nbformat.NotebookNod
 
 
 def _live(call: str, number: int) -> nbformat.NotebookNode:
-    """The cell of a live view, which `qkv check` leaves out."""
+    """Make the cell of a live view, which `qkv check` leaves out."""
     return _cell("code", call, f"{number}-live", "live")
 
 
 def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
-    """Return the tasks of the stubs that `qkv.check` marks, in order: `qkv check` takes these."""
+    """Return the tasks of the stubs that `qkv.check` marks, in the order of the notebook."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     trees = [(cell_tags(cell), ast.parse(cell.source)) for cell in code]
     asked = {
@@ -232,16 +235,16 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def _names(*trees: ast.AST) -> set[str]:
-    """The names in an expression."""
+    """Return the names in an expression."""
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
-    """The solution of each stub, by the number of the stub's cell.
+    """Return the solution of each stub by the number of the stub's cell.
 
     Raises:
-        ValueError: a stub without a solution after it or without `...`, a solution without a
-            stub before it, or one that lies open on the site.
+        ValueError: a stub has no solution after it or no `...`, or a solution has no stub before it
+            or is not folded on the site.
     """
     answers, stub = {}, None
     for number, cell in enumerate(cells):
@@ -257,7 +260,7 @@ def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
             if stub is None:
                 raise ValueError(f"the solution {first!r} has no stub before it")
             if "hide-input" not in tags:
-                raise ValueError(f"the solution {first!r} lies open: tag it hide-input as well")
+                raise ValueError(f"the solution {first!r} is not folded: tag it hide-input as well")
             answers[stub], stub = cell.source, None
     if stub is not None:
         first = cells[stub].source.partition("\n")[0]
@@ -266,7 +269,7 @@ def _answers(cells: list[nbformat.NotebookNode]) -> dict[int, str]:
 
 
 def main() -> None:
-    """Write the notebooks of one kind into a folder of their own."""
+    """Write the notebooks of one kind into a folder."""
     kind, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     for page in lessons():

@@ -1,9 +1,9 @@
-"""The slides of a lesson, from its built page: one page to project, with what the page shows.
+"""Make the slides of a lesson from its built page: one page to project.
 
 A slide has a heading, the first sentence of each paragraph (and every sentence with a bold word),
-and at most one thing to look at: a picture, a formula, a cell, a table or a live view. What is
-said below that thing stays with it, up to a paragraph that begins in bold or leads to the next
-thing with a colon. Answers stay folded; hints, solutions and notes for teachers are left out.
+and at most one exhibit: a picture, a formula, a cell, a table or a live view. The text below an
+exhibit stays on its slide, until a paragraph begins in bold or leads to the next exhibit with a
+colon. Answers stay folded; hints, solutions and notes for teachers are left out.
 """
 
 import re
@@ -16,7 +16,7 @@ from bs4 import BeautifulSoup, Tag
 LEFT_OUT = {"teacher", "hint", "tag_solution", "notebooks", "headerlink"}
 SHOWN = {"cell", "math-wrapper", "math", "table-wrapper", "live"}
 SCRIPTS = re.compile(r"documentation_options|doctools|sphinx_highlight|furo\.js", re.IGNORECASE)
-# a sentence ends here, whatever tags stand around the place
+# the end of a sentence, with any tags around it
 END = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]</strong>)|(?<=[.?!]</em>))\s+(?=(?:<[^>]+>)*[A-Z0-9*])")
 
 
@@ -28,7 +28,7 @@ def write(page: Path) -> Path:
 
 
 def slides(page: str) -> str:
-    """The page of slides of a built page of a lesson."""
+    """Return the page of slides for the built page of a lesson."""
     soup = BeautifulSoup(page, "html.parser")
     for script in soup.head("script") + soup.body("script"):
         if SCRIPTS.search(script.get("src", script.text)):
@@ -62,9 +62,9 @@ def slides(page: str) -> str:
 def _of_section(section: Tag) -> Iterator[list[Tag]]:
     """Return the slides of a section and its subsections, each as a list of its elements."""
     heading = section.find(re.compile("^h[1-6]$"), recursive=False)
-    is_task = "task" in section["id"]  # what it asks for is told in full
+    is_task = "task" in section["id"]  # the text that states the task is shown in full
     slide: list[Tag] = []
-    shown = False  # is there something to look at?
+    shown = False  # does this slide have an exhibit?
     for tag in section.find_all(True, recursive=False):
         if tag is heading or tag.name in ("span", "script") or _says_nothing(tag):
             continue
@@ -94,7 +94,7 @@ def _says_nothing(tag: Tag) -> bool:
 
 
 def _begins_anew(tag: Tag, shown: bool) -> bool:
-    """Return whether a paragraph begins a new slide; `shown`: this slide shows something."""
+    """Return whether a paragraph begins a new slide; `shown`: this slide has an exhibit."""
     if tag.name != "p":
         return False
     starts_bold = getattr(next(iter(tag.contents), None), "name", None) == "strong"
@@ -109,7 +109,7 @@ def _is_question(tag: Tag) -> bool:
 
 
 def _seen(tag: Tag) -> Tag:
-    """What a cell shows: the picture alone where its code is folded."""
+    """Return the part of a cell to show: only the picture, if the cell's code is folded."""
     tag = copy(tag)
     if "tag_hide-input" in tag.get("class", []):
         for folded in tag.select(":scope > details.above-input"):
@@ -122,7 +122,7 @@ def _shortened(tag: Tag) -> Tag:
     if tag.name != "p" or _is_question(tag):
         return copy(tag)
     first, *others = END.split(tag.decode_contents())
-    if others and first.endswith("</strong>"):  # a heading within the line
+    if others and first.endswith("</strong>"):  # a heading inside the line
         first = f"{first} {others.pop(0)}"
     if first.count("(") > first.count(")"):
         first = first[: first.rindex("(")]

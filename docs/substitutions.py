@@ -1,7 +1,8 @@
-"""The numbers of the shipped models in pages: `{{ lesson1.river }}` becomes what numbers.json has.
+"""Fill the numbers of the included models into pages: `{{ lesson1.river }}` becomes a number.
 
-It is written as MyST's substitutions are, and stands wherever a page has text: in code, in options
-of directives and in what pictures say, too. `python -m training.numbers` writes the file.
+The names look like MyST's substitutions, and may occur in all text of a page, also in code, in
+options of directives and in the texts of pictures. `python -m training.numbers` writes the numbers
+to docs/data/numbers.json.
 """
 
 import json

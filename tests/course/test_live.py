@@ -73,22 +73,25 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
     ("options", "complaint"),
     [
         ({}, "only is missing: name some of sentence, changes, temperature"),
-        ({"only": ""}, "no region is named; there are sentence"),
-        ({"only": "sentence heads"}, "no region 'heads'; there are sentence, changes, temperature"),
+        ({"only": ""}, "no region is named: choose from sentence"),
+        ({"only": "sentence heads"}, "no region 'heads': choose from sentence, changes, temperature"),
         ({"only": "head", "layer": "4"}, "layer: '4' is not one of 0 to 3"),
         ({"only": "head", "head": "-1"}, "head: '-1' is not one of 0 to 5"),
-        ({"only": "head", "query": "loan"}, r"'loan' is no token of 'the bank .*: \[CLS\] the"),
-        ({"only": "head", "query": "the"}, "more than one token .* give its place, 1 or 4"),
-        ({"only": "head", "query": "7"}, "'7' is no token of"),
-        ({"only": "head", "edits": "hide loan"}, "'loan' is no token of"),
+        (
+            {"only": "head", "query": "loan"},
+            r"'loan' is not a token of 'the bank .* from \[CLS\] the",
+        ),
+        ({"only": "head", "query": "the"}, "more than once .* give its position, 1 or 4"),
+        ({"only": "head", "query": "7"}, "'7' is not a token of"),
+        ({"only": "head", "edits": "hide loan"}, "'loan' is not a token of"),
         (
             {"only": "head", "edits": "hide"},
-            "'hide' is none, write causal, hide and a word, or scale",
+            "'hide' is not an edit: write causal, hide and a word, or scale",
         ),
-        ({"only": "head", "edits": "scale down"}, "edits: 'scale down' is none"),
-        ({"only": "head", "edits": "scale 0"}, "edits: 'scale 0' is none"),
-        ({"only": "head", "edits": "turn it"}, "edits: 'turn it' is none"),
-        ({"only": "map", "colouring": "red"}, "colouring: 'red' is none of .*effect"),
+        ({"only": "head", "edits": "scale down"}, "edits: 'scale down' is not an edit"),
+        ({"only": "head", "edits": "scale 0"}, "edits: 'scale 0' is not an edit"),
+        ({"only": "head", "edits": "turn it"}, "edits: 'turn it' is not an edit"),
+        ({"only": "map", "colouring": "red"}, "colouring: 'red' is unknown.*effect"),
     ],
 )
 def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> None:
@@ -130,7 +133,7 @@ WRONG = {
         ("sentence head", "sentence tail"),
         "live: only: the live page has no region 'tail'",
     ),
-    "empty": (("Click *river*.", ""), "live: say under the options what to try"),
+    "empty": (("Click *river*.", ""), "live: the text is missing: say below the options what to try"),
     "option": ((":height: 333", ":high: 333"), "high"),
 }
 

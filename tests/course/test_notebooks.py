@@ -197,7 +197,7 @@ def test_what_a_notebook_cannot_show_is_named(text: str, complaint: str) -> None
     [
         (("[stub]", "[other]"), "the solution 'def double.* has no stub before it"),
         (("[solution, hide-input]", "[other]"), "the stub 'def double.* has no solution after it"),
-        (("[solution, hide-input]", "[solution]"), "the solution 'def double.* lies open"),
+        (("[solution, hide-input]", "[solution]"), "the solution 'def double.* is not folded"),
         (("    ...\n", "    pass\n"), "the stub 'def double.* has no `...`"),
         (("[solution, hide-input]", "[stub]"), "has no solution after it"),
     ],
