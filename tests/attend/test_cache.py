@@ -72,9 +72,7 @@ def test_a_window_bounds_what_is_kept() -> None:
         memory = arguments["key"]
         while memory.base is not None:
             memory = memory.base
-        assert memory.nbytes <= key[..., :300, :].nbytes, (
-            "8 of 600 keys are needed"
-        )
+        assert memory.nbytes <= key[..., :300, :].nbytes, "8 of 600 keys are needed"
         out = qkv.attention(query[..., new, :], is_causal=True, **arguments)
         seen = slice(max(0, i - 7), i + 1)
         expected = loops.attention(query[..., new, :], key[..., seen, :], value[..., seen, :])

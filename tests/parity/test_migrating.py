@@ -129,7 +129,7 @@ def test_sdpa_masks(three: list[np.ndarray]) -> None:
         sdpa(three, attn_mask=torch.from_numpy(doubled))
     with pytest.raises(TypeError, match="bool"):
         qkv.attention(*three, coins(L, S).astype(int))
-    with pytest.warns(UserWarning, match="nothing but 0 and 1"):
+    with pytest.warns(UserWarning, match="holds only 0 and 1"):
         qkv.attention(*three, coins(L, S).astype(np.float32))
 
 

@@ -211,7 +211,7 @@ def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> Non
         ({"key": words(9, 3, size=5)}, ValueError, "scale.attention: query has size 4 and key has"),
         ({"key": words(9, 3, heads=2)}, ValueError, "key has 2 heads and value has 1"),
         ({"value": words(8, 3)}, ValueError, "key has 9 rows and value has 8"),
-        ({"query": words(9, 3).astype(F64)}, TypeError, "they must share one type"),
+        ({"query": words(9, 3).astype(F64)}, TypeError, "all must have the same type"),
         ({"query": words(7, 3), "is_causal": True}, ValueError, "query has 7 rows and key has 9"),
         ({"attn_mask": da.ones((9, 9), dtype=int)}, TypeError, "attn_mask is int64: write bool"),
         ({"attn_mask": da.ones((9, 8), dtype=bool)}, ValueError, r"shape \(9, 8\) and \(L, S\) is"),
@@ -247,7 +247,7 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
 def test_a_float_mask_of_zeros_and_ones_draws_a_warning_at_the_call() -> None:
     x = words(9, 3)
     mask = np.eye(9)
-    with pytest.warns(UserWarning, match="scale.attention: attn_mask is float64 and holds nothing"):
+    with pytest.warns(UserWarning, match="scale.attention: attn_mask is float64 and holds only"):
         out = scale.attention(x, x, x, mask)
     out.compute()  # and no second one
 

@@ -36,31 +36,31 @@ def attention(
     return_lse: bool = False,
     out: Array | None = None,
 ) -> Any:
-    """Scaled dot-product attention: each query's weighted mean of the values.
+    """Compute scaled dot-product attention: for each query the weighted mean of the values.
 
-    In this order: `scores = query @ key.T * scale`, softcap, bias and ALiBi, mask, softmax (with
-    the sinks in its denominator), `@ value`. Source: Vaswani et al. 2017, equation 1.
+    The steps are `scores = query @ key.T * scale`, softcap, bias and ALiBi, mask, softmax (with
+    the sinks in its denominator) and `weights @ value`. Source: Vaswani et al. 2017, equation 1.
 
     Args:
         query: `(..., Hq, L, d)`, or `(L, d)` for one head. float16, bfloat16, float32 or float64,
             the same for all three. Leading dimensions broadcast.
         key: `(..., Hkv, S, d)`, `Hq` a multiple of `Hkv`: head h reads key head `h // (Hq // Hkv)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, True = may attend; or float, added to the scores, -inf hides. Broadcasts
-            to `(..., Hq, L, S)`.
+        attn_mask: bool, True = may attend; or float, added to the scores, where -inf masks.
+            Broadcasts to `(..., Hq, L, S)`.
         is_causal: key j is visible to query i where `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys: a whole number, one for each row,
             `"start"` (0) or `"end"` (S - L, the KV-cache case). Causal, window and ALiBi need it if
             L and S differ.
         window: `(left, right)`: how many keys before and after its own position a query sees, None
             for no bound.
-        bias: float, added before masking, broadcasts like `attn_mask`; -inf hides.
+        bias: float, added before masking; -inf masks. Broadcasts like `attn_mask`.
         alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` (Press et al. 2022).
         softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        sinks: `(Hq,)` or `(Hq, n)` logits that take weight and give no value (GPT-OSS, 2025).
+        sinks: `(Hq,)` or `(Hq, n)` logits that take weight but have no value (GPT-OSS, 2025).
         scale: the factor of the scores, `1 / sqrt(d)` unless given.
-        query_lengths: for each row how many queries are real; the rest is never read.
-        key_lengths: for each row how many keys and values are real.
+        query_lengths: the number of real queries in each row; the rest is never read.
+        key_lengths: the number of real keys and values in each row.
         return_weights: also return the weights `(..., Hq, L, S)`.
         return_lse: also return the natural log of each row's sum of exponentials `(..., Hq, L)`.
         out: the array for the result, of its exact shape and type.
@@ -125,7 +125,7 @@ def trace_attention(
 
 
 def softmax_of(call: Call, scores: Array) -> Array:
-    """Return the weights of a checked call for other scores, both `(*lead, Hq, L, S)`.
+    """Return the weights of a checked call whose scores were edited, both `(*lead, Hq, L, S)`.
 
     Padding stays masked.
     """
@@ -135,9 +135,9 @@ def softmax_of(call: Call, scores: Array) -> Array:
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """Return the output `(*lead, Hq, L, dv)` of a checked call for other weights.
+    """Return the output `(*lead, Hq, L, dv)` of a checked call whose weights were edited.
 
-    Padding never affects it.
+    Padding never affects the output.
     """
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
@@ -146,12 +146,12 @@ def weighed(call: Call, pattern: Array) -> Array:
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
-    """Replace scores or weights of padded queries and keys by `nothing`."""
+    """Replace the scores or weights of padded queries and keys by the number `nothing`."""
     return np.asarray(np.where(_real(call), cells, nothing), cells.dtype)
 
 
 def _real(call: Call) -> Array:
-    """Return which cells have a real query and key, `(*lead or 1, 1, L or 1, S or 1)`."""
+    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`: True if query and key are real."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]

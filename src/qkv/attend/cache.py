@@ -18,7 +18,8 @@ class KVCache:
 
     `append` returns arguments of `qkv.attention` for the queries of the new keys; the caller adds
     `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
-    stays bounded. Rows may be ragged: `lengths` gives the number of real new keys in each.
+    stays bounded. Rows may have different lengths: `lengths` gives the number of
+    real new keys in each row.
 
     Args:
         window: `(left, right)` as `qkv.attention` takes it, or None to keep everything.
@@ -40,7 +41,7 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # How many keys of each row are kept, and were seen: one number if it is the same for all.
+        # The number of keys that are kept and were seen: an int if all rows have the same number.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 
@@ -55,7 +56,7 @@ class KVCache:
         Args:
             key: `(..., Hkv, n, d)`, or `(n, d)`.
             value: `(..., Hkv, n, dv)`.
-            lengths: how many of the n are real in each row; all of them unless given.
+            lengths: the number of real keys in each row, up to n; n unless given.
 
         Returns:
             `key`, `value`, `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`:
@@ -131,14 +132,15 @@ class KVCache:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
             raise ValueError(
                 f"KVCache.append: key is {key.shape} and value {value.shape}: "
-                "both are (..., Hkv, n, size) and differ in size alone"
+                "both are (..., Hkv, n, size), and only their sizes may differ"
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]
             if not same or old.dtype != new.dtype:
                 raise ValueError(
                     f"KVCache.append: {name} is {new.shape} {new.dtype} and the cache holds "
-                    f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: only the tokens may change"
+                    f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: "
+                    "only the number of tokens may change"
                 )
 
 

@@ -15,7 +15,7 @@ from qkv.arrays import Array, as_array, real_number
 from qkv.attend.plan import Plan, check_cells, check_per_head, plan_of
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 
-# The names of the options: those that select results, those for packed rows, and all of them.
+# The options that select results, the options that packed rows support, and all options.
 RETURNS = ("return_weights", "return_lse", "out")
 PACKED = (
     *("is_causal", "q_offset", "window", "softcap"),
@@ -37,8 +37,8 @@ class Call(NamedTuple):
     mask: Array | None  # bool or float
     bias: Array | None
     slopes: Array | None  # (Hq,), contiguous, in the type of the computation
-    sinks: Array | None  # (Hq, n), likewise
-    offset: int | Array  # the position of query 0 among the keys: one, or (*lead,)
+    sinks: Array | None  # (Hq, n), contiguous, in the type of the computation
+    offset: int | Array  # the position of query 0 among the keys, () or (*lead,)
     query_lengths: Array | None  # (*lead,)
     key_lengths: Array | None  # (*lead,)
     left: int | None  # of the window
@@ -47,7 +47,7 @@ class Call(NamedTuple):
     scale: float
 
     def of(self, query: Array, key: Array, value: Array) -> Call:
-        """Return a call with the same rules for other arrays, which are known to fit."""
+        """Return a call with the same options for other arrays, which are known to fit."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
@@ -56,10 +56,11 @@ class Call(NamedTuple):
 class Packed(NamedTuple):
     """The checked arguments of a call about packed rows.
 
-    Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows likewise.
+    Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows between
+    the same two entries of `key_starts`.
     """
 
-    call: Call  # the same rules, arrays (heads, total, size): as if all rows were one sequence
+    call: Call  # the options, and arrays (heads, total, size), as if all rows were one sequence
     starts: Array  # (B + 1,)
     key_starts: Array  # (B + 1,)
     offsets: Array  # (B,)
@@ -117,7 +118,7 @@ def check_call(
 def check_options(
     options: Mapping[str, Any], *, call: str, without: Collection[str] = (), why: str = ""
 ) -> None:
-    """Raise an error about an option that does not exist, or is in `without`."""
+    """Raise an error if an option does not exist or is in `without`; `why` gives the reason."""
     for name in options:
         if name in without:
             raise TypeError(f"{call}: there is no {name} here{why}")
@@ -160,7 +161,7 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert so that finite numbers stay finite: -1e300 becomes the lowest float32, not -inf."""
+    """Convert to `dtype`, and keep numbers finite: -1e300 becomes the lowest float32, not -inf."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore"):
@@ -191,17 +192,17 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return a number, as NumPy's float64 if float32 would lose it: arithmetic then widens."""
+    """Return the number, as np.float64 if float32 lacks the range, so that results are float64."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 
 def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
-    """Warn of a mask of only 0.0 and 1.0, which is nearly always meant as a bool mask."""
+    """Warn if a float mask has only 0.0 and 1.0: the user almost certainly means a bool mask."""
     if not mask.size or mask.flat[0] not in (0, 1):
         return
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
         warnings.warn(
-            f"{call}: attn_mask is {mask.dtype} and holds nothing but 0 and 1, which are added to "
+            f"{call}: attn_mask is {mask.dtype} and holds only 0 and 1, which are added to "
             "the scores: if 1 means 'may attend', write attn_mask.astype(bool)",
             UserWarning,
             stacklevel=_levels_up(),
@@ -209,7 +210,7 @@ def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
 
 
 def _levels_up() -> int:
-    """Return how many levels up the code is that called qkv: the warning is about that code."""
+    """Return the number of stack levels up to the user's code, which the warning should name."""
     outside, level, frame = 2, 1, sys._getframe(1)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""The whole formula in plain NumPy, for any float type: tests judge every other path by it."""
+"""The whole formula in plain NumPy, for any float type; tests compare other code with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # the caller sees NaN and infinity
+@np.errstate(all="ignore")  # NaN and infinity appear in the result
 def formula(
     query: Array,
     key: Array,
@@ -44,11 +44,11 @@ def formula(
         value: `(..., S, dv)`.
         scale: the factor of the scores, usually `1 / sqrt(d)`.
         softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        bias: added to the scores; with ALiBi it includes `-slope * abs(i + q_offset - j)`, since
-            only the caller knows the positions of the queries.
+        bias: added to the scores. The caller, who knows the positions of the queries, adds the
+            `-slope * abs(i + q_offset - j)` of ALiBi to it.
         mask: numbers added after the bias.
         visible: bool, `(..., L, S)`: which query may see which key.
-        sinks: `(..., 1, n)` logits that take weight and give no value (GPT-OSS, 2025).
+        sinks: `(..., 1, n)` logits that take weight but have no value (GPT-OSS, 2025).
 
     >>> x = np.eye(2)
     >>> formula(x, x, x, scale=1.0).pattern.round(2)
@@ -72,7 +72,7 @@ def formula(
 
 @np.errstate(all="ignore")
 def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """Turn each row of scores into weights by a softmax; with the sinks' share they sum to 1.
+    """Turn each row of scores into weights by a softmax; weights and sinks together sum to 1.
 
     Args:
         scores: `(..., L, S)`, -inf where masked.
@@ -85,7 +85,7 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
     top = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # (..., L, 1)
     if sinks is not None:
         top = np.maximum(top, sinks.max(axis=-1, keepdims=True))
-    top = np.where(np.isneginf(top), 0, top)  # a row of nothing but -inf: exp(-inf - 0) is 0
+    top = np.where(np.isneginf(top), 0, top)  # in a row of only -inf, exp(-inf - 0) is 0
     exps = np.exp(scores - top)
     total = exps.sum(axis=-1, keepdims=True)
     if sinks is not None:

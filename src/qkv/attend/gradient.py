@@ -1,4 +1,4 @@
-"""The gradient of attention: how a change of each input changes a sum of the outputs."""
+"""The gradients of attention for each of its inputs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from qkv.trace.activations import PATTERN, SCORES
 
 _NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
 EXACT = 64.0  # up to this log-sum-exp, weights are as exact as the formula's
-EXACT_WIDE = 1e3  # likewise for a log-sum-exp in float64
+EXACT_WIDE = 1e3  # the same limit if the log-sum-exp is float64
 
 
 class AttentionGradient(NamedTuple):
-    """The gradient of each input, of its shape; None for an input that was not given."""
+    """The gradients, each in the shape of its input; None if the input was not given."""
 
     query: Array
     key: Array
@@ -60,10 +60,10 @@ def attention_grad(
 ) -> AttentionGradient:
     """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
-    With the weights P, their scores s and the output O of a row: the weights' gradient is
-    `dP = grad_out @ value.T`, the scores' `ds = P * (dP - sum(grad_out * O))`, and the chain rule
-    leads from there to each input. P is computed again from the log-sum-exp, block by block, so
-    that memory grows with the length and not with its square.
+    A row has the weights P, the scores s and the output O. The gradient of P is
+    `dP = grad_out @ value.T`, and the gradient of s is `ds = P * (dP - sum(grad_out * O))`. The
+    chain rule then gives the gradient of each input. P is computed again from the log-sum-exp,
+    block by block, so that memory grows with the length and not with its square.
 
     Args:
         query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
@@ -76,9 +76,10 @@ def attention_grad(
         options: those of `qkv.attention`, except its `return_` options and `out`.
 
     Returns:
-        `.query`, `.key`, `.value` of the shapes and the type of the inputs, and `.bias`, `.sinks`,
-        `.alibi_slopes` of the shapes given, in the type of weights. Masked keys have gradient 0,
-        and masked values never affect the gradients. Any number of threads gives the same bits.
+        `.query`, `.key` and `.value` in the shapes and the type of the inputs, and `.bias`,
+        `.sinks` and `.alibi_slopes` in the shapes of the inputs and the type of weights. Masked
+        keys have gradient 0, and masked values never affect the gradients. The result has the same
+        bits with any number of threads.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -114,10 +115,10 @@ def gradient_by_weights(
     Args:
         call: the checked call.
         grad_out: `(*lead, Hq, L, dv)`.
-        weights: the softmax of the scores, and the factors of the values, `(*lead, Hq, L, S)`, if
-            scores or weights were edited; None for those of the call.
-        record: receives the name of weights or scores and their gradient, and returns the gradient
-            that the computation continues with.
+        weights: if scores or weights were edited, the softmax of the scores, and the edited
+            weights, both `(*lead, Hq, L, S)`; None to compute the weights of the call.
+        record: receives the name of the weights or scores and their gradient. The computation
+            continues with the gradient that `record` returns.
     """
     plan, wide = call.plan, grouped(call)
     scores, own = scores_and_weights(call)
@@ -163,8 +164,8 @@ def varlen_attention_grad(
             of `qkv.varlen_attention`.
 
     Returns:
-        The gradients that `qkv.attention_grad` gives, of packed rows; those of sinks and slopes
-        are summed over the sequences.
+        The same gradients as `qkv.attention_grad`, with packed rows. The gradients of sinks and
+        slopes are sums over the sequences.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -195,7 +196,7 @@ def _outputs(
     attend: Callable[[], tuple[Array, Array | None]],
     name: str,
 ) -> Outputs:
-    """Check `grad_out` and `forward`, or compute the latter by `attend`."""
+    """Check `grad_out` and `forward`; compute `forward` with `attend` if it is None."""
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
     if forward is None:
         out, lse = attend()
@@ -235,9 +236,9 @@ def _result(
 
 
 def _gradients(call: Call, outputs: Outputs) -> Gradients:
-    """Compute with the kernel, and with NumPy the heads that the kernel rejects.
+    """Compute gradients with the kernel, then the heads that the kernel rejects with NumPy.
 
-    Rejected heads have a log-sum-exp beyond `outputs.exact`, or infinite or NaN values.
+    Rejected heads have a log-sum-exp above `outputs.exact`, or infinite or NaN values.
     """
     plan, kind = call.plan, call.plan.kind
     kv_rows = (*plan.lead, plan.kv_heads, plan.keys)
@@ -251,7 +252,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
     wrong = _by_kernel(call, outputs, gradients)
     if not wrong.any():
         return gradients
-    if call.bias is not None:  # its gradient has sums over heads
+    if call.bias is not None:  # the gradient of a bias may be a sum over heads
         wrong[...] = True
         gradients.bias[...] = 0
     views = gradients._replace(
@@ -261,14 +262,14 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
         bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
     heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
-    # several heads may add to one number of a bias
+    # Several heads may add to the same number of a bias, so they run one after the other.
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
     return gradients
 
 
 def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
-    """Compute the gradients of packed rows in the same way."""
+    """Compute the gradients of packed rows as `_gradients` computes those of a call."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
@@ -319,7 +320,10 @@ def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
 def _heads(
     call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients
 ) -> list[tuple[Any, ...]]:
-    """Return the arguments of `_head` for the key heads `wrong (*lead, Hkv)`; zero their sums."""
+    """Return the arguments of `_head` for each key head in `wrong (*lead, Hkv)`.
+
+    The gradients of these heads are set to 0, because `_head` adds to them.
+    """
     outputs = outputs.each(lambda array: rounded(array, call.kind))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
@@ -338,7 +342,7 @@ def _head(
     outputs: Outputs,
     gradients: Gradients,
 ) -> None:
-    """Compute one key head: its tiles one after the other, so that sums have one order."""
+    """Compute one key head, one tile after the other, so that sums always have the same order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):
@@ -353,7 +357,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
     blind = np.isneginf(lse)
     base = np.where(blind, 0, lse)
     total = _total(call, tile, base)
-    # values of a row that sees no key never count, even if they are NaN
+    # A query that sees no key never affects the gradients, even if its numbers are NaN.
     grad_out = np.where(blind | _is_padding(call, tile), 0, grad_out)
     delta = (grad_out * out).sum(-1, keepdims=True)
     if call.sinks is not None:
@@ -388,10 +392,10 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 
 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
-    """Return the sum of each row's weights by their log-sum-exp: 1 except for its rounding.
+    """Return each row's sum of `exp(score - lse)`, which is 1 except for the rounding of `lse`.
 
     If scores are near -3e38, for example from a mask that uses the lowest float, rounding removes
-    the logarithm of the number of keys.
+    the logarithm of the number of keys from `lse`.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0
@@ -415,14 +419,14 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
 
 
 def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Return the shape `(..., Hq, L, S)` of a given bias with its heads grouped."""
+    """Return the shape `(..., Hq, L, S)` of a bias with its heads grouped by key head."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
     return (*lead, *(plan.groups[-2:] if heads > 1 else (1, 1)), length, keys)
 
 
 def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
-    """Add a block's change to the bias, summed over the axes along which the bias repeats."""
+    """Add the gradient of a block to that of the bias, summed over the axes that it broadcasts."""
     index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))
@@ -432,7 +436,7 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
 def _checked(
     value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
 ) -> Array:
-    """Read an array of floats of this shape, its last axis contiguous."""
+    """Check the shape and type of an array of floats, and make its last axis contiguous."""
     array = as_array(value, call=call, name=name)
     if array.shape != shape:
         raise ValueError(
@@ -445,7 +449,7 @@ def _checked(
 
 
 def summed_to(array: Array, shape: tuple[int, ...]) -> Array:
-    """Sum the gradient of a broadcast array over the axes along which it was repeated."""
+    """Sum the gradient of a broadcast array over the axes that were repeated."""
     own = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
     summed: Array = array.sum(axes, keepdims=True) if axes else array

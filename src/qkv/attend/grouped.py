@@ -1,4 +1,4 @@
-"""Heads as axes of arrays: split from vectors, joined, and grouped by their key head for NumPy."""
+"""Functions that split vectors into heads, join heads, and group query heads by key head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.attend.visibility import Visibility
 
 
 class Grouped(NamedTuple):
-    """A call as NumPy computes it, in one type, with at least one leading axis."""
+    """A call for NumPy: all arrays have the same type and at least one leading axis."""
 
     query: Array  # (*lead, Hkv, G, L, d)
     key: Array  # (*lead, Hkv, 1, S, d)
@@ -47,7 +47,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(call: Call) -> Grouped:
-    """Group the heads of a call; copy only arrays of another type."""
+    """Group the query heads of a call by key head; copy only arrays of another type."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 
@@ -80,7 +80,7 @@ def grouped(call: Call) -> Grouped:
 
 
 def split_heads(x: Array, num_heads: int) -> Array:
-    """View `(..., T, H * d)` as `(..., H, T, d)`: each head gets its own run of columns.
+    """View `(..., T, H * d)` as `(..., H, T, d)`: each head gets d consecutive columns.
 
     >>> split_heads(np.arange(8).reshape(2, 4), 2)
     array([[[0, 1],
@@ -92,7 +92,7 @@ def split_heads(x: Array, num_heads: int) -> Array:
     if x.shape[-1] % num_heads:
         raise ValueError(
             f"split_heads: the last axis has {x.shape[-1]} columns for {num_heads} heads: "
-            "the columns must divide by the heads"
+            "write a number of heads that divides the columns"
         )
     size = x.shape[-1] // num_heads
     return np.swapaxes(x.reshape(*x.shape[:-1], num_heads, size), -3, -2)

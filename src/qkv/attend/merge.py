@@ -1,4 +1,4 @@
-"""Joining of two partial results over different keys."""
+"""The function that joins two partial results over different keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from qkv.arrays import Array, as_array, compute_type, is_float, native
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
     """Join attention over some keys with attention over other keys, exactly.
 
-    Each part weighs its output by `exp(lse)`. A part that saw no key, `(0, -inf)`, changes nothing.
-    Only one part may have been computed with sinks, otherwise they count twice. Source: the
+    The result is the mean of both outputs with the weights `exp(lse)`. A part that saw no key,
+    `(0, -inf)`, changes nothing. Only one part may be computed with sinks, which would otherwise
+    count twice. Source: the
     combination step of FlashAttention (Dao et al. 2022, section 3.1).
 
     Args:
@@ -41,12 +42,12 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
         if x.shape != y.shape or native(x.dtype) != native(y.dtype) or not is_float(x.dtype):
             raise (ValueError if x.shape != y.shape else TypeError)(
                 f"merge_attention: {first} is {x.shape} {x.dtype} and {second} is {y.shape} "
-                f"{y.dtype}: both parts must have one shape and one float type"
+                f"{y.dtype}: both parts must have the same shape and the same float type"
             )
     if a.shape[:-1] != lse_a.shape or a.ndim < 1:
         raise ValueError(
             f"merge_attention: out1 has shape {a.shape} and lse1 {lse_a.shape}: "
-            "lse must have the shape of out without its last axis"
+            "lse must have the shape of out without the last axis"
         )
     kind = compute_type(a.dtype)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""From a checked call to the native kernel, without copies of arrays and heads."""
+"""Calls of the native kernel, without copies of arrays or heads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Gradients(NamedTuple):
     Sums over blocks or heads begin with zeros.
     """
 
-    query: Array  # (*lead, Hq, L, d), of packed rows (total, Hq, d)
+    query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d)
     key: Array  # (*lead, Hkv, S, d), (total, Hkv, d)
     value: Array  # (*lead, Hkv, S, dv), (total, Hkv, dv)
-    bias: Array  # of the shape of the bias
+    bias: Array  # in the shape of the bias
     sinks: Array  # (*lead, Hkv, G, n) with at least one leading axis, of packed rows (B, Hkv, G, n)
     slopes: Array  # (*lead, Hkv, G), (B, Hkv, G)
 
@@ -36,7 +36,7 @@ class Outputs(NamedTuple):
     exact: float  # up to this log-sum-exp, weights are as exact as the formula's
 
     def each(self, change: Callable[[Array], Array]) -> Outputs:
-        """Return the outputs with each array changed."""
+        """Return the outputs with `change` applied to each array."""
         return Outputs(change(self.grad_out), change(self.out), change(self.lse), self.exact)
 
 
@@ -52,14 +52,14 @@ def attend(
 
 
 def attend_packed(chosen: int, packed: Packed, out: Array, lse: Array | None) -> None:
-    """Compute a call about packed rows: `out (total, Hq, dv)`, `lse (total, Hq, 1)`."""
+    """Compute a call with packed rows into `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
     kernel.attend_packed(*_arguments_packed(chosen, packed, out, lse))
 
 
 def summarize(
     chosen: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
 ) -> None:
-    """Compute a call, with the largest weights of each query and the sum of each key's weights.
+    """Compute a call, the largest weights of each query, and the sum of each key's weights.
 
     `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32; `received (*lead, Hq, 1,
     S)` are float64 zeros.
@@ -73,8 +73,9 @@ def differentiate(
     """Compute the gradients of a call into `gradients`.
 
     Returns:
-        `(*lead, Hkv)`, of packed rows `(B, Hkv)`: True for heads with wrong numbers, which need
-        another computation: log-sum-exps are above `outputs.exact`, or values are infinite or NaN.
+        Booleans `(*lead, Hkv)`, for packed rows `(B, Hkv)`: True for heads whose gradients are
+        wrong, because a log-sum-exp is above `outputs.exact`, or a value is infinite or NaN. NumPy
+        has to compute these heads.
     """
     rules = call.call if isinstance(call, Packed) else call
     grad_out, out, lse, exact = outputs
@@ -96,12 +97,12 @@ def differentiate(
 
 
 def is_contiguous(array: Array) -> bool:
-    """Return whether the elements are aligned, and those of the last axis contiguous."""
+    """Return whether the elements are aligned and the last axis is contiguous."""
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
 def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
-    """Return the arguments of the kernel's functions, in their order."""
+    """Return the arguments of the kernel's functions in the right order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
     if is_bfloat16(plan.dtype):
@@ -131,14 +132,14 @@ def _arguments_packed(
 
 
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
-    """Return an array as the kernel reads it, as a copy only if necessary.
+    """Return an array that the kernel can read; copy it only if necessary.
 
     The elements are aligned and in this machine's byte order. The last `contiguous` axes are
     contiguous (masks and biases need 0 such axes).
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):
-        # the copy repeats the same axes as the original
+        # broadcast axes stay broadcast in the copy
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)

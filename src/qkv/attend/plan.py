@@ -1,4 +1,4 @@
-"""The plan of a call, which follows from shapes and types alone and is cached."""
+"""The plan of a call, which depends only on shapes and types and is cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of a call that fit each other, and the shapes of its results."""
+    """The sizes of a call, which were checked, and the shapes of its results."""
 
     dtype: np.dtype[Any]  # of the result
     kind: np.dtype[Any]  # of the computation, of weights and of log-sum-exps
@@ -31,7 +31,7 @@ class Plan:
     rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input
     out: Shape  # (*lead, Hq, L, dv), or (L, dv)
     groups: Shape  # (*lead, Hkv, G), with at least one leading axis
-    is_spread: bool  # whether leading dimensions repeat the queries
+    is_spread: bool  # whether the queries are broadcast along leading dimensions
     is_native: bool  # whether the kernel can compute it
 
     def grouped(self, array: Array) -> Array:
@@ -93,7 +93,7 @@ def takes(dtype: np.dtype[Any], size: int) -> bool:
 
 
 def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the one float type that all of the named arrays share."""
+    """Return the float type of the named arrays; raise an error unless all have the same type."""
     kinds = {native(kind) for kind in types.values()}
     if len(kinds) == 1 and is_float(next(iter(kinds))):
         return kinds.pop()
@@ -103,7 +103,7 @@ def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
             f"{call}: {named}: all must be float16, bfloat16, float32 or float64: "
             "convert them, for example with .astype(np.float32)"
         )
-    raise TypeError(f"{call}: {named}: they must share one type: convert with .astype(...)")
+    raise TypeError(f"{call}: {named}: all must have the same type: convert with .astype(...)")
 
 
 def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None:
@@ -129,13 +129,14 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
         )
     if min(axes) == 2 and max(axes) > 2:
         raise ValueError(
-            f"{call}: {named}: 2-D goes with 2-D only: give the 2-D ones a head axis, x[None]"
+            f"{call}: {named}: either all arrays are 2-D or none is: "
+            "give 2-D arrays a head axis, x[None]"
         )
     (*_, keys, size), query_size = shapes["key"], shapes["query"][-1]
     if query_size != size:
         raise ValueError(
             f"{call}: query has size {query_size} and key has size {size} in the last axis: "
-            "a query meets a key of its own size"
+            "queries and keys must have the same size"
         )
     if size == 0:
         raise ValueError(
@@ -144,13 +145,13 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
     if shapes["value"][-2] != keys:
         raise ValueError(
             f"{call}: key has {keys} rows and value has {shapes['value'][-2]}: "
-            "each key needs its value"
+            "each key needs a value"
         )
     return max(axes) == 2
 
 
 def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
-    """Return the leading dimensions that these broadcast to."""
+    """Return the leading dimensions to which those of the arrays broadcast."""
     if query == key == value:
         return query
     try:
@@ -168,12 +169,12 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
     if dtype.kind == "b":
         if name != "attn_mask":
             raise TypeError(
-                f"{call}: {name} is bool: it is added to the scores; what hides goes into attn_mask"
+                f"{call}: {name} is bool and is added to the scores: give a bool mask as attn_mask"
             )
     elif not is_float(dtype):
         way = (
-            "write bool (True = may attend), or float (added to the scores, -inf hides); "
-            "for 0 and 1 that is attn_mask.astype(bool)"
+            "write bool (True = may attend), or float (added to the scores, -inf masks); "
+            "for 0 and 1 write attn_mask.astype(bool)"
             if name == "attn_mask"
             else "it is added to the scores: write float"
         )

@@ -12,8 +12,8 @@ from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
 def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     """Compute `exp(x) / exp(x).sum(axis)` without overflow.
 
-    Subtracting the largest number first changes only the range of `exp`. -inf takes no weight, and
-    the weights of nothing but -inf are 0. NaN stays NaN.
+    The largest number is subtracted first, which does not change the result but avoids overflow.
+    The weight of -inf is 0; if all numbers are -inf, all weights are 0. NaN stays NaN.
 
     Args:
         x: numbers of any shape; whole numbers become float64.
@@ -35,7 +35,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
             f"softmax: x has shape {array.shape} and axis is {shown(axis)}: "
-            "give one of its axes, several, or None for all"
+            "give one axis of x, several axes, or None for all"
         ) from None
     with np.errstate(all="ignore"):
         top = wide.max(axis=axis, keepdims=True, initial=-np.inf)

@@ -1,4 +1,4 @@
-"""From checked calls to results: the choice of a backend."""
+"""The choice of a backend, and the computation of checked calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result(NamedTuple):
 def answer(
     call: Call, *, weights: bool = False, lse: bool = False, out: Array | None = None
 ) -> tuple[Array, ...]:
-    """Return the output of `call`, and with it weights and log-sum-exp if wanted.
+    """Return the output of `call`, or a tuple with the output, and weights or log-sum-exp.
 
     If `out` is given, the output is written to it, and `out` is returned.
     """
@@ -44,7 +44,7 @@ def answer(
 
 
 def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) -> list[Result]:
-    """Compute checked calls: the kernel one by one, NumPy side by side."""
+    """Compute checked calls: one after the other in the kernel, or in parallel with NumPy."""
     begun = [_begun(call, weights, lse, None) for call in calls]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Result(out, sums, shown) for out, sums, shown, _ in begun]
@@ -53,9 +53,9 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the fields of a `Result`, and the cases of `tiled.attend` that complete it.
+    """Return the fields of a `Result`, and the cases of `tiled.attend` that fill its arrays.
 
-    The kernel needs no cases, and computes into `out` if its layout fits.
+    The kernel fills the arrays at once, without cases. It writes to `out` if the layout fits.
     """
     plan, chosen = call.plan, body()  # raises if QKV_BACKEND names an unavailable backend
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None

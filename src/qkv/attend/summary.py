@@ -1,4 +1,4 @@
-"""Attention with a summary of its weights: each query's largest weights, each key's sum."""
+"""Attention with a summary of the weights: each query's largest weights and each key's sum."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qkv.attend.solve import solve
 from qkv.ops.kernel import body
 from qkv.ops.threads import run_all
 
-FAR = 1e9  # beyond this log-sum-exp, rounding loses how many keys share the weight
-SHARES = 8  # partial sums of each key's weights: a fixed number, joined in order
+FAR = 1e9  # above this log-sum-exp, rounding loses the logarithm of the number of keys
+SHARES = 8  # the number of partial sums of each key's weights, which are added in a fixed order
 
 
 class AttentionSummary(NamedTuple):
@@ -41,14 +41,14 @@ def summarize_attention(
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
         attn_mask: bool, True = may attend, or float.
-        top_k: how many of each query's weights to keep.
+        top_k: the number of weights to keep for each query.
         **options: the other options of `qkv.attention`.
 
     Returns:
-        `.out` and `.lse` as `qkv.attention` gives them; `.top_indices` and `.top_weights`
-        `(..., Hq, L, top_k)`, the largest first, ties to the lower index, padded with -1 and 0
-        where fewer keys are visible; `.received (..., Hq, S)`, each key's weight summed over all
-        queries.
+        `.out` and `.lse` as `qkv.attention` returns them; `.top_indices` and `.top_weights`
+        `(..., Hq, L, top_k)`, the largest weights first, equal weights in the order of their keys,
+        and -1 and 0 where fewer keys are visible; `.received (..., Hq, S)`, the sum of each key's
+        weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
     >>> summary = summarize_attention(words, words, words, top_k=2, is_causal=True)
@@ -90,7 +90,7 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
 
 
 def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Array:
-    """Fill in the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
+    """Write the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
     def share(tile: tiled.Tile) -> tuple[Any, int]:
@@ -118,11 +118,11 @@ def _summarize(
         for tile in tiles:
             exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
             base = exact.astype(call.kind)
-            rest = np.exp(base - exact).astype(call.kind)  # the part that rounding lost
+            rest = np.exp(base - exact).astype(call.kind)  # the part that rounding removed
             far = np.abs(exact) > FAR
             if far.any():
                 rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
-            best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: none so far
+            best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: no key yet
             for j in tiled.key_blocks(call, tile):
                 scores, visible = tiled.scores_of(call, tile, j)
                 block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
@@ -142,7 +142,10 @@ def _summarize(
 
 
 def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
-    """Return each row's `count` largest with their positions; argmax takes the first of equals."""
+    """Return the `count` largest numbers of each row, and their positions.
+
+    Of equal numbers, argmax takes the first.
+    """
     largest = np.empty((*weights.shape[:-1], count), weights.dtype)
     chosen = np.empty(largest.shape, np.int64)
     for rank in range(count):

@@ -1,7 +1,7 @@
 """The formula in O(L + S) memory, with NumPy: blocks of keys, a running maximum and a running sum.
 
-The running softmax is that of Milakov and Gimelshein 2018, in blocks as in FlashAttention (Dao et
-al. 2022). Shapes and rules alone decide how the work is cut, never the number of threads.
+The running softmax comes from Milakov and Gimelshein 2018, and the blocks from FlashAttention (Dao
+et al. 2022). How the work is cut depends on shapes and options, not on the number of threads.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread
 
-QUERIES = 256  # rows of a block: queries, of all the heads that share a key head
+QUERIES = 256  # rows of a block: the queries of all heads that share a key head
 KEYS = 512  # columns of a block
-CELLS = QUERIES * KEYS  # of a block; smaller problems put several heads and texts into one
-FEW = 16  # queries of a head: for fewer, keys are not transposed in memory
-NEAR = 8.0  # scores up to here need no shift: their exponentials are neither large nor small
+CELLS = QUERIES * KEYS  # scores of a block, which may hold several small heads and texts
+FEW = 16  # with fewer queries in a head, keys are not transposed in memory
+NEAR = 8.0  # exp of scores from -NEAR to NEAR is moderate, so these scores need no shift
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of the most even pieces of `count`, at most `most` each."""
+    """Return the size of pieces if `count` is cut evenly, with at most `most` in each piece."""
     return -(-count // max(1, -(-count // most)))
 
 
@@ -80,7 +80,7 @@ def capped_of(call: Grouped, tile: Tile, keys: slice) -> Array:
 
 
 def masked(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array, Array | None]:
-    """Add bias, ALiBi and mask to scores of one block in place; return them, and the visible."""
+    """Add bias, ALiBi and mask to the scores of a block in place; return scores and mask."""
     i, j = tile.queries, keys
     if call.bias is not None:
         scores += narrow(call.bias[tile.index][..., i, j], scores.dtype)
@@ -105,7 +105,7 @@ def _products(query: Array, key: Array, scale: float) -> Array:
         np.matmul(query, key.swapaxes(-1, -2), out=scores)
         scores *= scale
         return scores
-    # transposing and scaling the keys first is faster for small heads
+    # For small heads it is faster to transpose and scale the keys first.
     transposed = _scratch("keys", (*heads, size, keys), key.dtype)
     np.multiply(key.swapaxes(-1, -2), scale, out=transposed)
     return np.matmul(query, transposed, out=_scratch("scores", shape, query.dtype))
@@ -137,7 +137,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no rules, and its scores fit into one small block."""
+    """Return whether a call has no options, and its scores fit into one small block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES
@@ -152,9 +152,9 @@ def is_one_block(call: Call) -> bool:
 
 
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
-    """Compute a call that `is_one_block`, with the same bits as `attend` but without tiles.
+    """Compute a call for which `is_one_block` is true, with the same bits as `attend`.
 
-    Return False if numbers leave their range; `attend` handles those. `lse (..., L, 1)`.
+    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; then call `attend`.
     """
     with np.errstate(all="ignore"), one_blas_thread():
         scores = _products(call.query, call.key, call.scale)
@@ -173,12 +173,13 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one tile into `out (*lead, Hkv, G, L, dv)`.
 
-    If given, fill also `lse (*lead, Hkv, G, L, 1)`, and `weights (*lead, Hkv, G, L, S)` of zeros.
+    Also fill `lse (*lead, Hkv, G, L, 1)`, and `weights (*lead, Hkv, G, L, S)`, which must be
+    zeros, unless they are None.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # the caller sees NaN and infinity
+    with np.errstate(all="ignore"):  # NaN and infinity appear in the result
         base, total = _pass_over_keys(call, tile, context, weights)
-        if not _all_finite(context):  # the sum of values may overflow where their mean does not
+        if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
             _pass_over_keys(call, tile, again, None, unit=2.0**64)
             np.copyto(context, again, where=~np.isfinite(context))
@@ -188,10 +189,10 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 
 
 def log_sums(call: Grouped) -> tuple[Array, Array]:
-    """Return the log-sum-exp of each row `(*lead, Hkv, G, L, 1)` as a sum of two numbers.
+    """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first number is subtracted from the scores, and is usually the largest of them. Added to a
-    score of -3e38, for example, the logarithm of the number of keys would be lost.
+    The first array is usually the largest score of the row; it is subtracted from the scores. One
+    array would not be exact: -3e38 plus the logarithm of the number of keys is rounded to -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():
@@ -218,13 +219,13 @@ def _pass_over_keys(
 ) -> tuple[Array | None, Array]:
     """Compute one tile's `context`; return each row's base and its sum of `exp(score - base)`.
 
-    Keys are read block by block; when the base rises, the sums so far are scaled down. A base of
-    None is 0 for all rows. With `weights`, all keys are one block. Values are divided by `unit`.
+    Keys are read block by block; if the base rises, earlier sums are scaled down. A base of None
+    means 0 for all rows. With `weights`, all keys form one block. Values are divided by `unit`.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # `total`, `context` have no sum yet
+    fresh, empty = True, True  # `total` and `context` do not hold a sum yet
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -239,7 +240,7 @@ def _pass_over_keys(
         elif not (base is block is None):
             before = 0 if base is None else base
             base = np.maximum(before, 0 if block is None else block)
-            faded = np.exp(before - _finite_from_below(base))  # relative to the new base
+            faded = np.exp(before - _finite_from_below(base))  # the factor of earlier sums
         if base is not None:
             scores -= _finite_from_below(base)
         exps = np.exp(scores, out=scores)
@@ -271,10 +272,10 @@ def _pass_over_keys(
 
 
 def _base(scores: Array) -> Array | None:
-    """Return the base of a block's scores: 0 if all of a head are near, else each row's largest.
+    """Return the base of a block's scores: each row's largest score, or 0 for some heads.
 
-    Return None if the base is 0 for all heads: checking all scores at once is faster than checking
-    each head, which is faster than checking each row.
+    The base of a head is 0 if all of its scores lie between -NEAR and NEAR. Return None if the base
+    is 0 for all heads, because checking all scores at once is the fastest way.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None
@@ -285,7 +286,7 @@ def _base(scores: Array) -> Array | None:
 
 
 def _sums(exps: Array) -> Array:
-    """Sum each row by a product, which is several times as fast as NumPy's sum and as exact."""
+    """Sum each row by a product with ones, which is as exact as NumPy's sum and much faster."""
     return np.asarray(exps @ np.ones(exps.shape[-1], exps.dtype))[..., None]
 
 
@@ -294,11 +295,11 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):  # one fast pass, which may overflow
+        if math.isfinite(np.dot(flat, flat)):  # one fast pass; an overflow is checked below
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def _finite_from_below(top: Array) -> Array:
-    """Replace -inf in a maximum by 0, so that exp(-inf - 0) is 0 and not NaN."""
+    """Replace -inf in an array of maxima by 0, so that exp(-inf - 0) is 0 and not NaN."""
     return np.where(top == -np.inf, np.zeros((), top.dtype), top)

@@ -38,11 +38,11 @@ def varlen_attention(
         query: `(total queries, Hq, d)`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        cu_query_lengths: `(B + 1,)` whole numbers from 0 up to the total: sequence b owns the rows
+        cu_query_lengths: `(B + 1,)` whole numbers from 0 to the total: sequence b owns the rows
             from `cu[b]` to `cu[b + 1]`.
         cu_key_lengths: the same for key and value.
-        is_causal: as for `qkv.attention`, like the next six options.
-        q_offset: one number or one for each sequence; `"end"` means the sequence's own lengths.
+        is_causal: this and the next six options are those of `qkv.attention`.
+        q_offset: a number for all sequences or one for each; `"end"` uses each sequence's lengths.
         window: `(left, right)`.
         softcap: above 0.
         alibi_slopes: `(Hq,)`.
@@ -92,8 +92,8 @@ def check_packed(
     key_starts = check_starts(call, "cu_key_lengths", cu_key_lengths, "key", whole.plan.keys)
     if len(starts) != len(key_starts):
         raise ValueError(
-            f"{call}: cu_query_lengths counts {len(starts) - 1} sequences and cu_key_lengths "
-            f"{len(key_starts) - 1}: they must be the same sequences"
+            f"{call}: cu_query_lengths has {len(starts) - 1} sequences and cu_key_lengths "
+            f"{len(key_starts) - 1}: both must have the same number"
         )
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
     offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), needed=ranged)
@@ -101,12 +101,12 @@ def check_packed(
 
 
 def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
-    """Turn a checked call about texts `(B, ...)`, without mask and bias, into one of packed rows.
+    """Turn a checked call with texts `(B, ...)` into a call with packed rows.
 
     Args:
-        call: the call.
+        call: the call, without mask and bias.
         rows: query, key and value, `(heads, total, size)`, which are known to fit.
-        starts: int64, the first row of each text and the end of the last, for all three.
+        starts: int64, the first row of each text and the end of the last text.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)
@@ -114,7 +114,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
 
 
 def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
-    """Return the output `(total, Hq, dv)`, and if wanted the log-sum-exp `(total, Hq)`."""
+    """Return the output `(total, Hq, dv)`, or a tuple with it and the log-sum-exp `(total, Hq)`."""
     plan = packed.call.plan
     out, sums = attend_rows(packed, lse=lse)
     out = rounded(out, plan.dtype)
@@ -144,7 +144,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Return runs of sequences with equal lengths, which one array can view as a batch."""
+    """Return runs of sequences with equal lengths, which a batch can view without a copy."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
@@ -152,7 +152,7 @@ def equal_runs(packed: Packed) -> list[tuple[int, int]]:
 
 
 def as_call(packed: Packed, first: int, last: int) -> Call:
-    """Return the sequences of one run as a call."""
+    """Return a call that computes the sequences of a run as a batch."""
     starts = (packed.starts, packed.key_starts, packed.key_starts)
     arrays = (as_batch(x, edges, first, last) for x, edges in zip(packed.rows, starts, strict=True))
     return packed.call.of(*arrays)._replace(offset=packed.offsets[first:last])
@@ -166,7 +166,7 @@ def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
 
 
 def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> Array:
-    """Return the first of `total` rows of each packed sequence and the end of all, `(B + 1,)`."""
+    """Return the first row of each packed sequence, and the number of rows, as `(B + 1,)`."""
     cu = as_array(value, call=call, name=name)
     if cu.ndim != 1 or cu.size == 0:
         raise ValueError(f"{call}: {name} has shape {cu.shape}: it must be (B + 1,)")

@@ -1,4 +1,4 @@
-"""The keys that a query may see: causal, window, lengths and a given mask as one rule."""
+"""The keys that a query may see: causal, window, lengths and mask combined in one rule."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, shown
 
-FAR = 2**60  # beyond any key: the limit of offsets and windows
+FAR = 2**60  # the limit of offsets and windows, larger than any number of keys
 
 
 class Visibility(NamedTuple):
-    """All given rules together: a query sees a key if every rule allows it.
+    """All rules of a call: a query sees a key if every rule allows it.
 
-    Query i of a row has the position `i + offset` among the keys. It sees key j if
-    `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`, `given` is
-    True and no number in `numbers` is -inf. Per-row values are `(*lead,)` arrays.
+    Query i of a row has the position `i + offset` among the keys. The query sees key j if
+    `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`, `given`
+    is True and no number in `numbers` is -inf. Values for each row are `(*lead,)` arrays.
     """
 
     length: int
@@ -32,7 +32,7 @@ class Visibility(NamedTuple):
     numbers: tuple[Array, ...]  # float, the same shape
 
     def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
-        """Return the first key that any query of block `i` may see, and the end of these keys."""
+        """Return the range of the keys that some query of block `i` may see: first key and end."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
             return 0, 0
@@ -48,10 +48,10 @@ class Visibility(NamedTuple):
     def block(
         self, index: tuple[Any, ...], rows: tuple[Any, ...], i: slice, j: slice
     ) -> Array | None:
-        """Return which keys `j` the queries `i` see; None if they see all of them.
+        """Return which keys `j` the queries `i` see; None if all queries see all keys.
 
-        `rows` is an index into `(*lead,)`, and `index` into `(*lead, Hkv, G)`; the result
-        broadcasts to the selected part, followed by `(queries, keys)`.
+        `rows` is an index into `(*lead,)`, and `index` is an index into `(*lead, Hkv, G)`. The
+        result broadcasts to the shape that `index` selects, followed by `(queries, keys)`.
         """
         rules: list[Array] = []
         query = np.arange(i.start, i.stop)[:, None]  # (l, 1)
@@ -86,7 +86,7 @@ def _front(per_row: Array) -> Array:
 
 
 def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
-    """Return the two sides of `window`; `is_causal` limits the right side to 0."""
+    """Return the left and right side of `window`; `is_causal` limits the right side to 0."""
     left = right = None
     if is_causal is not True and is_causal is not False:
         check_flag(call, "is_causal", is_causal)
@@ -129,7 +129,7 @@ def _side(call: str, side: Any) -> int | None:
 def check_offset(
     call: str, q_offset: Any, length: int, keys: int, lead: tuple[int, ...], *, needed: bool
 ) -> int | Array:
-    """Return the position of query 0 among the keys: one for all rows, or `(*lead,)`."""
+    """Return the position of query 0 among the keys: a number for all rows, or `(*lead,)`."""
     if q_offset is None:
         if needed and length != keys:
             raise ValueError(
@@ -169,11 +169,14 @@ def check_per_row(call: str, name: str, value: Any, lead: tuple[int, ...]) -> Ar
     if array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: write whole numbers")
     if array.size and array.max() > 2**62:
-        raise ValueError(f"{call}: {name} has {array.max()}, which is beyond any length")
+        raise ValueError(
+            f"{call}: {name} has {array.max()}, larger than any length: give a smaller number"
+        )
     try:
         return np.broadcast_to(array.astype(np.int64), lead).copy()
     except ValueError:
         rows = f"the leading dimensions are {lead}" if lead else "2-D input takes one number"
         raise ValueError(
-            f"{call}: {name} has shape {array.shape} and {rows}: give one number or one for each"
+            f"{call}: {name} has shape {array.shape} and {rows}: "
+            "give a number for all rows or one for each row"
         ) from None
