@@ -1,5 +1,6 @@
 """The texts of mistakes, which TOML files hold beside the modules of the tasks."""
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -28,6 +29,22 @@ def test_every_text_has_a_mistake_in_the_module_and_a_name_of_its_own(path):
     assert len(names) == len({*names})
     code = path.with_suffix(".py").read_text("utf-8")
     assert [name for name in names if f'"{name}"' not in code] == []
+
+
+def named(source):
+    """Each name of a mistake that a module passes to its texts, also as a key of a dict."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_TEXTS."):
+            first = node.args[0]
+            for name in first.keys if isinstance(first, ast.Dict) else [first]:
+                if isinstance(name, ast.Constant):
+                    yield name.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_mistake_that_a_module_names_has_a_text(path):
+    texts = {name for name, _ in tables(tomllib.loads(path.read_text("utf-8")))}
+    assert {*named(path.with_suffix(".py").read_text("utf-8"))} <= texts
 
 
 def test_groups_give_defaults_and_values_replace_placeholders(tmp_path, monkeypatch):
