@@ -381,10 +381,10 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("show", CAT, "--model", "minlm"), "show", "the nearest names are minilm"),
         (("show", CAT, "--model", "/no/such/folder"), "show", "no folder /no/such/folder"),
         (("show", CAT, "--model", __file__), "show", "is a file"),
-        (("show", CAT, "--png", "/no/such/a.png"), "show", "there is no folder /no/such"),
+        (("show", CAT, "--png", "/no/such/a.png"), "show", "the folder /no/such does not"),
         (("show", CAT, "--png", "a.jpg"), "show", "must end in .png"),
         (("show", CAT, "--html", "a.txt"), "show", "must end in .html or .htm"),
-        (("show", CAT, "--html", "/no/such/a.html"), "show", "there is no folder /no/such"),
+        (("show", CAT, "--html", "/no/such/a.html"), "show", "the folder /no/such does not"),
         (("walk", CAT, "--svg", "a.png"), "walk", "must end in .svg"),
         (("compare", "a cat", "my bank", *RANDOM), "compare", "the texts share no word: the first"),
         (
