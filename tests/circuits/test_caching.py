@@ -172,7 +172,7 @@ def test_folders_that_hold_no_cache(small, tmp_path):
         match=r"arrays: \('z', 0\) is not cached: choose among hook_embed",
     ):
         found.arrays(("z", 0))
-    with pytest.raises(IndexError, match="cache: there is no text 7: there are 7"):
+    with pytest.raises(IndexError, match="cache: there is no text 7: give 0 to 6"):
         found[7]
     with pytest.raises(TypeError, match="cache: text is 'a': give a whole number"):
         found["a"]

@@ -355,7 +355,7 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
         (edges, {"method": "eap", "metric": difference}, TypeError, "metric is a function, which"),
         (edges, {"metric": 3}, TypeError, r"metric is 3: give \(position, token\)"),
         (edges, {"metric": lambda logits: logits}, ValueError, "metric returned an array"),
-        (edges, {"corrupted": CLEAN[1:]}, ValueError, "clean has 6 tokens and corrupted 5"),
+        (edges, {"corrupted": CLEAN[1:]}, ValueError, "clean has 6 tokens and corrupted has 5"),
         (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "clean is a list of 2 texts: give one"),
         (
             path,
@@ -413,7 +413,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
             call(small(kind), **ABOUT, **more)
     with pytest.raises(ValueError, match=f"^{call.__name__}: .* gives no logits over words"):
         call(small("headless"), **ABOUT, **more)
-    with pytest.raises(TypeError, match=f"^{call.__name__}: model is str: give what"):
+    with pytest.raises(TypeError, match=f"^{call.__name__}: model is str: give a model"):
         call("gpt2", **ABOUT, **more)
 
 

@@ -76,7 +76,7 @@ def test_what_cannot_be_followed(small):
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})
     with pytest.raises(ValueError, match="layer 0 has 2 queries and 3 keys"):
         rollout(odd)
-    with pytest.raises(ValueError, match="value_weighted: there is no layer 2: there are 2"):
+    with pytest.raises(ValueError, match="value_weighted: there is no layer 2: give 0 to 1"):
         value_weighted(trace, 2)
     with pytest.raises(TypeError, match="value_weighted: layer is '1': give a whole number"):
         value_weighted(trace, "1")
@@ -84,5 +84,5 @@ def test_what_cannot_be_followed(small):
         value_weighted(model.trace(IDS, names="pattern"), 0)
     with pytest.raises(TypeError, match="value_weighted: model is int"):
         value_weighted(trace, 0, model=3)
-    with pytest.raises(ValueError, match="trace has 2 layers and random 1"):
+    with pytest.raises(ValueError, match="trace has 2 layers and random has 1"):
         value_weighted(trace, 0, model=qkv.load("random"))

@@ -278,5 +278,5 @@ def test_models_of_two_texts_and_of_images_are_refused(
 
 
 def test_a_name_in_place_of_a_model_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"head_scores: model is str: give what qkv.load"):
+    with pytest.raises(TypeError, match=r"head_scores: model is str: give a model"):
         head_scores("minilm", TEXTS)  # type: ignore[arg-type]

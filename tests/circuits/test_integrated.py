@@ -82,7 +82,7 @@ def test_too_few_steps_are_told(small):
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
         ({"baseline": "king"}, ValueError, "'king' is a word it does not know"),
         ({"baseline": [1, 2]}, TypeError, r"baseline is .*: give a token, or floats \(12,\)"),
-        ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings \(6, 12\)"),
+        ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],
 )
 def test_what_cannot_be_asked_for(small, options, error, words):

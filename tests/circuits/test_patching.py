@@ -153,7 +153,7 @@ def test_to_first_order(small, kind, at):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted 6: give texts"),
+        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted has 6: activations"),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "clean .* 2 texts"),
         (
             {"at": "resid"},
@@ -190,7 +190,7 @@ def test_models_and_metrics_that_do_not_do(small):
         return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
 
     with pytest.raises(
-        ValueError, match=r"metric returned an array \(30,\) of logits \(1, 6, 30\): gi"
+        ValueError, match=r"metric returned an array \(30,\) for logits \(1, 6, 30\): gi"
     ):
         with_metric(lambda logits: logits[0, -1])
     with pytest.raises(TypeError, match=r"patch: metric returned None: give one number"):

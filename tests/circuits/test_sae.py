@@ -413,7 +413,7 @@ def test_training_on_a_model_is_the_same_each_time_and_counts_its_tokens(small):
     assert one.parameters["W_enc"].dtype == np.float64
     heads = SAE.train(model, texts, **{**options, "at": ("z", 1), "tokens": 10})
     assert heads.dim == 12
-    with pytest.warns(UserWarning, match=r"texts ended after 520 of 2,500 tokens, before the rate"):
+    with pytest.warns(UserWarning, match=r"texts ended after 520 of 2,500 tokens, before the le"):
         SAE.train(model, iter(texts), **options)
     with pytest.raises(ValueError, match=r"SAE.train: texts hold no token: give a text"):
         SAE.train(model, [], **options)

@@ -257,7 +257,7 @@ def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Mod
         scan_heads(bert, texts(), top_k=0)
     with pytest.raises(TypeError, match=r"scan_heads: top_k is 1\.5"):
         scan_heads(bert, texts(), top_k=1.5)  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(TypeError, match=r"scan_heads: model is str: give what qkv.load"):
+    with pytest.raises(TypeError, match=r"scan_heads: model is str: give a model"):
         scan_heads("minilm", texts())  # type: ignore[arg-type]  # what is tested
 
 
@@ -285,9 +285,9 @@ def test_what_a_scan_does_not_have_is_refused(bert: qkv.Model) -> None:
         KeyError, match="examples: 'next' was not measured: choose among first, same"
     ):
         found.examples("next", 0, 0)
-    with pytest.raises(IndexError, match="examples: there is no layer 2: there are 2, 0 to 1"):
+    with pytest.raises(IndexError, match="examples: there is no layer 2: give 0 to 1"):
         found.examples("first", 2, 0)
-    with pytest.raises(IndexError, match="examples: there is no head -4: there are 3, 0 to 2"):
+    with pytest.raises(IndexError, match="examples: there is no head -4: give 0 to 2"):
         found.examples("first", 0, -4)
     with pytest.raises(TypeError, match="examples: head is 'a': give a whole number"):
         found.examples("first", 0, "a")  # type: ignore[arg-type]  # what is tested

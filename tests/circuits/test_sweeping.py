@@ -129,7 +129,10 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             r"at has 'mlp_out', which gives \('pair', 'layer', 'token'\) of .*, and 'z', which",
         ),
         ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
-        ({"corrupted": OTHERS[::-1]}, "clean of pair 1 has 4 tokens and corrupted 7: give texts"),
+        (
+            {"corrupted": OTHERS[::-1]},
+            "clean of pair 1 has 4 tokens and corrupted has 7: activations",
+        ),
         ({"metric": [LOGIT] * 3}, "metric is a list of 3 for 4 texts: give one value for all"),
         (
             {"metric": (1, 3), "normalize": True},

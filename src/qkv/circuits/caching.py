@@ -54,7 +54,7 @@ class Cache:
         for shard, stored in zip(about["shards"], self._files, strict=True):
             _check_file(self.folder / shard["file"], stored, self.names, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
-        self._ends = np.cumsum(counts[0], dtype=np.int64)  # texts up to each file's end
+        self._ends = np.cumsum(counts[0], dtype=np.int64)  # number of texts up to each file's end
         self.tokens = sum(counts[1])
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ def cache(
         The folder as a `Cache`; `Cache(folder)` opens it again.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has a wrong type.
         ValueError: an activation lacks a row for each token; a text has no token; a number is too
             large for the type; or the folder was written with other texts, names, type or model.
         KeyError: no activation has this name.

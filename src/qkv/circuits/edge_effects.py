@@ -32,7 +32,7 @@ def edges(
     If norms come before the parts of a block, each part reads the sum of the outputs of all earlier
     parts. An edge is the output of one part, the sender, in the input of another part, the
     receiver. A head has three inputs: for its queries, its keys and its values. If heads share keys
-    and values, each head counts as if it had its own.
+    and values, each head counts as if it had separate ones.
 
     For an exact score, the receiver in the clean run reads this sender's output from the corrupted
     run, and all later parts are computed again. The score is the change of the metric. (`patch`
@@ -117,7 +117,7 @@ def path(
     Raises:
         KeyError: the sender or a receiver does not exist; the message has the nearest names.
         TypeError: as for `edges`.
-        ValueError: a receiver does not read the sender; further as for `edges`.
+        ValueError: as for `edges`; or a receiver does not read the sender.
 
     Source:
         Wang et al. 2022, "Interpretability in the Wild", section 3.1; Goldowsky-Dill et al. 2023,

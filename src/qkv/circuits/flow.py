@@ -26,12 +26,12 @@ def rollout(trace: Trace) -> Result:
         trace: a trace of one text or image, with the "pattern" of all layers.
 
     Returns:
-        (layers, T, T), float64, whose rows sum to 1. `[l, i, j]` is the share of position `j` in
-        the vector of position `i` after layer `l`. The matrix of the last layer is the rollout of
-        the model.
+        An array (layers, T, T) of float64; each row sums to 1. `[l, i, j]` is the share of position
+        `j` in the vector of position `i` after layer `l`. The matrix of the last layer is the
+        rollout of the model.
 
     Raises:
-        TypeError: `trace` is no trace.
+        TypeError: `trace` is not a trace.
         ValueError: the trace has several texts, or the queries are other tokens than the keys.
         KeyError: the trace lacks the pattern of a layer.
 
@@ -146,7 +146,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
         layer `l`. A key head that several query heads share counts for each of them.
 
     Raises:
-        TypeError: `model` is no model.
+        TypeError: `model` is not a model.
         ValueError: `kind` is unknown, or the model reads one text and writes another, or images.
 
     Source:
@@ -192,7 +192,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 def _triangle(tall: Array) -> Array:
     """Return the triangles (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    A product with a triangle has the norm of the product with the whole matrix.
+    A product with the triangle has the same norm as the product with the whole matrix.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
@@ -206,11 +206,11 @@ def copying_scores(model: Model) -> Result:
     """Measure copying: how much each head raises the logits of the tokens it attends to.
 
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
-    `OV` as `model.head_weights(layer)` has it. The score is the sum of the eigenvalues of that
-    matrix, divided by the sum of their absolute values. It is 1 if all eigenvalues are positive, so
-    that the head raises the tokens it reads; -1 if all are negative; and about 0 if their
-    directions are random. The weights are raw: norms are not folded in, and the parts of the
-    vectors that come from positions and MLPs are left out.
+    `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
+    divided by the sum of their absolute values. It is 1 if all eigenvalues are positive, so that
+    the head raises the tokens it reads; -1 if all are negative; and about 0 if their directions are
+    random. The weights are raw: norms are not folded in, and the parts of the vectors that come
+    from positions and MLPs are left out.
 
     Args:
         model: a model with a head over words that consists of a norm and a matrix.
@@ -219,7 +219,7 @@ def copying_scores(model: Model) -> Result:
         (layers, Hq), float64, between -1 and 1. A head that adds nothing to the logits has NaN.
 
     Raises:
-        TypeError: `model` is no model.
+        TypeError: `model` is not a model.
         ValueError: the model gives no logits over words, or its head is not linear (BERT's head has
             a layer with an activation).
 

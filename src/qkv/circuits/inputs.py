@@ -45,7 +45,7 @@ def check_model(model: Any, call: str) -> Model:
     """Return the model. Raise an error unless its queries and keys are the tokens of one text."""
     if not isinstance(model, Model):
         kind = type(model).__name__
-        raise TypeError(f"{call}: model is {kind}: give what qkv.load(name) gives")
+        raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
     others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "looks at images"}
     for other, does in others.items():
         if isinstance(model, other):
@@ -73,13 +73,13 @@ def check_trace(
     """Return the trace. Raise an error unless it holds one text (or `several`) of this model."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
-        raise TypeError(f"{call}: trace is {kind}: give what model.trace(text) gives")
+        raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
     if len(trace) > 1 and not several:
         raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
-            f"{call}: trace has {trace.num_layers} layers and {model.name} {model.num_layers}: "
-            "trace the text with this model"
+            f"{call}: trace has {trace.num_layers} layers and {model.name} has "
+            f"{model.num_layers}: trace the text with this model"
         )
     return trace
 
@@ -95,7 +95,7 @@ def check_index(
     if not is_whole_number(number):
         raise TypeError(f"{call}: {name} is {shown(number)}: give a whole number")
     if not -count <= number < count:
-        raise error(f"{call}: there is no {name} {number}: there are {count}, 0 to {count - 1}")
+        raise error(f"{call}: there is no {name} {number}: give 0 to {count - 1}")
     return int(number) % count
 
 
@@ -167,7 +167,7 @@ class Read(NamedTuple):
 
 
 class _Reader:
-    """Read texts, or the ids of their tokens, as ids (T,), truncated as in `trace`."""
+    """Reads texts (strings or token ids) as ids (T,), truncated as in `trace`."""
 
     def __init__(self, model: Model, call: str, empty: bool) -> None:
         self.model, self.call, self.empty = model, call, empty
@@ -205,7 +205,7 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
     """Yield lists of at most a few thousand texts; at the end, warn if texts were truncated.
 
     Args:
-        model: its tokenizer cuts the texts into tokens.
+        model: the model; its tokenizer cuts the texts into tokens.
         texts: any iterable of texts, or a single text. A text is a string or its token ids.
         call: the name of the call in errors.
         empty: whether to keep texts without a token.
@@ -288,7 +288,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     """Run texts and pass the weights of each layer to a function.
 
     Args:
-        model: reads one text at a time.
+        model: a model that reads one text at a time.
         batch: the ids of texts, (T,) each.
         use: called for each layer in order, with a copy of the weights (B, Hq, Q, K), 0 in the
             padding. If a single text has more than `CELLS` weights in a layer, its queries are
@@ -336,7 +336,7 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
     """Return the full names of activations. Each activation must have a row for each token.
 
     Args:
-        model: reads one text at a time.
+        model: a model that reads one text at a time.
         names: as for `model.trace`.
         call: the name of the call in errors.
         argument: the name of the argument in errors.
@@ -382,7 +382,7 @@ def rows_of(
     """Yield batches of texts of similar length with the rows of an activation.
 
     Args:
-        model: reads one text at a time.
+        model: a model that reads one text at a time.
         texts: any iterable of texts. A text is a string or its token ids.
         name: the full name of the activation.
         call: the name of the call in errors.

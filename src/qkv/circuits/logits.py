@@ -81,7 +81,7 @@ def has_linear_head(model: Model) -> bool:
 
 
 def unembedding(model: Model) -> Array:
-    """Return the matrix (D, V) from vectors to logits: of the head, or the tied embeddings."""
+    """Return the output matrix (D, V): the head's own matrix, or the tied embeddings."""
     weight = model.parameters.get("head.out_proj.weight")
     return model.parameters["embed.weight"].T if weight is None else weight
 
@@ -123,7 +123,7 @@ def attribute_logits(
         and arrays are float64.
 
     Raises:
-        TypeError: an argument is of a wrong type.
+        TypeError: an argument has a wrong type.
         ValueError: the model gives no logits over words; its head is not linear (BERT's head has a
             layer with an activation); it has norms only after its parts; `by` is "neuron" and a
             block has no MLP or a mixture of experts; the trace is of another model; `by`, the
@@ -218,7 +218,8 @@ def _check_linear(model: Model, by: Any) -> None:
     if any(block.post_norm for block in model.layers):
         raise ValueError(
             f"attribute_logits: {model.name} normalizes after its parts, so each norm changes what "
-            "earlier parts added: take a decoder that normalizes before, or patch(model, ...)"
+            "earlier parts added: take a decoder with norms before its parts, or call "
+            "patch(model, ...)"
         )
 
 
@@ -285,7 +286,7 @@ def integrated_gradients(
         UserWarning: the sum of the shares is wrong by more than 5%; this baseline needs more steps.
 
     Raises:
-        TypeError: an argument is of a wrong type, or the model is in half precision.
+        TypeError: an argument has a wrong type, or the model is in half precision.
         ValueError: the model gives no logits over words; `text` is several texts; the position or
             the token does not exist; `baseline` has another shape; or `steps` is below 1.
 
@@ -347,7 +348,7 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
         )
     if array.shape not in (shape, shape[1:]):
         raise ValueError(
-            f"{call}: baseline has shape {array.shape} and the embeddings {shape}: "
-            f"give that, or {shape[1:]} for all positions"
+            f"{call}: baseline has shape {array.shape} and the embeddings have {shape}: "
+            f"give {shape}, or {shape[1:]} for all positions"
         )
     return np.array(np.broadcast_to(array, shape), np.float64)

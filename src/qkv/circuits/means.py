@@ -58,7 +58,7 @@ class Measured:
         """Return a measure of each query, (B, H, Q). It is 0 for queries that it does not count.
 
         Args:
-            name: of the measure.
+            name: the name of the measure.
             weights: (B, H, Q, K), 0 in the padding.
             first: the position of the first query.
         """
@@ -67,10 +67,10 @@ class Measured:
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return the key that a measure counts for each query: of several keys, the heaviest.
+        """Return the key that a measure counts for each query; of several, the one of most weight.
 
         Args:
-            name: of the measure.
+            name: the name of the measure.
             weights: (n, K), the weights of n queries.
             text: (n,), the text of each query.
             query: (n,), the position of each query.
@@ -144,7 +144,7 @@ def _entropy(about: Measured, weights: Array, first: int) -> Array:
 
 
 def _strongest(about: Measured, weights: Array, first: int) -> Array:
-    """Return the largest weight, without special tokens and the first position."""
+    """Return the largest weight, except on special tokens and the first position."""
     seen = weights * about.words[:, None, None].astype(weights.dtype)
     # NumPy's argmax is faster than its max
     return np.take_along_axis(seen, seen.argmax(-1)[..., None], -1)[..., 0]
@@ -266,8 +266,8 @@ def summed(
         texts: as for `head_scores`.
         names: the names of the measures.
         call: the name of the call in errors.
-        visit: gets each measure of each layer.
-        after: gets the texts of each window after all of them were measured.
+        visit: a function that gets each `Measurement`.
+        after: a function that gets the texts of each window after they were measured.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
@@ -373,7 +373,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     ):
         if sizes[0] != sizes[1] and None not in sizes:
             raise ValueError(
-                f"diff: {one.name} has {sizes[0]} {kind} and {other.name} {sizes[1]}: give "
+                f"diff: {one.name} has {sizes[0]} {kind} and {other.name} has {sizes[1]}: give "
                 "models of the same sizes"
             )
     hooks = [[layer.hooks for layer in model.layers] for model in (one, other)]

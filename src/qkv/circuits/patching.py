@@ -136,12 +136,12 @@ class Pair:
         return np.asarray(trace[name][0])
 
     def _number(self, logits: Array) -> float:
-        """Apply a metric that is a function to logits (1, T, V)."""
+        """Apply a metric function to logits (1, T, V)."""
         assert not isinstance(self.metric, Logit)
         number = np.asarray(self.metric(logits))
         if number.shape:
             raise ValueError(
-                f"{self.call}: metric returned an array {number.shape} of logits "
+                f"{self.call}: metric returned an array {number.shape} for logits "
                 f"{logits.shape}: give "
                 "one number"
             )
@@ -178,8 +178,8 @@ def pair_of(
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
         raise ValueError(
-            f"{call}: clean{which} has {one} tokens and corrupted {other}: give texts with equally "
-            "many tokens, as activations keep their positions"
+            f"{call}: clean{which} has {one} tokens and corrupted has {other}: activations keep "
+            "their positions: give texts with equal numbers of tokens"
         )
     chosen = metric if callable(metric) else check_logit(metric, model, one, call, f"metric{which}")
     return Pair(model, at, runs[0], runs[1], chosen, call, which)
@@ -240,7 +240,7 @@ def patch(
         are not patched: the metric of `corrupted` is returned for them.
 
     Raises:
-        TypeError: an argument is of a wrong type, or the metric gives no number.
+        TypeError: an argument has a wrong type, or the metric does not return a number.
         ValueError: the two texts of a pair have different numbers of tokens, or the lists have
             different lengths; `at`, `by`, the position or the token does not exist; the model gives
             no logits over words; the metric returns an array; or `normalize` is true and the metric
@@ -370,7 +370,7 @@ class _Group:
         self.length = len(pairs[0].clean.ids)
 
     def metrics(self, layer: int) -> Array:
-        """Return the metric with each part of a layer patched alone, (N, ...)."""
+        """Patch each part of a layer separately; return the metrics, (N, ...)."""
         clean, corrupted = (
             self._cut(np.array(arrays))
             for arrays in zip(*(pair.both(layer) for pair in self.pairs), strict=True)
@@ -395,7 +395,7 @@ class _Group:
             values = clean[parts]
 
             def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
-                """Patch into each text its own part."""
+                """Patch each text with its own part."""
                 self._cut(array)[rows] = values
                 return array
 

@@ -211,7 +211,7 @@ def _read(result: Any) -> _Drawing:
         if isinstance(result, np.ndarray):
             kind += f" {result.shape}, without named axes"
         raise TypeError(
-            f"plot: result is {kind}: give what a call of qkv.circuits returns, or an "
+            f"plot: result is {kind}: give a result of qkv.circuits, or an "
             "xarray.DataArray, such as a slice of result.to_xarray()"
         )
     if part.values.size == 0:

@@ -21,7 +21,7 @@ from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
 from qkv.ops.threads import one_blas_thread
 
-INPUTS = "qkv"  # a head has an input of its own for each
+INPUTS = "qkv"  # a head has a separate input for each
 
 
 class Receiver(NamedTuple):
@@ -44,8 +44,8 @@ class Wiring:
     """The senders and receivers of a model, in the order of computation.
 
     Attributes:
-        senders: their names.
-        receivers: by their names.
+        senders: the names of the senders.
+        receivers: the receivers by name.
         starts: for each layer, the number of senders before the layer.
     """
 
@@ -80,8 +80,8 @@ def check_residual(model: Model, call: str) -> Model:
         norm = block.attn.q_norm
         if norm is not None and norm.dim != block.attn.d_query:
             raise ValueError(
-                f"{call}: one norm of {model.name} joins the queries of all heads, so no head has "
-                "an input of its own: call patch(model, ...)"
+                f"{call}: one norm of {model.name} joins the queries of all heads, so heads have "
+                "no separate inputs: call patch(model, ...)"
             )
     return model
 

@@ -26,7 +26,7 @@ class Result(np.ndarray[Any, Any]):
 
     Attributes:
         axes: a name for each axis: "layer", "head", "token", "query", "key" and so on, as the
-            dimensions of `Trace.to_xarray()`; empty for an array made from a result.
+            dimensions of `Trace.to_xarray()`; empty for arrays computed from a result.
         words: for some axes, a word for each index, such as the tokens of the text.
         of: the meaning of the numbers.
         ground: the number that means "no effect", usually 0.
@@ -77,7 +77,7 @@ class Result(np.ndarray[Any, Any]):
             raise ValueError(
                 f"to_xarray: this array {self.shape} was computed from a result, so its "
                 "axes have no "
-                "names: call to_xarray() on the result, and change what that returns"
+                "names: call to_xarray() on the result, and change its result"
             )
         xarray = need("xarray", "tables")
         coords: dict[str, Any] = {f"{axis}_text": (axis, x) for axis, x in self.words.items()}

@@ -201,8 +201,8 @@ class SAE:
             )
         if seen < tokens:
             warnings.warn(
-                f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the rate had "
-                "fallen: give a list, which is read again, or fewer tokens",
+                f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the learning "
+                "rate had fallen to 0: give a list, which is read again, or fewer tokens",
                 stacklevel=2,
             )
         metadata = {"model_name": model.name, "training_tokens": seen}

@@ -74,7 +74,7 @@ class Encoding:
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: `X` is a table with several columns; further as for `Model.encode`.
+            ValueError: as for `Model.encode`; or `X` is a table with several columns.
         """
         names = ("prompt_name", "prompt", "normalize_embeddings", "truncate_dim", "batch_size")
         options = {name: getattr(self, name) for name in names}
