@@ -79,9 +79,8 @@ class Row:
     name: str
     ways: dict[str, Way | None]  # None: its library is not installed
     goals: tuple[Goal, ...] = ()
-    memory: dict[str, Callable[[], float]] = field(
-        default_factory=dict
-    )  # bytes in addition to the inputs
+    # bytes in addition to the inputs
+    memory: dict[str, Callable[[], float]] = field(default_factory=dict)
     parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's own time
     rounds: int | None = None  # fewer rounds for very long work
 

@@ -34,9 +34,8 @@ def row(shape, goals=(), *, causal=False) -> Row:
         pairs = zip(found, truth, strict=True)
         return max(float(np.abs(np.asarray(x)[:, :1] - expected).max()) for x, expected in pairs)
 
-    work = 3.5 * operations(
-        q, k, v, is_causal=causal
-    )  # seven matrix products, two of them in the forward pass
+    # seven matrix products, two of them in the forward pass
+    work = 3.5 * operations(q, k, v, is_causal=causal)
     peer = torch_gradient(q, k, v, above, is_causal=causal)
     ways = {
         "qkv": Way(ours, error, 2e-5, work),

@@ -70,9 +70,8 @@ def torch_step(model: Any, batch: Words) -> Callable[[], np.ndarray]:
         with torch().enable_grad():
             optimizer.zero_grad()
             vectors = model.bert(ids, attention_mask=mask).last_hidden_state
-            logits = model.cls(
-                vectors.flatten(0, 1)[at]
-            )  # only at the positions of predicted tokens
+            # only at the positions of predicted tokens
+            logits = model.cls(vectors.flatten(0, 1)[at])
             torch().nn.functional.cross_entropy(logits, targets).backward()
             optimizer.step()
         return model.bert.embeddings.word_embeddings.weight.grad.numpy()

@@ -36,10 +36,8 @@ GPT2 = {
     "n_head": 12,
     "n_positions": 1024,
 }
-COUNT, FEW = (
-    10_000,
-    500,
-)  # number of texts, and of texts for the larger model, which takes 0.1 s for a text
+# number of texts, and of texts for the larger model, which takes 0.1 s for a text
+COUNT, FEW = 10_000, 500
 TOP = 10
 WINDOW = 1024  # texts that are sorted together for torch
 BATCHES = (4, 8, 16, 32, 64)  # batch sizes to try for torch; the fastest is measured

@@ -39,9 +39,8 @@ CLIENTS = 64
 ALONE = 100  # requests of a single client in a round
 MANY = 100_000  # requests; memory is read after a tenth of them and after all
 STARTING = 120.0  # seconds that a server may take to start
-INFINITY = (
-    ROOT / ".venv-infinity" / "bin" / "infinity_emb"
-)  # infinity needs other versions than the extra `bench`
+# infinity needs other versions than the extra `bench`
+INFINITY = ROOT / ".venv-infinity" / "bin" / "infinity_emb"
 
 PROGRAM = "from qkv.cli import main; main()"
 PEER = "FastAPI + sentence-transformers"

@@ -82,18 +82,16 @@ def png(pixels: Array) -> bytes:
     b'PNG'
     """
     high, wide = pixels.shape[:2]
-    lines = np.zeros(
-        (high, 1 + 3 * wide), np.uint8
-    )  # each row begins with the number of its filter; 0 means no filter
+    # each row begins with the number of its filter; 0 means no filter
+    lines = np.zeros((high, 1 + 3 * wide), np.uint8)
     lines[:, 1:] = pixels.reshape(high, -1)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         body = kind + data
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
-    header = struct.pack(
-        ">IIBBBBB", wide, high, 8, 2, 0, 0, 0
-    )  # 8 bits for each of red, green and blue
+    # 8 bits for each of red, green and blue
+    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 

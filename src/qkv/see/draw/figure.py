@@ -301,9 +301,8 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
     """Write the names of an arrow plot's points, once the layout is fixed."""
     from matplotlib.patheffects import withStroke
 
-    axes.autoscale(
-        False
-    )  # from here on, nothing may change the layout, since it would move the points
+    # from here on, nothing may change the layout, since it would move the points
+    axes.autoscale(False)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
     to_pixels, to_data = axes.transData, axes.transData.inverted()
     points = to_pixels.transform(on_arrows(panel.before, panel.after))

@@ -263,9 +263,8 @@ class Walk:
         made = fill(ROWS[row], given)
         name, side, columns = made["name"], made["side"], made.pop("columns")
         known = self.known
-        exec(
-            made["code"], known
-        )  # safe: the code is from steps.json, with only names and numbers filled in
+        # safe: the code is from steps.json, with only names and numbers filled in
+        exec(made["code"], known)
         values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
         count = "" if side == "place" else f"{self.count(side)}="

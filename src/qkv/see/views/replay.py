@@ -24,12 +24,8 @@ from qkv.trace import Trace
 
 _STRIP = 6  # the largest number of steps side by side in a picture
 _MOST_ROWS = 24
-_DASHES = (
-    (),
-    (8, 4),
-    (2, 4),
-    (10, 3, 2, 3),
-)  # the dashes of lines, which also have different colours
+# the dashes of lines, which also have different colours
+_DASHES = ((), (8, 4), (2, 4), (10, 3, 2, 3))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
