@@ -1,7 +1,8 @@
-// What the browser has and this version of TypeScript does not know yet, and what a page puts on its window.
+// Types for browser features that this version of TypeScript does not know yet, and for properties that a page adds
+// to its window.
 
 interface Array<T> {
-  at(place: -1): T; // the last one: it counts as there, like [0]
+  at(place: -1): T; // the last element, which is assumed to exist, like [0]
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
   findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }

@@ -1,13 +1,13 @@
-// Colours of numbers, and what they are drawn with.
+// The colours of numbers, and the canvases that show them.
 
 import { el } from "./elements.js";
 
 /** @typedef {import("./mount.js").Ui} Ui */
 
-export const LINES = 6; // colours of lines: --line-0 to --line-5
+export const LINES = 6; // the number of line colours: --line-0 to --line-5
 
 /**
- * The colour of a share from -1 to 1, as [red, green, blue]: the page's own at 0 (see colours.py).
+ * The colour of a share from -1 to 1, as [red, green, blue]; 0 has the colour of the page (see colours.py).
  * @param {Pick<Ui, "stops">} ui
  * @param {number} share
  */
@@ -27,7 +27,7 @@ export function css(rgb) {
 }
 
 /**
- * Black or white, whichever reads better on a colour (WCAG's relative luminance).
+ * Black or white text for a background colour, by the relative luminance of WCAG.
  * @param {number[]} rgb
  */
 export function ink(rgb) {
@@ -39,10 +39,10 @@ export function ink(rgb) {
 }
 
 /** @type {{other: ((canvas: HTMLCanvasElement, width: number, height: number) => any) | null}} */
-export const pens = { other: null }; // (canvas, width, height) => what is drawn with instead: see parts/picture.js
+export const pens = { other: null }; // a function (canvas, width, height) that returns another pen: see parts/picture.js
 
 /**
- * A canvas as sharp as the screen, empty; drawn on in CSS pixels.
+ * Clears a canvas, makes it as sharp as the screen, and returns a pen that draws in CSS pixels.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width
  * @param {number} height
@@ -60,7 +60,7 @@ export function canvas2d(canvas, width, height) {
 }
 
 /**
- * Diagonal stripes: what a mask hides.
+ * The pattern of masked cells: diagonal stripes.
  * @param {Ui} ui
  * @param {CanvasRenderingContext2D} pen
  * @returns {CanvasPattern}
@@ -80,7 +80,7 @@ export function hatch(ui, pen, colour = "--hatch") {
 }
 
 /**
- * Numbers as the pixels of a canvas, of either sign; what is -Infinity stays clear.
+ * A canvas with one pixel for each number, positive or negative; -Infinity stays transparent.
  * @param {Ui} ui
  * @param {ArrayLike<number>} values
  * @param {number} wide
@@ -92,7 +92,7 @@ export function raster(ui, values, wide, tall, share) {
   const pen = canvas.getContext("2d");
   const image = pen.createImageData(wide, tall);
   const [table, below] = [1, -1].map((sign) => Array.from({ length: 256 }, (_, i) => shade(ui, (sign * i) / 255)));
-  const absent = [1, 3, 5].map((at) => parseInt(ui.color("--absent").slice(at, at + 2), 16)); // Infinity: there is no such cell
+  const absent = [1, 3, 5].map((at) => parseInt(ui.color("--absent").slice(at, at + 2), 16)); // Infinity marks a missing cell
   for (let k = 0; k < values.length; k++) {
     if (values[k] === -Infinity) continue;
     const step = Math.max(-255, Math.min(255, Math.round(255 * share(values[k])))) || 0;

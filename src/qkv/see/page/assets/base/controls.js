@@ -1,4 +1,4 @@
-// What a reader sets, and scales and tables beside it.
+// Controls that a reader sets, colour scales, and tables.
 
 import { el, fill } from "./elements.js";
 import { number } from "./text.js";
@@ -6,7 +6,7 @@ import { number } from "./text.js";
 /** @typedef {import("./mount.js").Ui} Ui */
 
 /**
- * A labelled menu; options are [value, text].
+ * A menu with a label; options are [value, text].
  * @param {Ui} ui
  * @param {string} label
  * @param {any[][]} options
@@ -32,7 +32,7 @@ export function choice(ui, label, options, value, onchange) {
 }
 
 /**
- * A labelled check box.
+ * A check box with a label.
  * @param {Ui} ui
  * @param {string} label
  * @param {boolean} checked
@@ -46,8 +46,8 @@ export function toggle(ui, label, checked, onchange) {
 }
 
 /**
- * One tab stop for many items: arrows, Home, End and the page keys move, Enter and Space pick, Esc
- * frees. Items carry data-i; `onmove(i)` runs before the focus goes there, so that it may draw them.
+ * Makes many items one tab stop. Arrows, Home, End and the page keys move; Enter and Space pick; Esc releases. Items
+ * have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that it can draw the item.
  * @param {any} box
  * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
  *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options
@@ -103,12 +103,12 @@ export function roving(box, { count: size, columns = 1, at = 0, onmove, onpick, 
 }
 
 /**
- * The colour scale with numbers at both ends and in the middle.
+ * A colour scale with numbers at both ends and in the middle.
  * @param {Ui} ui
  * @param {number} low
  * @param {number} high
  * @param {string} label
- * @param {(x: number) => string} [say]  how a number is written
+ * @param {(x: number) => string} [say] writes a number
  */
 export function scaleBar(ui, low, high, label, say) {
   const [more, less] = ["--more", "--less"].map((name) => ui.color(name).split(" "));
@@ -134,10 +134,10 @@ export function scaleBar(ui, low, high, label, say) {
   );
 }
 
-export const STRETCH = "stretch the scale to the largest"; // of weights, which else ends at 1
+export const STRETCH = "stretch the scale to the largest"; // the label of the switch below
 
 /**
- * The switch of a scale of weights: it ends at 1, or at the largest that it shows.
+ * A switch for a scale of weights: the scale ends at 1, or at the largest shown weight.
  * @param {Ui} ui
  * @param {boolean} checked
  * @param {(value: any) => any} onchange
@@ -147,8 +147,9 @@ export function stretcher(ui, checked, onchange) {
 }
 
 /**
- * A table behind a line that unfolds it, made when it is open. `set(told)` takes a function that tells what is in it: the
- * names of columns, and rows of a name and cells, each a text or a text and whether the reader has changed it.
+ * A table that a reader can unfold; the table is made only when it is open. `set(told)` takes a function that returns
+ * the contents: a caption, the names of columns, and rows. A row is a name and cells; a cell is a text, or a text and
+ * whether the reader has changed the cell.
  * @param {string} summary
  * @param {string} label
  */

@@ -1,4 +1,4 @@
-// Elements of a page. Text from outside only ever becomes a text node.
+// Elements of a page. Text from outside becomes only text nodes.
 
 import { visible } from "./text.js";
 
@@ -36,7 +36,7 @@ export function svg(tag, attributes, ...children) {
 }
 
 /**
- * Replaces what is in a node.
+ * Replaces the contents of a node.
  * @param {any} node
  * @param {...any} children
  */
@@ -46,7 +46,7 @@ export function fill(node, ...children) {
 }
 
 /**
- * A token set apart from the words around it.
+ * A token that is set off from the words around it.
  * @param {string} token
  */
 export function word(token) {

@@ -1,4 +1,4 @@
-// A matrix in colours.
+// Heat maps: matrices in colours.
 
 import { canvas2d, css, hatch, ink, raster, shade } from "./colours.js";
 import { scaleBar } from "./controls.js";
@@ -8,23 +8,26 @@ import { count, cut, visible } from "./text.js";
 /** @typedef {import("./mount.js").Ui} Ui */
 /** @typedef {ReturnType<typeof heatmap>} HeatMap */
 
-export const MATRICES = new WeakMap(); // the options of each heat map, by its node
+export const MATRICES = new WeakMap(); // the options of each heat map, by the map's node
 
 /**
- * A matrix in colours on a canvas that is only as large as its window on it. Where cells would be too
- * small to name, the whole matrix is one picture, and a button shows cells.
+ * A matrix in colours. The canvas is only as large as the visible part of the matrix. If cells would be too small for
+ * names, the whole matrix is one small picture, and a button shows the cells.
  *
- * Options: label; rows, columns: names; value(i, j): a number, NaN = hidden (hatched), undefined = not
- * known (blank), null = there is no such cell; entries(i): instead, the known [j, value] of a sparse row; high: the end of the scale,
- * whose other end is low: 0, or -high; text(i, j);
- * describe(i, j): words, or {title, fields: [[name, value], ...]}; home: the cell described at rest;
- * marked: rows to outline; picked: [i, j] to outline; extra: {name, value(i)}, one more column;
- * changed(i, j): whether the reader hid this cell; named: whether rows have their names beside them;
- * left, top: a vector beside each row, above each column: {name, count, value(k, c), high, size: in pixels};
- * onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): where cells are;
- * onnumber(c) or (null): a number of one of those vectors is pointed at;
- * cell: {min, max, height}; bar: its name | false; say: how its numbers are written; absent: what a grey cell is, where
- * there is no such cell.
+ * Options:
+ * - label: the name of the map; rows, columns: the names of rows and columns
+ * - value(i, j): a number, NaN = masked (hatched), undefined = not known (blank), null = the cell does not exist
+ * - entries(i), in place of value: the known [j, value] of a sparse row
+ * - high: the upper end of the scale; low: the lower end, 0 or -high
+ * - text(i, j): the text in a cell; describe(i, j): words, or {title, fields: [[name, value], ...]}
+ * - home: the cell that is described while the pointer is outside; picked: [i, j] of the outlined cell
+ * - marked: the outlined rows; extra: {name, value(i)}, an additional column
+ * - changed(i, j): whether the reader hid this cell; named: whether row names are beside the rows
+ * - left, top: a vector beside each row, or above each column: {name, count, value(k, c), high, size: in pixels}
+ * - onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): the positions of cells
+ * - onnumber(c) or (null): the reader points at number c of a vector
+ * - cell: {min, max, height}; bar: the name of the scale | false; say: writes a number of the scale
+ * - absent: the meaning of a grey cell, one that does not exist
  * @param {Ui} ui
  * @param {any} options
  */
@@ -42,18 +45,18 @@ export function heatmap(ui, options) {
   const zoom = el("button", { type: "button", class: "zoom", onclick: enlarge });
   const node = el("div", { class: "map-block" }, zoom, box, readout, bar);
   /** @type {[number, number] | null} */
-  let at = null; // the cell pointed at
-  let large = false; // cells although they do not all fit
+  let at = null; // the cell under the pointer
+  let large = false; // whether cells are shown although not all of them fit
   /** @type {HTMLCanvasElement | null} */
-  let picture = null; // the whole matrix, a pixel for one or more cells
+  let picture = null; // the picture of the whole matrix: one pixel for one or more cells
   /** @type {number[] | null} */
-  let widths = null; // of the widest names of rows and of columns
+  let widths = null; // the widths of the widest row name and column name
   /** @type {any} */
-  let shape = null; // where things are: see layout
+  let shape = null; // the positions of all parts: see layout
   /** @type {[CanvasPattern | null, [number, number][]]} */
-  let [orange, mine] = [null, []]; // the stripes of what the reader hid, and where it is in the picture
+  let [orange, mine] = [null, []]; // the stripes of cells that the reader hid, and the cells' positions in the picture
   /** @type {number | null} */
-  let lit = null; // which number of the cell's vectors is marked
+  let lit = null; // the index of the marked number in the cell's vectors
 
   /** @param {number} size */
   const font = (size) => `${size}px ${ui.color("--font")}`;
@@ -89,7 +92,7 @@ export function heatmap(ui, options) {
     const [n, m] = [o.rows.length, o.columns.length];
     const { min = 12, max = 32, height } = o.cell || {};
     const names = o.named ? Math.ceil(Math.min(widths[0], width < 480 ? 76 : 104)) + 8 : 0;
-    const left = Math.max(2, names + (o.left ? o.left.size + 4 : 0)); // frames have their room
+    const left = Math.max(2, names + (o.left ? o.left.size + 4 : 0)); // leaves room for frames
     const gap = o.extra ? 8 : 0;
     const all = m + (o.extra ? 1 : 0);
     const fits = (width - left - gap - 2) / all;
@@ -179,7 +182,7 @@ export function heatmap(ui, options) {
       pen.font = (on ? "bold " : "") + font(Math.min(12, Math.max(9, size)));
     };
     if (whole) {
-      // a few places instead of names
+      // a few positions instead of names
       style(false, 11);
       for (const part of [0, 0.25, 0.5, 0.75]) {
         const [i, j] = [Math.round(part * n), Math.round(part * m)];
@@ -237,7 +240,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The vectors beside the rows.
+   * Draws the vectors beside the rows.
    * @param {CanvasRenderingContext2D} pen
    * @param {number} i0
    * @param {number} i1
@@ -254,7 +257,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The vectors above the columns, their first number at the bottom, beside the cells.
+   * Draws the vectors above the columns; a vector's first number is at the bottom, next to the cells.
    * @param {CanvasRenderingContext2D} pen
    * @param {number} j0
    * @param {number} j1
@@ -271,7 +274,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Marks one number of the two vectors that meet in a cell.
+   * Marks one number in both vectors of a cell.
    * @param {CanvasRenderingContext2D} pen
    * @param {number} right
    * @param {number} down
@@ -295,7 +298,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The number of a vector under the pointer.
+   * The index of the vector's number under the pointer.
    * @param {any} event
    */
   function numberUnder(event) {
@@ -310,7 +313,7 @@ export function heatmap(ui, options) {
     return px >= left && j < m && over >= 0 && over < o.top.count ? over : null;
   }
 
-  /** The whole matrix as a small picture: each pixel the largest of its cells. */
+  /** Draws the whole matrix as a small picture; each pixel shows the largest of its cells. */
   function paint() {
     const { n, m } = shape;
     const [wide, tall] = [Math.min(m, 640), Math.min(n, 640)];
@@ -329,7 +332,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * The cell under the pointer; in the whole picture the largest one near it.
+   * The cell under the pointer; in the picture of the whole matrix, the largest cell near the pointer.
    * @param {any} event
    * @returns {[number, number] | null}
    */
@@ -374,7 +377,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Points at a cell, or at none.
+   * Describes a cell, or no cell.
    * @param {number | null} i
    * @param {number | null} [j]
    */
@@ -400,12 +403,12 @@ export function heatmap(ui, options) {
       i = clamp(i + down, end);
       if (!o.entries) j = clamp(j + across, last);
       else {
-        // from one known weight to the next
+        // moves from one known weight to the next
         /** @type {number[]} */
         const known = row(i)
           .map((/** @type {any} */ [b]) => b)
           .filter((/** @type {number} */ b) => !across || (b - j) * across > 0);
-        const sign = Math.abs(across) > 1 ? -1 : 1; // Home and End go to the farthest one
+        const sign = Math.abs(across) > 1 ? -1 : 1; // Home and End move to the first or last known weight
         if (known.length) j = known.sort((a, b) => sign * (Math.abs(a - j) - Math.abs(b - j)))[0];
       }
     }
@@ -446,7 +449,7 @@ export function heatmap(ui, options) {
   });
 
   /**
-   * Changes options and draws.
+   * Changes options and redraws the map.
    * @param {Record<string, any>} changed
    */
   function set(changed) {
@@ -461,7 +464,7 @@ export function heatmap(ui, options) {
     paintAll();
   }
 
-  /** In the colours of a theme, which may be new. */
+  /** Redraws the map in the colours of the current theme. */
   function paintAll() {
     picture = null;
     fill(bar, o.bar ? scaleBar(ui, o.low, o.high, o.bar, o.say) : null, o.absent ? el("p", { class: "note absent" }, el("i", {}), o.absent) : null);
@@ -469,7 +472,7 @@ export function heatmap(ui, options) {
   }
 
   /**
-   * Marks a number of the vectors of the cell, or none.
+   * Marks a number in the vectors of the cell, or removes the mark.
    * @param {number | null} c
    */
   function mark(c) {

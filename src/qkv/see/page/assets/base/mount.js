@@ -1,29 +1,29 @@
-// Puts a view on the page. html.py writes the bundle of a page into one function together with a call of
-// start(hash, payload, css); the payload is described at the top of payload.py.
+// Starts a view on a page. html.py writes the bundle of a page, and a call of start(hash, payload, css), into one
+// function. The top of payload.py describes the payload.
 
 import { el, fill } from "./elements.js";
 import { atOnce, inTurn } from "./turns.js";
 import "./view.css";
 
 /**
- * What a view draws and speaks with.
+ * The functions with which a view draws and speaks.
  * @typedef {object} Ui
- * @property {(name: string) => number[]} stops  of a ramp of colours: red, green and blue of each, one after the other
- * @property {(text: string) => void} say  to those who listen
- * @property {(name: "light" | "dark" | null) => void} theme  has the whole document light or dark, or with null again as it was made
- * @property {(draw: () => any) => void} redraw  is to be done again in other colours, or at another width
+ * @property {(name: string) => number[]} stops  the colours of a scale: red, green and blue of each, in one list
+ * @property {(text: string) => void} say  announces a text to screen readers
+ * @property {(name: "light" | "dark" | null) => void} theme  makes the document light or dark; null restores it
+ * @property {(draw: () => any) => void} redraw  registers a function to call again for other colours or another width
  * @property {() => void} repaint
- * @property {(name: string) => string} color  a property of the style
- * @property {(name: string) => string} id  one that nothing else has
+ * @property {(name: string) => string} color  a CSS property of the view
+ * @property {(name: string) => string} id  makes a unique id
  * @property {() => Element | null} focused
  */
 
-const ABOUT = "about"; // the slot of what the page says of its model
+const ABOUT = "about"; // the slot of the documents about the model
 let lastId = 0;
 
 /**
- * What starts a view, which `view(box, payload, ui)` puts into a box: it fills each place on the page that waits for
- * this view; what it holds already shows without scripts.
+ * A function that starts a view. It calls `view(box, payload, ui)` for each element on the page that waits for this
+ * view. The contents of such an element are the picture for readers without scripts.
  * @param {(box: any, payload: any, ui: Ui) => void} view
  * @returns {(hash: string, data: any, styles: string) => void}
  */
@@ -58,7 +58,7 @@ function mount(host, data, styles, view) {
     ramps.clear();
     turn(box.clientWidth ? drawers : []);
   };
-  const colours = new Map(); // by property of the style
+  const colours = new Map(); // the values of CSS properties, by name
   const ramps = new Map();
   /** @type {Ui} */
   const ui = {
@@ -87,7 +87,7 @@ function mount(host, data, styles, view) {
   };
   box.dataset.theme = "light";
   box.addEventListener("keydown", (/** @type {any} */ event) => {
-    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // a notebook has keys of its own
+    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // a notebook has its own keys
   });
   root.append(el("style", {}, styles), box, live);
   try {
@@ -96,13 +96,13 @@ function mount(host, data, styles, view) {
     if (box.querySelector(":scope > .sentence, :scope > .lead")) box.append(...notes);
     box.append(el("slot", { name: ABOUT })); // see about.py
   } catch (error) {
-    fill(root, el("slot"), el("slot", { name: ABOUT })); // the static picture is better than half a view
+    fill(root, el("slot"), el("slot", { name: ABOUT })); // if a view fails, keep the static picture
     throw error;
   }
   width = box.clientWidth;
   atOnce(paint);
   dark.addEventListener("change", paint);
-  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // a site's own switch
+  new MutationObserver(paint).observe(document.body, { attributeFilter: ["data-theme"] }); // the site has its own switch of themes
   new ResizeObserver(() => {
     if (box.clientWidth === width) return;
     width = box.clientWidth;

@@ -1,19 +1,19 @@
-// Numbers, tokens and texts as they are written for a reader.
+// The formats of numbers, tokens and texts for readers.
 
 /**
- * So many digits after the point; what lies in the middle goes to the even one, as in Python.
+ * A number with this many digits after the point; halves are rounded to the even digit, as in Python.
  * @param {number} x
  * @param {number} digits
  */
 export function fixed(x, digits) {
   const size = Math.abs(x);
-  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // where toFixed goes up
+  const middle = (size * 2 ** (digits + 1)) % 2 === 1; // in this case toFixed rounds up
   const even = (2 * Math.round((size * 10 ** digits) / 2)) / 10 ** digits;
   return `${x < 0 ? "−" : ""}${(middle ? even : size).toFixed(digits)}`;
 }
 
 /**
- * A number for reading: fixed digits, a power of ten where they would show nothing.
+ * A number in a readable format: with fixed digits, or with a power of ten if fixed digits would show only zeros.
  * @param {number | null | undefined} x
  */
 export function number(x, digits = 2) {
@@ -25,7 +25,7 @@ export function number(x, digits = 2) {
 }
 
 /**
- * A probability, a weight of attention or any other share, in per cent.
+ * A probability, an attention weight or another share, in per cent.
  * @param {number} x  from 0 to 1; a difference may be below 0
  */
 export function percent(x) {
@@ -35,7 +35,7 @@ export function percent(x) {
 }
 
 /**
- * A weight that some arithmetic ends in: as it comes out, and in per cent.
+ * A weight at the end of a calculation: the exact number, and the number in per cent.
  * @param {number} x
  */
 export function inBoth(x) {
@@ -43,7 +43,7 @@ export function inBoth(x) {
 }
 
 /**
- * A count with its thousands marked.
+ * A count with a separator between thousands.
  * @param {number} n
  */
 export function count(n) {
@@ -51,7 +51,7 @@ export function count(n) {
 }
 
 /**
- * A token for the eye: blanks at its ends and characters that show nothing are made visible.
+ * A token with visible signs for blanks at its ends and for invisible characters.
  * @param {string} token
  */
 export function visible(token) {
@@ -64,7 +64,7 @@ export function visible(token) {
 }
 
 /**
- * At most n characters.
+ * A text cut to at most n characters.
  * @param {string} text
  * @param {number} n
  */

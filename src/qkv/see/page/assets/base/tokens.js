@@ -1,17 +1,17 @@
-// Tokens as a reader knows them, without the marks that tokenizers put on them: the same as plain_tokens of
+// Readable tokens, without the marks that tokenizers add. These functions give the same results as plain_tokens in
 // src/qkv/text/tokenized.py.
 
-// of scripts without blanks between words
+// characters of scripts without blanks between words
 const UNSPACED = /[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]/u;
 /** @type {string[]} */
-export const BYTES = []; // the character that a byte-level tokenizer writes for each byte: printable ones for themselves
+export const BYTES = []; // the character that a byte-level tokenizer writes for each byte; printable characters stand for themselves
 for (let byte = 0, next = 256; byte < 256; byte++)
   BYTES[byte] = String.fromCharCode(/[!-~¡-¬®-ÿ]/.test(String.fromCharCode(byte)) ? byte : next++);
 /** @type {Map<string, any>} */
 export const BYTE_OF = new Map(BYTES.map((mark, byte) => [mark, byte]));
 
 /**
- * The text of a token of a byte-level tokenizer; as it is if it is none, or half a letter.
+ * The text of a token of a byte-level tokenizer; other tokens, and parts of a letter, are returned unchanged.
  * @param {string} name
  */
 function fromBytes(name) {
@@ -19,13 +19,13 @@ function fromBytes(name) {
   try {
     if (bytes.every((byte) => byte !== undefined)) return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes)).replaceAll("\n", "⏎");
   } catch {
-    // half a letter
+    // a part of a letter
   }
   return name;
 }
 
 /**
- * An entry of a vocabulary as a reader knows it.
+ * A vocabulary entry in readable form.
  * @param {string} name
  */
 export function plainName(name) {
@@ -34,7 +34,7 @@ export function plainName(name) {
 }
 
 /**
- * The text that tokens of a vocabulary spell, one behind the other.
+ * The text that a sequence of vocabulary entries spells.
  * @param {string[]} names
  */
 export function spelledOut(names) {
@@ -46,7 +46,7 @@ export function spelledOut(names) {
 }
 
 /**
- * The tokens of a text as a reader knows them: a word is plain, and what continues one begins with "##".
+ * The tokens of a text in readable form: a subword that continues a word begins with "##".
  * @param {string[]} tokens
  * @param {boolean[]} special
  */

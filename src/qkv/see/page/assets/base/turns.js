@@ -1,11 +1,11 @@
-// Jobs in tasks so short that the page answers meanwhile.
+// Jobs that run in short tasks, so that the page stays responsive.
 
-const SHORT = 8; // milliseconds: a task that was as long leaves the next job to another
-let due = 0; // when the task that is running will have been; 0 outside of one
+const SHORT = 8; // milliseconds; after this time a task leaves the next job to another task
+let due = 0; // the time at which the running task ends; 0 if no task is running
 
 /**
- * Does jobs one after another, in tasks so short that the page answers meanwhile. New ones take the place of those that
- * are left. The promise is kept when none are, and what they promised is.
+ * Runs jobs one after another in short tasks, so that the page stays responsive. New jobs replace the jobs that are
+ * left. The promise resolves when no jobs are left and all promises of the jobs are resolved.
  */
 export function inTurn() {
   const { port1, port2 } = new MessageChannel();
@@ -18,7 +18,7 @@ export function inTurn() {
       try {
         promised.push(/** @type {() => any} */ (left.shift())());
       } catch (reason) {
-        reportError(reason); // the others go on
+        reportError(reason); // the other jobs continue
       }
     }
     due = outer;
@@ -53,7 +53,7 @@ export function inTurn() {
 }
 
 /**
- * Draws now what would else be left to tasks of its own.
+ * Runs `draw` at once, with all the jobs that it starts.
  * @param {() => void} draw
  */
 export function atOnce(draw) {

@@ -1,7 +1,7 @@
-// Numbers and objects as they are read.
+// Functions that read packed numbers and objects.
 
 /**
- * Base64 from the payload -> numbers: whole ones of as many bits as `packed.bits` says, or float32.
+ * Reads numbers from base64 in the payload: whole numbers of `packed.bits` bits, or float32.
  * @param {{b64: string, bits?: number}} packed
  */
 export function unpack(packed) {
@@ -13,7 +13,7 @@ export function unpack(packed) {
 }
 
 /**
- * Whole numbers from the first on, the last left out.
+ * Whole numbers from `first` to `last`, without `last`.
  * @param {number} first
  * @param {number} last
  */

@@ -1,10 +1,10 @@
-// Byte pair encoding: a word as its characters, of which the two that were merged first in training are merged
-// first, until no two neighbours were merged.
+// Byte pair encoding. A word begins as its characters. The pair of neighbours that training merged earliest is merged
+// first, and so on, until training merged none of the remaining pairs.
 
 /** @typedef {import("./wordpiece.js").Model} Model */
 /** @typedef {import("./wordpiece.js").Found} Found */
 
-const [PAIR, PLACE] = [2 ** 24, 2 ** 32]; // more than ids; more than places in a text
+const [PAIR, PLACE] = [2 ** 24, 2 ** 32]; // larger than any id; larger than any position in a text
 const ENCODER = new TextEncoder();
 
 /**
@@ -17,9 +17,9 @@ export function bpeOf({ vocab, merges, unk_token: unknown, fuse_unk: fuse, byte_
   /** @type {(token: string) => number} */
   const idOf = (token) => /** @type {number} */ (ids.get(token));
   /** @type {Map<number, number>} */
-  const ranks = new Map(); // of two ids, which merge it is
+  const ranks = new Map(); // from a pair of ids to the number of the merge
   /** @type {number[]} */
-  const made = []; // the id that each merge gives
+  const made = []; // the id that results from each merge
   merges.forEach((/** @type {string | [string, string]} */ pair, /** @type {number} */ rank) => {
     const [one, other] = typeof pair === "string" ? pair.split(" ") : pair;
     ranks.set(idOf(one) * PAIR + idOf(other), rank);
@@ -45,7 +45,7 @@ export function bpeOf({ vocab, merges, unk_token: unknown, fuse_unk: fuse, byte_
 }
 
 /**
- * The tokens of a word once all is merged: the earliest merge first, of the same the leftmost.
+ * Merges the tokens of a word: the earliest merge first; if a merge fits several pairs, the leftmost pair first.
  * @param {Found[]} tokens
  * @param {Map<number, number>} ranks
  * @param {number[]} made
@@ -55,7 +55,7 @@ function merged(tokens, ranks, made) {
   const [before, after] = [Int32Array.from(tokens, (_, i) => i - 1), Int32Array.from(tokens, (_, i) => i + 1)];
   const gone = new Uint8Array(count);
   /** @type {number[]} */
-  const queue = []; // rank and place of each pair that may be merged
+  const queue = []; // the rank and the position of each pair that may be merged
   /** @type {(place: number) => number | undefined} */
   const rankAt = (place) => (after[place] < count ? ranks.get(tokens[place][0] * PAIR + tokens[after[place]][0]) : undefined);
   /** @type {(place: number) => void} */
@@ -68,7 +68,7 @@ function merged(tokens, ranks, made) {
     const top = pop(queue);
     const [place, id] = [top % PLACE, made[Math.floor(top / PLACE)]];
     const rank = gone[place] ? undefined : rankAt(place);
-    if (rank === undefined || made[rank] !== id) continue; // one of the two has been merged since
+    if (rank === undefined || made[rank] !== id) continue; // one token of this pair has been merged since
     const next = after[place];
     tokens[place] = [id, tokens[place][1], tokens[next][2]];
     gone[next] = 1;
@@ -81,7 +81,7 @@ function merged(tokens, ranks, made) {
 }
 
 /**
- * Put a number into a heap, whose smallest number is the first.
+ * Puts a number into a heap; the first number of a heap is the smallest.
  * @param {number[]} heap
  * @param {number} value
  */
@@ -95,7 +95,7 @@ function push(heap, value) {
 }
 
 /**
- * Take the smallest number out of a heap.
+ * Takes the smallest number out of a heap.
  * @param {number[]} heap
  */
 function pop(heap) {

@@ -1,4 +1,4 @@
-// The decoders of a tokenizer.json: how each kind puts tokens together to a text again.
+// The decoders of a tokenizer.json: how each kind joins tokens to a text.
 
 import { BYTE_OF } from "../base/tokens.js";
 import { patternOf } from "./patterns.js";
@@ -58,8 +58,8 @@ const KINDS = {
 };
 
 /**
- * What a decoder of a tokenizer.json does.
- * @param {any} rules  null for none
+ * The function of a decoder in a tokenizer.json.
+ * @param {any} rules  null if the file has no decoder
  * @returns {Decoder}
  */
 export function decoderOf(rules) {
@@ -67,7 +67,7 @@ export function decoderOf(rules) {
 }
 
 /**
- * The bytes that a token stands for.
+ * The bytes of a token.
  * @param {string} token
  */
 function bytesOf(token) {
@@ -76,7 +76,7 @@ function bytesOf(token) {
 }
 
 /**
- * Bytes as a text, or a sign for each of them where they are none.
+ * The text that bytes encode; if they encode no text, a sign for each byte.
  * @param {number[]} bytes
  */
 function whole(bytes) {
@@ -88,7 +88,7 @@ function whole(bytes) {
 }
 
 /**
- * A text with no blank in front of such a sign.
+ * A text without blanks before a sign.
  * @param {string} text
  * @param {string} sign
  */

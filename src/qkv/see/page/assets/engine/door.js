@@ -1,51 +1,53 @@
-// The door to the model that is in the page: globalThis.qkv. Behind it is a worker, made of the scripts that stand
-// in `compute` (worker.js and what it needs), since a page that was opened from a file has no other.
+// The interface to the model in the page, called the door: globalThis.qkv. A worker runs the model. The worker is
+// made from the scripts in `compute` (worker.js and its imports), because a page that was opened from a file cannot
+// load a worker from another file.
 
 /** @typedef {import("./edits.js").Edit} Edit */
 
 /**
- * What a run gives. D is the size of a vector, V that of the vocabulary, n how many places were asked for.
+ * The result of a run. D is the size of a vector, V the size of the vocabulary, n the number of requested positions.
  * @typedef {object} Run
- * @property {string[]} tokens  T of them
+ * @property {string[]} tokens the T tokens
  * @property {Float32Array[][]} pattern  by layer and head: weights (T, T), query by query
- * @property {Float32Array[]} resid  (T, D): hook_full_embed, then what each block hands to the next
- * @property {Float32Array} logits  (T, V), or (n, V) at the places asked for
+ * @property {Float32Array[]} resid (T, D): hook_full_embed, then the output of each block
+ * @property {Float32Array} logits (T, V), or (n, V) at the requested positions
  * @property {number[]} ids  (T)
- * @property {[number, number][]} offsets  (T, 2): the part of the text a token stands for, text.slice(start, end)
- * @property {boolean[]} special  whether the tokenizer put a token in
- * @property {boolean} cut  whether the text was too long
- * @property {boolean} [causal]  whether the model lets no token see what follows it
- * @property {Record<number, any>} blocks  all that the layers asked for have computed, by a trace's names
- * @property {[number, number, string][]} [words]  [first, last + 1, word]: its tokens as words of the text, once a page has them
- * @property {import("./recorded.js").Source} [source]  of a recorded run: how its numbers are read
+ * @property {[number, number][]} offsets  (T, 2): the part of the text for each token: text.slice(start, end)
+ * @property {boolean[]} special  whether the tokenizer added the token
+ * @property {boolean} cut  whether the text was cut because it was too long
+ * @property {boolean} [causal]  whether the model hides later tokens from each token
+ * @property {Record<number, any>} blocks  the activations of the requested layers, by their names in a trace
+ * @property {[number, number, string][]} [words]  [first, last + 1, word]: the words of the text, once a page has computed them
+ * @property {import("./recorded.js").Source} [source]  for a recorded run, the functions that read the numbers
  */
 
 /**
- * A new token, as it is chosen. `likeliest`: tokens in its place, with their probabilities; `looked`: by layer and head what
- * the token before it looked at meanwhile, a weight for each token so far; `text`: all new text.
+ * A new token. `likeliest`: the likeliest tokens at this position, with their probabilities. `looked`: by layer and
+ * head, the weights of the token before it, one weight for each token so far. `text`: the new text so far.
  * @typedef {{id: number, token: string, text: string, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  *
- * New tokens, one that ends texts among them, and their text; the probability of each that was chosen, before any temperature.
+ * All new tokens (including a token that ends a text), their text, and the probability of each token without
+ * temperature.
  * @typedef {{tokens: string[], ids: number[], text: string, probabilities: number[]}} Written
  */
 
 /**
- * The worker that computes one model, as a function that asks it.
- * @param {string} url  of its script
- * @param {string} text  the model, as engine.py has written it
+ * Starts the worker that runs one model; returns a function that sends questions to the worker.
+ * @param {string} url the address of the worker's script
+ * @param {string} text the model in the format of engine.py
  */
 function workerFor(url, text) {
   const worker = new Worker(url);
-  const waiting = new Map(); // what was asked, by number
+  const waiting = new Map(); // the open questions, by number
   let count = 0;
   /** @type {Error | null} */
   let broken = null;
   const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
-  model.catch(() => {}); // each question says so by itself
+  model.catch(() => {}); // each question reports the error itself
 
   worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
     const asker = waiting.get(id);
-    if (!asker) return; // it was given up
+    if (!asker) return; // the question was cancelled
     if (error) asker.reject(error);
     else if (ready || done) asker.resolve(ready ?? value);
     else asker.onpart(value);
@@ -59,7 +61,7 @@ function workerFor(url, text) {
   worker.postMessage({ read: text });
 
   /**
-   * Asks the worker; `signal` gives up what was asked, `onpart` hears of each part.
+   * Sends a question to the worker. `signal` cancels the question; `onpart` is called with each part of the answer.
    * @param {{ask: string, text?: string, edits?: Edit[], at?: number[], layers?: number[], names?: string[],
    *     rows?: Record<string, number[]>, most?: number, options?: object}} question
    * @param {{signal?: AbortSignal, onpart?: (part: any) => void}} heard
@@ -85,7 +87,7 @@ function workerFor(url, text) {
 /**
  * Opens the door.
  * @param {() => void} compute
- * @param {Iterable<HTMLElement>} parts  hold the models, each with its side of the page in `data-side`: "encoder" or "decoder"
+ * @param {Iterable<HTMLElement>} parts  the elements that hold the models; `data-side` is the side of each: "encoder" or "decoder"
  */
 export function openDoor(compute, parts) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
@@ -93,12 +95,12 @@ export function openDoor(compute, parts) {
   const sides = {};
   for (const part of parts) {
     /** @type {ReturnType<typeof workerFor>} */
-    let worker; // from the first question on
+    let worker; // the worker starts with the first question
     sides[part.dataset.side ?? ""] = () => (worker ??= workerFor(url, part.textContent ?? ""));
   }
   const first = Object.keys(sides)[0];
   /**
-   * The worker that is asked: of the model that is wanted, else of this side, where the page has both.
+   * The worker of the wanted model; if none is named and the page has two models, the worker of the usual side.
    * @param {string | undefined} wanted
    * @param {string} usual
    */
@@ -109,17 +111,18 @@ export function openDoor(compute, parts) {
   }
 
   globalThis.qkv = {
-    /** Name and sizes of the model, and its vocabulary, once they are known; of the encoder, where there are two. */
+    /** Resolves to the name, sizes and vocabulary of the model; in a page with two models, of the encoder. */
     model: of(undefined, first).model,
-    /** The same of each, by its side. */
+    /** Resolves to these data for each model, by its side. */
     models: Object.create(null, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
 
     /**
-     * Runs a text, changed as the edits say (see edits.js). The newest run goes first, an older one after it.
+     * Runs a text with edits (see edits.js). A new run goes before older runs.
      * @param {string} text
      * @param {Edit[]} edits
-     * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options  `model`: "encoder" or
-     *     "decoder", the encoder unless given; `at`: the places whose logits are wanted, else all; `layers`: those of which
+     * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options
+     * `model`: "encoder" (the default) or "decoder"; `at`: the positions of the wanted logits, by default all;
+     * `layers`: those of which
      *     everything is wanted, and of a text of over 256 tokens the only ones of which there are patterns; `most`: tokens that
      *     are read, if not all that the model has places for
      * @returns {Promise<Run>}
@@ -128,7 +131,7 @@ export function openDoor(compute, parts) {
       of(model, "encoder").ask({ ask: "run", text, edits, at, layers, most }, { signal }),
 
     /**
-     * Goes on from a text, token by token.
+     * Continues a text, token by token.
      * @param {string} text
      * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
      *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature` 0 takes the likeliest each
@@ -141,24 +144,24 @@ export function openDoor(compute, parts) {
       of(model, "decoder").ask({ ask: "generate", text, edits, options }, { signal, onpart }),
 
     /**
-     * Removes each head in turn, whenever no run is wanted, the last layers first.
+     * Removes each head separately, from the last layer to the first, whenever no run is waiting.
      * @param {string} text
      * @param {Edit[]} edits
-     * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart  hears
-     *     what is left without this head: the last vectors (T, D), and the logits (n, V) at the places `at`
+     * @param {(part: {layer: number, head: number, resid: Float32Array, logits: Float32Array}) => void} onpart is
+     * called with the results without this head: the last vectors (T, D), and the logits (n, V) at the positions `at`
      * @param {{model?: string, at?: number[], most?: number, signal?: AbortSignal}} options
      */
     sweep: async (text, edits, onpart, { model, at, most, signal } = {}) =>
       of(model, "encoder").ask({ ask: "sweep", text, edits, at, most }, { signal, onpart }),
 
     /**
-     * Parameters of the model by their names, a linear layer's weight as (out, in).
+     * Returns parameters of the model by their names; the weight of a linear layer is (out, in).
      * @param {string[]} names
-     * @param {Record<string, number[]>} rows  of tables of vectors, those that are wanted; else all
+     * @param {Record<string, number[]>} rows  the wanted rows of tables of vectors; by default all rows
      * @param {{model?: string}} options
      * @returns {Promise<Record<string, Float32Array>>}
      */
     parameters: async (names, rows = {}, { model } = {}) => of(model, "encoder").ask({ ask: "parameters", names, rows }, {}),
   };
-  window.dispatchEvent(new Event("qkv")); // what stands before the model in the page waits for it
+  window.dispatchEvent(new Event("qkv")); // scripts before the model in the page wait for this event
 }

@@ -1,16 +1,17 @@
-// What a reader may change in a run of the model: which tokens see which, what heads bring, the temperature,
-// a row of weights, a word. Edits are objects {op: ...} as schema.json describes them; records.js checks them.
+// The edits that a reader can make to a run of the model: which tokens each token sees, the output of heads, the
+// temperature, a row of weights, a word. schema.json describes edits, which are objects {op: ...}; records.js checks
+// them.
 
 /** @typedef {import("./parameters.js").Sizes} Sizes */
 
 /**
- * `found`, numbers of another run, is not written by anybody: see sources.js.
+ * `found`, the numbers of another run, is added by sources.js and never written by a reader.
  * @typedef {{op: string, from?: string, found?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number,
  *            head?: number, weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
 /**
- * What an edit has, by its kind.
+ * The fields of an edit, by its kind.
  * @typedef {{hide: Edit & {token: number}, mask: Edit & {query: number, key: number}, row: Edit & {query: number, weights: number[]},
  *            swap: Edit & {token: number, with: string}, scale: Edit & {value: number}, ablate: Edit & {layer: number},
  *            causal: Edit}} ByOp
@@ -20,7 +21,7 @@
 const BY_OP = new WeakMap();
 
 /**
- * The edits of one kind, in their order; sorted once for each list, which may have thousands.
+ * The edits of one kind, in order. A list is sorted by kind only once, since it may have thousands of edits.
  * @template {keyof ByOp} Op
  * @param {Edit[]} edits
  * @param {Op} op
@@ -39,7 +40,7 @@ export function editsOf(edits, op) {
 }
 
 /**
- * Which part of a layer an edit changes first: its projections, its heads, or what follows them.
+ * The first part of a layer that an edit changes: the projections, the heads, or the parts after the heads.
  * @param {Edit} edit
  * @returns {"projections" | "heads" | "rest"}
  */
@@ -49,7 +50,7 @@ export function stageOf({ op, at }) {
 }
 
 /**
- * Whether an edit holds for a head: it says so, or does not say for which.
+ * Whether an edit applies to a head: it names this head, or it names no head.
  * @param {Edit} edit
  * @param {number} l
  * @param {number} h
@@ -59,13 +60,13 @@ export function isFor(edit, l, h) {
 }
 
 /**
- * Which keys a head does not see, (T - first, T), query by query: 1 where any edit hides the key.
+ * The keys that a head does not see, (T - first, T), query by query: 1 if an edit hides the key.
  * @param {Edit[]} edits
  * @param {number} l
  * @param {number} h
  * @param {number} T
- * @param {number} first  the first query that is asked for
- * @param {Uint8Array} unseen  what is hidden anyhow
+ * @param {number} first  the first wanted query
+ * @param {Uint8Array} unseen  the keys that are hidden without edits
  */
 export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T - first) * T)) {
   const hidden = unseen.slice();
@@ -77,7 +78,7 @@ export function hiddenBy(edits, l, h, T, first = 0, unseen = new Uint8Array((T -
 }
 
 /**
- * What scores are multiplied by: the last that was asked for.
+ * The factor of the scores: the factor of the last edit that sets one, or the usual factor.
  * @param {Edit[]} edits
  * @param {number} usual
  */
@@ -88,7 +89,7 @@ export function scaleOf(edits, usual) {
 /** @typedef {"head" | "token" | ""} Axis */
 
 /**
- * The axes of an activation in a flat array, the last side by side, by name and length.
+ * The axes of an activation in a flat array, by name and length; numbers along the last axis are adjacent.
  * @param {string} at
  * @param {number} T
  * @param {{heads: number, kv_heads: number, size: number, dim: number}} sizes
@@ -102,7 +103,7 @@ export function axesOf(at, T, { heads: H, kv_heads, size: d, dim: D }) {
 }
 
 /**
- * Which numbers of a flat array an edit is of: those of its head and its token, or of all.
+ * The indices of the numbers that an edit changes in a flat array: those of its head and token, or all.
  * @param {{head?: number, token?: number}} edit
  * @param {[Axis, number][]} axes
  */
@@ -116,7 +117,7 @@ export function indicesOf(edit, axes) {
 }
 
 /**
- * What an edit puts in the place of numbers of an activation: by op, from the edit and what they were.
+ * The numbers that an edit puts into an activation: by op, a function of the edit and the old numbers.
  * @type {Record<string, (edit: Required<Edit>, part: number[]) => ArrayLike<number>>}
  */
 const CHANGES = {
@@ -127,7 +128,7 @@ const CHANGES = {
 };
 
 /**
- * Where an edit changes an activation. A row is of the pattern.
+ * The activation that an edit changes; a row of weights changes the pattern.
  * @param {Edit} edit
  */
 function placeOf({ op, at, head, token, query }) {
@@ -135,7 +136,7 @@ function placeOf({ op, at, head, token, query }) {
 }
 
 /**
- * An activation of a layer, flat, with what its edits put in its place.
+ * An activation of a layer as a flat array, after the edits.
  * @param {Edit[]} edits  of this layer
  * @param {string} at
  * @param {Float64Array} x
@@ -153,7 +154,7 @@ export function changed(edits, at, x, T, sizes) {
 }
 
 /**
- * What all heads of a layer bring together, z (T, H * d), with 0 from those that are ablated, or what an edit says.
+ * The outputs of all heads of a layer, z (T, H * d). Ablated heads give 0, or the numbers that an edit sets.
  * @param {Edit[]} ablations
  * @param {Float64Array} z
  * @param {Sizes} sizes

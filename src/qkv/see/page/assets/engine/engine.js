@@ -1,9 +1,9 @@
-// The forward pass of a transformer, an encoder or a decoder, to be read from top to bottom: tokens, vectors, attention,
-// MLP, logits. What a family of models does otherwise than another stands in the design (parameters.js), as in Python;
-// what a reader may change is in edits.js. T is how many tokens there are, D the size of a vector, H the heads, d the
-// size of one, F the hidden size of the MLP, V the vocabulary. A step of `forward` has arrays by the names of a trace.
-// What comes out is the model's own, but for the last rounding.
-// While a text is written (generate.js), there are `first` tokens before those that are computed, L of T.
+// The forward pass of an encoder or a decoder, in order from top to bottom: tokens, vectors, attention, MLP, logits.
+// The design (parameters.js) describes how families of models differ, like in Python; edits.js has the changes that a
+// reader can make. T is the number of tokens, D the size of a vector, H the number of heads, d the size of a head, F
+// the hidden size of the MLP, V the size of the vocabulary. A step of `forward` has arrays by their names in a trace.
+// The results are equal to the model's own except for rounding. While a text is generated (generate.js), only L of T
+// tokens are computed; `first` tokens come before them.
 
 import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
 import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softmax, weigh } from "./layers.js";
@@ -14,7 +14,7 @@ import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softma
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * A linear layer of the model by its name.
+ * Applies a linear layer of the model, given by name.
  * @param {Model} model
  * @param {string} name
  * @param {Float64Array} x
@@ -25,7 +25,7 @@ function project({ parameters }, name, x, L) {
 }
 
 /**
- * A norm of the model by its name; where it has none, the vectors as they are.
+ * Applies a norm of the model, given by name; if the model has no such norm, returns the vectors unchanged.
  * @param {Model} model
  * @param {string} name
  * @param {Float64Array} x
@@ -36,7 +36,7 @@ function norm({ parameters, design, sizes }, name, x) {
 }
 
 /**
- * The rows of a table (rows, E).
+ * Reads rows of a table (rows, E).
  * @param {Float32Array} table
  * @param {number} E
  * @param {number[]} rows  (T)
@@ -48,7 +48,7 @@ function looked(table, E, rows) {
 }
 
 /**
- * The vectors that the first layer reads: those of the tokens, of the first segment and of their places.
+ * The input of the first layer: the sum of the vectors of the tokens, of the first segment and of the positions.
  * @param {Model} model
  * @param {number[]} ids  (L)
  * @returns {Step}
@@ -67,7 +67,7 @@ export function embed(model, ids, first = 0) {
 }
 
 /**
- * The row of the table of positions for each token; RoBERTa counts the tokens that are not padding.
+ * The row in the table of positions for each token; RoBERTa counts only tokens that are not padding.
  * @param {number[]} ids
  * @param {number} first
  * @param {{first: number, padding: number | null}} options
@@ -78,8 +78,8 @@ function placesOf(ids, first, { first: row, padding }) {
 }
 
 /**
- * The queries, keys and values of layer l, made of x (L, D): all heads side by side. Where they are normed or rotated
- * before they meet, `rot_q` and `rot_k` are what meets.
+ * The queries, keys and values of layer l, computed from x (L, D), with all heads side by side. If queries and keys
+ * are normed or rotated before their product, `rot_q` and `rot_k` are the results.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
@@ -103,7 +103,7 @@ export function projections(model, l, x, L, edits, first = 0) {
 }
 
 /**
- * Which keys each query does not see, (L, T): those that follow it, in a causal model, and those out of its window.
+ * The keys that each query does not see, (L, T): later keys in a causal model, and keys outside of the window.
  * @param {{causal: boolean, window: [number, number] | null}} attends
  * @param {number} first
  * @param {number} T
@@ -122,11 +122,11 @@ function unseenBy({ causal, window }, first, T) {
 }
 
 /**
- * The heads of layer l: scores, weights, and the values that these bring together.
+ * The heads of layer l: scores, weights, and the weighted sums of values.
  * @param {Model} model
  * @param {number} l
- * @param {{q: Float64Array, k: Float64Array, v: Float64Array}} read  queries (L, H * d) as they meet keys; keys and values (T, heads * d),
- *     of which there may be fewer heads
+ * @param {{q: Float64Array, k: Float64Array, v: Float64Array}} read queries (L, H * d), normed and rotated; keys and
+ * values (T, heads * d), which may have fewer heads
  * @param {Edit[]} edits  see edits.js
  * @returns {Step}
  */
@@ -154,7 +154,8 @@ export function attention({ sizes, design }, l, { q, k, v }, edits, first = 0) {
 }
 
 /**
- * The MLP of layer l on x (L, D): up, the activation, down; where it is gated, what is made of `gate` multiplies what goes up.
+ * The MLP of layer l on x (L, D): up, the activation, down. In a gated MLP, the activation of `gate` is multiplied by
+ * the result of `up`.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
@@ -174,11 +175,12 @@ function mlp(model, l, x, L) {
 }
 
 /**
- * What layer l does with x (L, D) once its heads have found z (L, H * d). Each part's result is added to what goes past it.
+ * The rest of layer l on x (L, D), after its heads have computed z (L, H * d). The result of each part is added to
+ * the part's input.
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Step} found  the heads' z; and `ln1.normalized`, what they read, where a norm stands before them
+ * @param {Step} found  the heads' z, and `ln1.normalized`, the heads' input, if a norm comes before the heads
  * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
@@ -207,7 +209,7 @@ export function rest(model, l, x, found, L, edits) {
 }
 
 /**
- * The vectors (T, D) that a step hands to the next: the embeddings, or what a layer gives.
+ * The vectors (T, D) that the next step reads: the embeddings, or the output of a layer.
  * @param {Step} step
  */
 export function handedOn(step) {
@@ -215,14 +217,14 @@ export function handedOn(step) {
 }
 
 /**
- * The forward pass: the embeddings, then every layer. It stops before each layer, so that something else can go
- * first. What was computed before and is in `memory` is not computed again: each part of a layer is named by what it
- * reads and by the edits that change it.
+ * The forward pass: the embeddings, then every layer. It pauses before each layer, so that other work can go first.
+ * Results in `memory` are not computed again: the key of a layer's part consists of the part's input and of the edits
+ * that change it.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)
  * @param {Edit[]} edits
- * @returns {Generator<void, Step[]>}  the embeddings, and behind them the layers
+ * @returns {Generator<void, Step[]>}  the embeddings, then the layers
  */
 export function* forward(model, memory, ids, edits) {
   const T = ids.length;
@@ -247,7 +249,7 @@ export function* forward(model, memory, ids, edits) {
 }
 
 /**
- * The queries, keys and values of a step as they meet.
+ * The queries, keys and values of a step, after norms and rotation.
  * @param {Step} step
  */
 export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
@@ -255,7 +257,7 @@ export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
 }
 
 /**
- * What the head makes of vectors (T, D): how well each word of the vocabulary would fit at these places (n).
+ * The logits of vectors (T, D): how well each word of the vocabulary would match at these positions (n).
  * @param {Model} model
  * @param {Float64Array} x
  * @param {number[]} places

@@ -1,14 +1,14 @@
-// Where a word is missing in a text, however that is typed: the same as src/qkv/text/gaps.py.
+// The gaps of a text, in each notation that a reader may type. The rules are the same as in src/qkv/text/gaps.py.
 
 import { escaped } from "./patterns.js";
 
 const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?![ \t\r\n]*$)/gu;
 
 /**
- * The gaps of a text: "[MASK]", "[mask]", "_" or more of them that touch no letter or digit, "?" behind a blank and
- * before more of the text.
+ * The gaps of a text: "[MASK]"; "[mask]"; one or more "_" without an adjacent letter or digit; "?" after a blank and
+ * before more text.
  * @param {string} text
- * @returns {{start: number, end: number}[]}  each is text.slice(start, end)
+ * @returns {{start: number, end: number}[]}  for each gap, text.slice(start, end)
  */
 export function gapsOf(text) {
   const found = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
@@ -16,16 +16,16 @@ export function gapsOf(text) {
 }
 
 /**
- * A text whose gaps are written as the mask token, and the way back: from a place in it, and whether that is the end
- * of a part (1) or its start (0), to the place in the text as it was given.
+ * Writes the gaps of a text as the mask token. `given` converts a position in the new text to the position in the
+ * given text; `side` is 1 for the end of a part, and 0 for the start of a part.
  * @param {string} text
- * @param {string | null} mask  null leaves the text as it is
+ * @param {string | null} mask  null leaves the text unchanged
  * @returns {{text: string, given: (place: number, side: 0 | 1) => number}}
  */
 export function masked(text, mask) {
   if (mask === null) return { text, given: (place) => place };
   /** @type {{start: number, end: number, at: number}[]} */
-  const gaps = []; // each with its place in the text that is written
+  const gaps = []; // the gaps, each with its position in the new text
   let shift = 0;
   const written = text.replace(new RegExp(`${escaped(mask)}|${GAPS.source}`, "gu"), (gap, start) => {
     gaps.push({ start, end: start + gap.length, at: start + shift });

@@ -1,5 +1,6 @@
-// Text out of a decoder, token by token: each is chosen from the logits behind the one before. Keys and values of what was
-// read stay (the KV cache), so that a new token is one row through the layers.
+// Text generation with a decoder, token by token. Each token is chosen from the logits after the previous token. The
+// keys and values of earlier tokens are kept (the key/value cache), so that only one row goes through the layers for
+// a new token.
 
 import { changed } from "./edits.js";
 import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest } from "./engine.js";
@@ -12,17 +13,17 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 /** @typedef {import("./sampling.js").Choice} Choice */
 
 /**
- * What is known of the last token that was read: its vector, and what its heads looked at, by layer: (H, T).
+ * The results for the last token that was read: its vector, and the weights of its heads, by layer: (H, T).
  * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
  *
- * A new token, with its probability before any temperature, the likeliest in its place, and what was looked at while it was
- * chosen: by layer and head, T weights.
+ * A new token, with its probability without temperature, the likeliest tokens at this position, and the weights of
+ * the token before it: by layer and head, T weights.
  * @typedef {{id: number, probability: number, likeliest: [number, number][], looked: Float32Array[][]}} Chosen
  */
 
-const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that new tokens do not have
+const PROMPT_ALONE = ["row", "set", "patch", "swap"]; // edits that do not apply to new tokens
 
-/** Keys and values of the tokens that were read, by layer; and these tokens. */
+/** The key/value cache: the keys and values of the tokens that were read, by layer, and these tokens. */
 export class Cache {
   constructor() {
     this.key = "";
@@ -33,7 +34,7 @@ export class Cache {
   }
 
   /**
-   * Forgets all but the first tokens.
+   * Keeps only the first tokens.
    * @param {number} count
    */
   cut(count) {
@@ -44,12 +45,12 @@ export class Cache {
 }
 
 /**
- * New tokens behind a prompt; it stops before each layer, and after each token gives it.
+ * Generates new tokens after a prompt. It pauses before each layer, and yields each new token.
  * @param {Model} model
  * @param {Memory} memory
- * @param {Cache} cache  what was written last is not read again
+ * @param {Cache} cache  tokens from the last call are not read again
  * @param {number[]} ids  the prompt, (T)
- * @param {Edit[]} edits  of the prompt; those that are not of its tokens alone hold for new ones too
+ * @param {Edit[]} edits  edits of the prompt; edits that name no token of the prompt apply to new tokens too
  * @param {Choice} choice
  * @returns {Generator<Chosen | void, void>}
  */
@@ -64,7 +65,7 @@ export function* written(model, memory, cache, ids, edits, choice) {
   const all = [...ids, ...begun];
   if (!read) {
     const same = all.findIndex((id, place) => id !== cache.ids[place]);
-    cache.cut(Math.max(ids.length, same < 0 ? all.length - 1 : same)); // the last is read again, for its vector
+    cache.cut(Math.max(ids.length, same < 0 ? all.length - 1 : same)); // the last token is read again, because its vector is needed
   }
   for (const id of all.slice(cache.ids.length)) read = yield* next(model, cache, id, later);
   for (let count = begun.length; count < max && !(most && all.length >= most); count++) {
@@ -139,7 +140,7 @@ function joined(arrays) {
 }
 
 /**
- * Weights of all heads (H * T) in each layer, by head.
+ * Splits the weights of all heads (H * T) in each layer by head.
  * @param {Float64Array[]} looked
  * @param {number} T
  */

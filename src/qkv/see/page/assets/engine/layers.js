@@ -1,12 +1,12 @@
-// What the layers of a transformer are made of: linear layers, norms, activations, rotations, scores, weights.
-// An array of several axes is flat, the last axis side by side: row t of an array (T, D) begins at t * D.
-// All is computed in float64, as JavaScript's numbers are.
+// The parts of a transformer's layers: linear layers, norms, activations, rotations, scores, weights. An array of
+// several axes is flat, and numbers along the last axis are adjacent: row t of an array (T, D) begins at t * D. All
+// numbers are computed in float64, the type of JavaScript's numbers.
 
 /** @typedef {import("./parameters.js").Rotary} Rotary */
 
 /**
- * A linear layer: x (T, I) times weight (O, I), of which each row makes one number of the result, plus bias (O).
- * Two rows of x and four of the weight are read at a time, since reading takes longer than multiplying.
+ * A linear layer: x (T, I) times weight (O, I) plus bias (O). Each row of the weight gives one number of the result.
+ * Two rows of x and four rows of the weight are read together, since reading takes longer than multiplying.
  * @param {Float64Array} x
  * @param {Float32Array} weight
  * @param {Float32Array | undefined} bias
@@ -17,7 +17,7 @@ export function linear(x, weight, bias, I) {
   const T = x.length / I;
   const out = new Float64Array(T * O); // (T, I) -> (T, O)
   for (let o = 0; o < O; o += 4) {
-    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // at the end some are computed again
+    const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1)); // at the end some rows are computed twice
     const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
     /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
     const put = (row, a, b, c, d) => {
@@ -58,8 +58,8 @@ export function linear(x, weight, bias, I) {
 }
 
 /**
- * LayerNorm: each vector of x (..., D) shifted to mean 0 and scaled to variance 1, then times weight (D) plus bias (D).
- * RMSNorm leaves the mean where it is, and scales to a mean square of 1.
+ * LayerNorm shifts each vector of x (..., D) to mean 0 and scales it to variance 1, then multiplies by weight (D) and
+ * adds bias (D). RMSNorm keeps the mean, and scales to a mean square of 1.
  * @param {Float64Array} x
  * @param {Float32Array} weight
  * @param {Float32Array | undefined} bias
@@ -81,11 +81,11 @@ export function normalized(x, weight, bias, { eps, rms, offset }) {
 // ---- activations
 
 /**
- * By name what is made of each number.
+ * The activation functions, by name.
  * @type {Record<string, (x: number) => number>}
  */
 export const ACTIVATIONS = {
-  gelu: (x) => x * below(x), // the share of the normal distribution that lies below x
+  gelu: (x) => x * below(x), // the share of the normal distribution below x
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
   quick_gelu: (x) => x / (1 + Math.exp(-1.702 * x)),
   silu: (x) => x / (1 + Math.exp(-x)),
@@ -95,7 +95,7 @@ export const ACTIVATIONS = {
 
 const [REACH, FINE] = [6, 256]; // the bell curve from -6 to 6, in steps of 1 / 256
 const BELL = Float64Array.from({ length: 2 * REACH * FINE + 1 }, (_, i) => bell(i / FINE - REACH));
-const BELOW = new Float64Array(BELL.length); // the area under it up to there, by Simpson's rule
+const BELOW = new Float64Array(BELL.length); // the area under the bell curve up to each step, by Simpson's rule
 for (let i = 1; i < BELOW.length; i++) {
   const middle = bell((i - 0.5) / FINE - REACH);
   BELOW[i] = BELOW[i - 1] + (BELL[i - 1] + 4 * middle + BELL[i]) / (6 * FINE);
@@ -107,7 +107,7 @@ function bell(x) {
 }
 
 /**
- * The share of the normal distribution below x: from the table, and on from there by its derivatives.
+ * The share of the normal distribution below x, computed from the table and the derivatives at the nearest step.
  * @param {number} x
  */
 function below(x) {
@@ -119,7 +119,7 @@ function below(x) {
 }
 
 /**
- * What a softcap makes of a number: close to itself where it is small, and never beyond the cap.
+ * Applies a softcap: small numbers stay nearly the same, and no number is beyond the cap.
  * @param {number} x
  * @param {number | null} cap
  */
@@ -128,7 +128,7 @@ export function capped(x, cap) {
 }
 
 /**
- * A residual connection: what goes past a part of a layer is added to what comes out of it.
+ * A residual connection: adds the input of a part to the part's output.
  * @param {Float64Array} past
  * @param {Float64Array} out
  */
@@ -139,13 +139,13 @@ export function add(past, out) {
 // ---- attention
 
 /**
- * Queries or keys x (L, heads * d), whose tokens stand at `first` and behind it: pairs of numbers of each head rotated,
- * each pair at a speed of its own, by the place.
+ * Rotates queries or keys x (L, heads * d), whose first token is at position `first`: each pair of a head's numbers
+ * is rotated by the position times the speed of the pair.
  * @param {Float64Array} x
  * @param {number} d
  * @param {number} L
  * @param {number} first
- * @param {Rotary} rotary  `longer` has the speeds of texts over a limit, `stretched` says how theirs fall
+ * @param {Rotary} rotary  `longer` has the speeds for texts over a limit; `stretched` has the factor by which speeds fall
  */
 export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, longer, stretched }) {
   const out = x.slice();
@@ -168,12 +168,12 @@ export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, long
 }
 
 /**
- * The columns of one head in an array whose rows have those of all heads side by side.
+ * The columns of one head in an array whose rows have the columns of all heads side by side.
  * @typedef {{array: Float64Array, wide: number, first: number}} Columns  `wide` is the length of a row, `first` the head's first column
  */
 
 /**
- * The scores of one head, (L, S): how well each query's vector fits each key's; -Infinity where the key is hidden.
+ * The scores of one head, (L, S): how well each query matches each key; -Infinity for hidden keys.
  * @param {Columns} q  L rows
  * @param {Columns} k  S rows
  * @param {number} d
@@ -199,7 +199,7 @@ export function scoresOf(q, k, d, scale, softcap, hidden) {
 }
 
 /**
- * Each row of scores (L, S) as weights that sum to 1; a row that sees nothing has weights 0.
+ * Softmax: turns each row of scores (L, S) into weights that sum to 1; a row without a visible key has weights of 0.
  * @param {Float64Array} scores
  * @param {number} S
  */
@@ -216,11 +216,12 @@ export function softmax(scores, S) {
 }
 
 /**
- * One head's columns of z: for each query the values v, weighted by its row of the pattern (L, S).
+ * Computes one head's columns of z: for each query, the sum of the values v, weighted by the query's row of the
+ * pattern (L, S).
  * @param {Float64Array} pattern
  * @param {Columns} v  S rows
  * @param {number} d
- * @param {Columns} z  L rows, written to
+ * @param {Columns} z  L rows, which receive the result
  */
 export function weigh(pattern, v, d, z) {
   const S = v.array.length / v.wide;

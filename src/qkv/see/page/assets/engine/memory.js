@@ -1,8 +1,8 @@
-// What a model has computed, kept so that a change computes again only what it touches.
+// A memory of a model's results, so that after an edit only affected parts are computed again.
 
-/** @typedef {Record<string, any>} Step  what a part of the model has computed: arrays, by the names of a trace */
+/** @typedef {Record<string, any>} Step  the results of a part of the model: arrays, by their names in a trace */
 
-/** What has been computed, up to so many numbers; what nobody asked for the longest goes first. */
+/** Keeps results with up to this many numbers; the least recently used results are dropped first. */
 export class Memory {
   constructor(most = 6e6) {
     this.most = most;
@@ -13,7 +13,8 @@ export class Memory {
   }
 
   /**
-   * What `compute` gives, or gave under this name; with a key, to name by what is computed from it.
+   * Returns the result of `compute`, or the earlier result with this name; the key identifies the result in later
+   * names.
    * @param {string} name
    * @param {() => Step} compute
    */
@@ -21,7 +22,7 @@ export class Memory {
     const known = this.found.get(name);
     const value = known ?? { ...compute(), key: (this.count += 1) };
     this.found.delete(name);
-    this.found.set(name, value); // the newest is the last
+    this.found.set(name, value); // the most recently used result is the last
     if (!known) this.size += sizeOf(value);
     for (const [old, one] of this.found) {
       if (this.size <= this.most || one === value) break;
@@ -33,7 +34,7 @@ export class Memory {
 }
 
 /**
- * How many numbers the arrays of a step have.
+ * The count of all numbers in the arrays of a step.
  * @param {Step} step
  */
 function sizeOf(step) {

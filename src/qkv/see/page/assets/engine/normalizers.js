@@ -1,5 +1,5 @@
-// The normalizers of a tokenizer.json: what each kind makes of a text before it is cut into words.
-// What is a mark is asked of the browser's Unicode, which may be newer than that of the tokenizers library.
+// The normalizers of a tokenizer.json: how each kind changes a text before it is cut into words. Which characters are
+// marks depends on the browser's version of Unicode, which may be newer than the version in the tokenizers library.
 
 import { patternOf } from "./patterns.js";
 import { behind, changed, madeOf, marksOf, partOf, replaced } from "./spans.js";
@@ -7,10 +7,10 @@ import { behind, changed, madeOf, marksOf, partOf, replaced } from "./spans.js";
 /** @typedef {import("./spans.js").Piece} Piece */
 /** @typedef {(piece: Piece) => Piece} Normalizer */
 
-const CONTROL = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\ufffd]/u; // nothing to read in them; half a character is one too
-const KEPT = "\t\n\r"; // control characters that are blanks
+const CONTROL = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\ufffd]/u; // unreadable characters, including one half of a surrogate pair
+const KEPT = "\t\n\r"; // control characters that count as blanks
 const BLANK = /\p{White_Space}/u;
-const ACCENT = /\p{Mn}/u; // a mark that stands over or under the letter before it
+const ACCENT = /\p{Mn}/u; // a mark above or below the letter before it
 const CHINESE = /[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u{20000}-\u{2a6df}\u{2a700}-\u{2b81f}\u{2b920}-\u{2ceaf}\u{2f800}-\u{2fa1f}]/u;
 
 /** @type {Record<string, (rules: any) => Normalizer>} */
@@ -37,8 +37,8 @@ const KINDS = {
 };
 
 /**
- * What a normalizer of a tokenizer.json does.
- * @param {any} rules  null for none
+ * The function of a normalizer in a tokenizer.json.
+ * @param {any} rules  null if the file has no normalizer
  * @returns {Normalizer}
  */
 export function normalizerOf(rules) {
@@ -58,7 +58,7 @@ const cleaned = (piece) =>
   changed(piece, (mark) => (CONTROL.test(mark) && !KEPT.includes(mark) ? "" : BLANK.test(mark) ? " " : mark));
 
 /** @type {Normalizer} */
-const apart = (piece) => changed(piece, (mark) => (CHINESE.test(mark) ? ` ${mark} ` : mark)); // each is a word
+const apart = (piece) => changed(piece, (mark) => (CHINESE.test(mark) ? ` ${mark} ` : mark)); // each of these characters is a word
 
 /** @type {Normalizer} */
 const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (ACCENT.test(mark) ? "" : mark));
@@ -67,10 +67,10 @@ const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (
 const lowered = (piece) => changed(piece, (mark) => mark.toLowerCase());
 
 /**
- * A text in a normal form of Unicode. A character stands for the first of those that it is made of; one that is a
- * further part of a character stands for what the one before it stands for.
+ * Converts a text to a normal form of Unicode. A composed character stands for the same part of the text as the first
+ * of its characters; a further part of a character stands for the same as the part before it.
  * @param {string} form
- * @param {string} parts  the form in which all is taken apart
+ * @param {string} parts  the form that decomposes all characters
  * @returns {Normalizer}
  */
 function composed(form, parts) {
@@ -79,7 +79,7 @@ function composed(form, parts) {
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
     /** @type {Map<string, number[]>} */
-    const firsts = new Map(); // 1 for a part that a character begins with; its first occurrence is the last here
+    const firsts = new Map(); // 1 for a part with which a character begins; the list is reversed
     for (const [mark] of [...marks].reverse())
       for (const [i, part] of Array.from(mark.normalize(parts)).map((one, i) => /** @type {[number, string]} */ ([i, one])).reverse()) {
         if (!firsts.has(part)) firsts.set(part, []);

@@ -1,18 +1,18 @@
-// The numbers of a model as engine.py has written them into a page, and what says how they are used.
+// The parameters of a model, which engine.py has written into a page, and the design that says how they are used.
 
 import { readTokenizer } from "./tokenizer.js";
 
 /** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
 
 /**
- * `size` is d, that of a head's queries and keys; `next`: whether logits are for what follows a place; `bert`: whether its
- * steps are BERT's, with all their parameters; `scales`: see server.js.
+ * `size` is d, the size of a head's queries and keys; `next`: whether logits are for the next position; `bert`:
+ * whether the layers have BERT's steps, with all parameters; `scales`: see server.js.
  * @typedef {{layers: number, heads: number, kv_heads: number, size: number, dim: number, vocabulary: number, most: number | null,
  *            next: boolean, eps: number, mask?: string | null, bert?: boolean, scales?: [string, number][]}} Sizes
  * @typedef {{dims: number, interleaved: boolean, scale: number, speeds: number[], longer?: {limit: number, speeds: number[]},
  *            stretched?: {limit: number, factor: number}}} Rotary  see rotate in layers.js
  * @typedef {{causal: boolean, window: [number, number] | null, scale: number, softcap: number | null, rotary: number | null}} Attends
- *            how a layer attends; `rotary` counts among those of the design
+ * the attention of a layer; `rotary` is an index in the design's `rotaries`
  * @typedef {{layers: Attends[], rotaries: Rotary[], activation: string, norms: "after" | "before" | "both" | "behind", parallel: boolean,
  *            rms: boolean, offset: number, embed: {scale: number, first: number, padding: number | null, projects_first: boolean},
  *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design
@@ -22,12 +22,12 @@ import { readTokenizer } from "./tokenizer.js";
  */
 
 /**
- * The model that engine.py has written into a page, as numbers to compute with.
+ * Unpacks a model that engine.py has written into a page.
  * @param {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Packed>, tokenizer: any}} written
  * @returns {Model}
  */
 export function readModel({ name, sizes, design, parameters, tokenizer }) {
-  const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all that float16 has
+  const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all numbers of float16
   /** @type {Record<string, Float32Array>} */
   const read = {};
   for (const [part, packed] of Object.entries(parameters)) read[part] = unpacked(packed, halves);
@@ -35,7 +35,7 @@ export function readModel({ name, sizes, design, parameters, tokenizer }) {
 }
 
 /**
- * A float16 from its bits: one for the sign, five for the power of two, ten for the fraction.
+ * Converts the bits of a float16 to a number: one bit for the sign, five for the power of two, ten for the fraction.
  * @param {number} bits
  */
 function half(bits) {
@@ -45,8 +45,8 @@ function half(bits) {
 }
 
 /**
- * Base64 of float16, the lower byte first, looked up in a table of what its bits mean; or, where there are scales,
- * which are such float16, of rows of int8, each of which is multiplied by its scale.
+ * Unpacks base64 of little-endian float16 with a table of all float16 numbers. With `scale`, the base64 has rows of
+ * int8 instead, and each row is multiplied by its scale, a float16.
  * @param {Packed} packed
  * @param {Float32Array} halves
  * @returns {Float32Array}

@@ -1,18 +1,18 @@
-// The patterns of a tokenizer.json, which are written for Oniguruma, as JavaScript has them. What a page cannot
-// write in its own way is refused before: see tokenizers.py.
+// Converts the patterns of a tokenizer.json, which are written for Oniguruma, to JavaScript. Python rejects
+// tokenizers with patterns that cannot be converted: see page/engine.py.
 
 const PART = /\\[pP]\{[^}]*\}|\\u[\da-f]{4}|\\.|\(\?i:|\(\?:|\(\?<?[=!]|\{\d+(?:,\d*)?\}|[^]/giu;
-const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // the same letters, in Unicode's view
+const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // the same letters by the rules of Unicode
 const SYNTAX = "^$\\.*+?()[]{}|/";
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
-const MORE = "²³¹¼½¾"; // words too, to Oniguruma, but in a class
+const MORE = "²³¹¼½¾"; // word characters in Oniguruma, except in a class
 const CLASSES = /** @type {Record<string, string>} */ ({
   s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}", w: WORD,
 });
 const CATEGORY = /^(?:[LMNPSZC][a-z&]?|Alphabetic)$/;
 
 /**
- * A pattern {"Regex": ...} or {"String": ...}.
+ * Converts a pattern {"Regex": ...} or {"String": ...}.
  * @param {{Regex?: string, String?: string}} pattern
  */
 export function patternOf({ Regex, String: plain = "" }) {
@@ -26,7 +26,7 @@ export function escaped(text) {
 
 /** @param {string} pattern */
 function translated(pattern) {
-  const groups = [false]; // of each group that is open, whether small and large letters are one there
+  const groups = [false]; // for each open group, whether it ignores case
   let inside = false; // a class
   let found = "";
   for (const [part] of /** @type {Iterable<RegExpExecArray>} */ (pattern.matchAll(PART))) {
@@ -51,7 +51,7 @@ function translated(pattern) {
 }
 
 /**
- * A letter in a class, and where case does not count the letters that are the same.
+ * A letter in a class; if the group ignores case, with its forms in the other case.
  * @param {string} part
  * @param {boolean[]} groups
  */
@@ -61,14 +61,14 @@ function folded(part, groups) {
   return small + small.toUpperCase() + (FOLDED[small] ?? "");
 }
 
-/** @param {string} part  such as \p{L} or \p{Han} */
+/** @param {string} part  for example \p{L} or \p{Han} */
 function property(part) {
   const name = part.slice(3, -1);
   return CATEGORY.test(name) ? part : `${part.slice(0, 3)}Script=${name}}`;
 }
 
 /**
- * A character behind a backslash.
+ * A character after a backslash.
  * @param {string} mark
  * @param {boolean} inside
  */

@@ -1,4 +1,4 @@
-// The pre-tokenizers of a tokenizer.json: how each kind cuts a text into words, before these are cut into tokens.
+// The pre-tokenizers of a tokenizer.json: how each kind cuts a text into words, which are then cut into tokens.
 
 import { BYTES } from "../base/tokens.js";
 import { patternOf } from "./patterns.js";
@@ -9,7 +9,7 @@ import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
 /** @typedef {[first: number, last: number, found: boolean]} Span  a part of a text, and whether a pattern was found there */
 
 const BLANK = /\p{White_Space}/gu;
-const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // and the signs of ASCII, which Unicode calls symbols
+const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // and the ASCII signs that are symbols in Unicode
 const DIGIT = /\p{N}/gu;
 const GPT2 = patternOf({ Regex: "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+" });
 const ENCODER = new TextEncoder();
@@ -38,8 +38,8 @@ const KINDS = {
 };
 
 /**
- * What a pre-tokenizer of a tokenizer.json does.
- * @param {any} rules  null for none
+ * The function of a pre-tokenizer in a tokenizer.json.
+ * @param {any} rules  null if the file has no pre-tokenizer
  * @returns {Cutter}
  */
 export function cutterOf(rules) {
@@ -67,10 +67,10 @@ const BEHAVIORS = {
 };
 
 /**
- * Cuts a text where a pattern is found.
+ * Cuts a text at the matches of a pattern.
  * @param {RegExp} pattern
- * @param {string} behavior  what becomes of what was found
- * @param {boolean} invert  whether what lies between is what is meant
+ * @param {string} behavior  the treatment of matches
+ * @param {boolean} invert  whether the parts between matches count as matches
  * @returns {Cutter}
  */
 function split(pattern, behavior, invert = false) {
@@ -91,7 +91,7 @@ function split(pattern, behavior, invert = false) {
 }
 
 /**
- * Spans in which some are one with that before them.
+ * Joins some spans with the span before them.
  * @param {Span[]} spans
  * @param {(found: boolean, before: boolean) => boolean} joins
  */

@@ -1,4 +1,4 @@
-// The door to texts that were run when the page was written: it gives what the payload holds, and computes nothing.
+// The interface (door) to texts that were run when the page was written. It reads the payload, and computes nothing.
 
 import { unpack } from "../base/values.js";
 
@@ -8,22 +8,22 @@ import { unpack } from "../base/values.js";
 /** @typedef {{b64: string, shape: number[], bits?: number, per?: number}} Packed */
 
 /**
- * A text as its numbers are read: TEXT of payload.py, but flags for the places of special tokens.
+ * A text as the readers below expect it: TEXT of payload.py, with flags instead of positions for special tokens.
  * @typedef {object} Text
  * @property {string} name
  * @property {string[]} tokens
  * @property {string[] | null} keys  null: the tokens
- * @property {number[]} special  1 or 0 for each token
+ * @property {number[]} special 1 for special tokens, or else 0
  * @property {number[] | null} [key_special]
- * @property {[number, number, string][] | null} words  [first, last + 1, word]; null where no token is a piece
+ * @property {[number, number, string][] | null} words  [first, last + 1, word]; null if no token is a subword
  * @property {[number, number, string][] | null} [key_words]
- * @property {number | null} [split]  where a second sentence begins
+ * @property {number | null} [split]  the position at which a second sentence begins
  * @property {number[]} layers  their numbers
  * @property {number} heads
  * @property {number} length
  * @property {number} key_length
- * @property {Packed | boolean | null} hidden  bits, 1 where a mask hides; of a run whether any may
- * @property {(number | null)[]} scale  by layer: what its scores were multiplied by
+ * @property {Packed | boolean | null} hidden  bits, 1 for masked cells; for a run, whether any cell may be masked
+ * @property {(number | null)[]} scale  the factor of the scores of each layer
  * @property {{top_k: number, indices: Packed, weights: Packed, received: Packed} | null} summary  of a long text: its largest weights
  * @property {Packed | null} [norms]
  * @property {Record<string, number[][] | null>} [measures]  by name, layer and head
@@ -31,23 +31,24 @@ import { unpack } from "../base/values.js";
  */
 
 /**
- * How the numbers of a text are read; l and h count from 0 within what is held, i and j are a query and a key.
+ * The functions that read the numbers of a text. l and h are indices of the layers and heads in the page; i and j are
+ * a query and a key.
  * @typedef {object} Source
  * @property {Text} text
  * @property {string[]} keys
  * @property {number[]} keySpecial
  * @property {[number, number, string][] | null} keyWords
- * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row  gives each weight of
- *   a query that is held
+ * @property {(l: number, h: number, i: number, give: (j: number, weight: number) => void) => void} row calls `give`
+ * with each weight of a query that the page has
  * @property {(l: number, h: number, i: number, j: number) => boolean} hidden
- * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether it is a reader's changes that hide it
+ * @property {(l: number, h: number, i: number, j: number) => boolean} [changed]  whether the reader's changes hide the cell
  * @property {(l: number, h: number, j: number) => number | null} norm
  * @property {(l: number, h: number, j: number) => number} received
- * @property {(l: number, h: number, i: number, j: number) => number | null} score  scaled; -Infinity where hidden, null where there is none
+ * @property {(l: number, h: number, i: number, j: number) => number | null} score  the scaled score; -Infinity if masked, null if unknown
  */
 
 /**
- * A text of the payload as a run. A long one holds the largest of its weights, and has no pattern.
+ * Converts a text of the payload to a run. A long text has only its largest weights, and no pattern.
  * @param {any} written  TEXT of payload.py
  * @returns {Run}
  */
@@ -59,7 +60,7 @@ function recordedRun(written) {
   const source = reader(text);
   const { heads, length: L, key_length: S } = text;
   /** @type {Float32Array[][]} */
-  let pattern; // once it is asked for
+  let pattern; // computed on the first request
   return {
     tokens: text.tokens,
     special: text.special.map(Boolean),
@@ -82,7 +83,7 @@ function recordedRun(written) {
 }
 
 /**
- * The door to the texts of a payload, each by its name.
+ * The door to the texts of a payload, by name.
  * @param {any} data  PAYLOAD of payload.py
  */
 export function openRecorded(data) {
@@ -94,7 +95,7 @@ export function openRecorded(data) {
     name: data.model,
     where: "recorded",
     runs,
-    /** @param {string} text  the name of one @param {Edit[]} edits */
+    /** @param {string} text  the name of a text @param {Edit[]} edits */
     run(text, edits = []) {
       const found = data.texts.findIndex((/** @type {any} */ { name }) => name === text);
       return edits.length || found < 0 ? refuse(found < 0 ? "Another text" : "A change") : Promise.resolve(runs[found]);
@@ -104,7 +105,7 @@ export function openRecorded(data) {
 }
 
 /**
- * What a text's packed numbers say; l and h count from 0 within what is held.
+ * The functions that read a text's packed numbers; l and h are indices of the layers and heads in the page.
  * @param {any} text
  * @returns {Source}
  */
@@ -118,7 +119,7 @@ function reader(text) {
   const bit = (name, l, h, i, j) => {
     const packed = text[name];
     if (!packed) return false;
-    const [layers, heads] = packed.shape; // an axis of 1 holds for all
+    const [layers, heads] = packed.shape; // an axis of length 1 holds for all indices
     const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
     return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
   };

@@ -1,5 +1,5 @@
-// The edits that somebody asks for, held against the schema of the package and against a text: what each must have
-// and may have is read from schema.json, as Python reads it.
+// Checks edits against a text and against schema.json, from which Python too reads the required and optional fields
+// of each edit.
 
 import { axesOf } from "./edits.js";
 import schema from "../../../../edits/schema.json";
@@ -17,7 +17,7 @@ const nameOf = ({ $ref }) => $ref.split("/").at(-1);
 const OPS = schema.items.oneOf.map(nameOf);
 
 /**
- * Edits as they were asked for; an error says which is wrong and what would be right.
+ * Checks a list of edits and returns it; an error says which edit is wrong and how to correct it.
  * @param {any} edits
  * @param {number} T
  * @param {Model} model
@@ -30,7 +30,7 @@ export function checkedEdits(edits, T, model) {
 
 /**
  * @param {any} edit
- * @param {string} source  what an error calls it
+ * @param {string} source  the name of the edit in errors
  * @param {number} T
  * @param {Model} model
  * @returns {Edit}
@@ -56,7 +56,7 @@ function checked(edit, source, T, model) {
 }
 
 /**
- * What an edit has, in words.
+ * Describes the fields of an edit.
  * @param {string[]} names
  * @param {string[]} required
  */
@@ -68,7 +68,7 @@ function taken(names, required) {
 }
 
 /**
- * Whether nested lists hold finite numbers of this shape.
+ * Whether nested lists have this shape and only finite numbers.
  * @param {any} value
  * @param {number[]} shape
  * @returns {boolean}
@@ -79,7 +79,7 @@ function isArray(value, [size, ...rest]) {
 }
 
 /**
- * What would be right in place of a value of a kind; empty where it is right.
+ * A function that describes the correct values of a kind; for a correct value, it returns an empty text.
  * @param {Record<string, any>} edit
  * @param {number} T
  * @param {Model} model
@@ -92,7 +92,7 @@ function rulesFor(edit, T, { sizes, tokenizer: { ids } }) {
   /** @type {(count: number, what: string) => (value: any) => string} */
   const numbers = (count, what) => (value) => isArray(value, [count]) ? "" : `${count} finite numbers, ${what}`;
   const axes = edit.at === undefined ? [] : axesOf(edit.at, T, sizes);
-  const own = edit.at === undefined ? heads : axes.find(([name]) => name === "head")?.[1]; // how many heads it may be of
+  const own = edit.at === undefined ? heads : axes.find(([name]) => name === "head")?.[1]; // the number of heads to choose from
   /** @type {Record<string, (value: any) => string>} */
   const rules = {
     token: below(T, "as the text has tokens"),
@@ -122,7 +122,7 @@ export function shown(value) {
 }
 
 /**
- * Which tokens the model reads, (T), once words are swapped; and their names.
+ * The ids (T) of the tokens that the model reads after words are swapped, and their names.
  * @param {Token[]} tokens
  * @param {Edit[]} edits
  * @param {Tokenizer} tokenizer

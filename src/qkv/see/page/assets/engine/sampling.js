@@ -1,15 +1,15 @@
-// Which token comes next: how it is chosen from logits (V), as src/qkv/models/tasks/sampling.py does it.
+// The choice of the next token from logits (V), by the same rules as src/qkv/models/tasks/sampling.py.
 
 /**
- * How tokens are chosen. `temperature` 0 takes the likeliest; else logits are divided by it, and one of the `top_k` largest is
- * drawn. `begun` are new tokens that are there already.
+ * The options of the choice. With `temperature` 0 the likeliest token is taken; otherwise logits are divided by the
+ * temperature, and one of the `top_k` largest is drawn. `begun` are new tokens that exist already.
  * @typedef {{max: number, temperature: number, top_k: number | null, seed: number, begun: number[]}} Choice
  */
 
-const LIKELIEST = 8; // tokens that are told with each new one
+const LIKELIEST = 8; // the number of likely tokens that are reported with each new token
 
 /**
- * One token: its id, its probability before any temperature, and the likeliest in its place.
+ * Chooses one token: its id, its probability without temperature, and the likeliest tokens at this position.
  * @param {Float64Array} logits
  * @param {Choice} choice
  * @param {() => number} draw
@@ -35,7 +35,7 @@ export function chancesOf(logits, temperature = 1) {
 }
 
 /**
- * The ids of the largest, the largest first; of equal ones the lower id.
+ * The ids of the largest probabilities, largest first; among equal probabilities, the lower id comes first.
  * @param {Float64Array} chances
  * @param {number} count
  */
@@ -53,11 +53,11 @@ export function likeliestOf(chances, count) {
 }
 
 /**
- * A token drawn from the `top_k` largest logits, and those as large as the last of them.
+ * Draws a token from the `top_k` largest logits, and from logits that are equal to the last of them.
  * @param {Float64Array} logits
  * @param {number} temperature
  * @param {number | null} top_k
- * @param {number} at  of 0 to 1
+ * @param {number} at  a random number from 0 to 1
  */
 function drawn(logits, temperature, top_k, at) {
   const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
@@ -68,7 +68,7 @@ function drawn(logits, temperature, top_k, at) {
 }
 
 /**
- * Numbers from 0 to 1 that a seed makes the same again: Mulberry32.
+ * Random numbers from 0 to 1, which are the same for the same seed: Mulberry32.
  * @param {number} seed
  */
 export function randomFrom(seed) {

@@ -1,4 +1,5 @@
-// The door to a model that a server has: globalThis.qkv as door.js gives it, where POST /v1/trace computes.
+// The interface (door) to a model on a server: the same globalThis.qkv as in door.js, but POST /v1/trace runs the
+// model.
 
 import { spelledOut } from "../base/tokens.js";
 import { chosenFrom, randomFrom } from "./sampling.js";
@@ -10,35 +11,35 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 const BINARY = "application/vnd.safetensors";
 
 /**
- * What a page is told of a model on a server.
+ * The description of a model on a server.
  * @typedef {object} Served
  * @property {string} name
  * @property {number} layers
  * @property {number} heads
  * @property {number} dim
  * @property {number} kv_heads  heads of keys and values
- * @property {number} vocabulary  0 where the model gives no logits
- * @property {number | null} most  tokens of a text
+ * @property {number} vocabulary  0 if the model gives no logits
+ * @property {number | null} the largest number of tokens in a text
  * @property {string[]} words  the vocabulary
- * @property {boolean} next  whether logits are for what follows a place, and not for the place
- * @property {string | null} mask  what stands where a word is missing
- * @property {[string, number][]} scales  of each layer: what is multiplied to scale its scores, and the model's own scale
- * @property {number[]} ends  tokens that end a text that it writes
- * @property {boolean} plain  whether scores are products of queries and keys and nothing else
+ * @property {boolean} next  whether logits are for the next position, not for the position itself
+ * @property {string | null} mask the token in place of a missing word
+ * @property {[string, number][]} scales  for each layer, the name of the activation that is multiplied to scale its scores, and the model's own scale
+ * @property {number[]} ends  the tokens that end a generated text
+ * @property {boolean} plain  whether scores are only products of queries and keys
  */
 
 /**
  * Opens the door.
  * @param {Served} model
- * @param {HTMLFormElement} form  asks for the key, where the server wants one
+ * @param {HTMLFormElement} form  the form that asks for the key if the server requires one
  */
 export function openServer(model, form) {
-  const going = new Set(); // runs, which a sweep lets go first
+  const going = new Set(); // the current runs; a sweep waits for them
   /** @type {[string, Promise<string> | null]} */
-  let [key, asking] = ["", null]; // the key is kept here alone
+  let [key, asking] = ["", null]; // the key is stored nowhere else
 
   /**
-   * What the server answers: {about, arrays}.
+   * Sends a request to the server and returns its answer: {about, arrays}.
    * @param {object} body
    * @param {AbortSignal} [signal]
    */
@@ -58,11 +59,11 @@ export function openServer(model, form) {
   }
 
   /**
-   * One run: all that the answer has, as a Run of door.js.
+   * One run; returns the whole answer as a Run of door.js.
    * @param {string} text
    * @param {Edit[]} edits
    * @param {{at?: number[], layers?: number[], signal?: AbortSignal}} options
-   * @param {object} more  of the request
+   * @param {object} more fields of the request
    * @returns {Promise<Run>}
    */
   async function ask(text, edits, { at, layers = [], signal }, more = {}) {
@@ -109,7 +110,7 @@ export function openServer(model, form) {
     where: "on the server",
     model: Promise.resolve(/** @type {any} */ (model)),
 
-    /** As in door.js; `blocks` are there where the page can show them. */
+    /** The same as in door.js; `blocks` exist if the page can show them. */
     async run(text, edits = [], options = {}) {
       const one = ask(text, edits, options);
       going.add(one);
@@ -120,10 +121,10 @@ export function openServer(model, form) {
       }
     },
 
-    /** As in door.js, one run for each token: a server keeps no cache. */
+    /** The same as in door.js, with one run for each token, since the server keeps no cache. */
     generate: model.next ? write : undefined,
 
-    /** As in door.js. */
+    /** The same as in door.js. */
     async sweep(text, edits, onpart, { at, signal } = {}) {
       for (let layer = model.layers - 1; layer >= 0; layer--)
         for (let head = 0; head < model.heads; head++) {
@@ -140,7 +141,7 @@ export function openServer(model, form) {
 }
 
 /**
- * The key that a reader writes into the form.
+ * Returns the key that the reader types into the form.
  * @param {HTMLFormElement} form
  * @param {string} message
  */
@@ -160,7 +161,8 @@ function keyFrom(form, message) {
 }
 
 /**
- * A safetensors file: eight bytes say how long its JSON is, which says where each array stands behind it.
+ * Reads a safetensors file. The first eight bytes are the length of the JSON; the JSON gives the position of each
+ * array after it.
  * @param {ArrayBuffer} file
  */
 function tensorsOf(file) {
@@ -178,7 +180,7 @@ function tensorsOf(file) {
 }
 
 /**
- * An array cut into as many as its first axis is long.
+ * Splits an array along its first axis.
  * @param {{shape: number[], numbers: Float32Array}} array
  */
 function cutUp({ shape: [count, ...rest], numbers }) {
@@ -187,7 +189,7 @@ function cutUp({ shape: [count, ...rest], numbers }) {
 }
 
 /**
- * An answer as a Run of door.js.
+ * Converts an answer to a Run of door.js.
  * @param {string} text
  * @param {any} about
  * @param {any} arrays
@@ -220,7 +222,7 @@ function runOf(text, about, arrays, model) {
 }
 
 /**
- * Places among the characters of a text, as a page counts them: some characters count twice.
+ * Converts positions of characters to a page's positions, in which some characters count twice.
  * @param {string} text
  * @param {[number, number][]} offsets
  * @returns {[number, number][]}

@@ -1,4 +1,5 @@
-// What edits need of other runs: the mean output of heads in the text as it is, and activations of another text.
+// The numbers that edits need from other runs: the mean output of heads in the unchanged text, and activations of
+// another text.
 
 import { axesOf, indicesOf } from "./edits.js";
 import { forward, handedOn } from "./engine.js";
@@ -11,7 +12,8 @@ import { tokenize } from "./tokenizer.js";
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * Edits with what they need of other runs as their `found`, which is no part of what names a step of a run.
+ * Adds to edits the numbers from other runs, as their `found`. `found` is not a part of the name of a step in
+ * `memory`.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)
@@ -44,7 +46,7 @@ function meanOf(z, T) {
 }
 
 /**
- * The ids of the text that an edit takes an activation from.
+ * The token ids of the text from which an edit takes an activation.
  * @param {Model} model
  * @param {Required<Edit>} edit
  * @param {number} T
@@ -56,7 +58,7 @@ function sourceOf({ tokenizer, sizes }, { op, from }, T) {
 }
 
 /**
- * The part of an activation that an edit is of.
+ * The part of an activation that an edit uses.
  * @param {Step[]} steps
  * @param {Required<Edit>} edit
  * @param {number} T

@@ -1,13 +1,14 @@
-// A text that rules change, and for each of its places the part of the given text that it stands for.
+// Texts that rules change, with the part of the given text for which each position stands.
 
 /**
- * The place i of `text` stands for `given.slice(from[i], to[i])`; the piece begins at `start` of the given text.
+ * The character at position i of `text` stands for `given.slice(from[i], to[i])`; the piece begins at position
+ * `start` of the given text.
  * @typedef {{text: string, from: number[], to: number[], start: number}} Piece
- * @typedef {[mark: string, from: number, to: number]} Mark  a character and what it stands for
+ * @typedef {[mark: string, from: number, to: number]} Mark  a character, and the part of the text for which it stands
  */
 
 /**
- * A text as it was given.
+ * A text before any change.
  * @param {string} text
  * @returns {Piece}
  */
@@ -31,7 +32,7 @@ export function marksOf({ text, from, to }) {
 }
 
 /**
- * A piece of such characters.
+ * A piece of these characters.
  * @param {Mark[]} marks
  * @param {number} start
  * @returns {Piece}
@@ -50,7 +51,7 @@ export function madeOf(marks, start) {
 }
 
 /**
- * A piece whose characters are each replaced by others, which stand for the same.
+ * Replaces each character of a piece by others, which stand for the same part of the text.
  * @param {Piece} piece
  * @param {(mark: string) => Iterable<string>} change
  */
@@ -72,7 +73,8 @@ export function partOf({ text, from, to, start }, first, last) {
 }
 
 /**
- * A piece, unless it is empty, with characters before its first one, which stand for what this stands for.
+ * Adds characters to the beginning of a piece, unless the piece is empty; they stand for the same part of the text as
+ * the piece's first character.
  * @param {Piece} piece
  * @param {string} marks
  */
@@ -85,7 +87,7 @@ export function behind(piece, marks) {
 }
 
 /**
- * A piece in which other characters stand where a pattern is found: they stand for the last character of that.
+ * Replaces the matches of a pattern in a piece; the new characters stand for the last character of the match.
  * @param {Piece} piece
  * @param {RegExp} pattern
  * @param {string} put
@@ -106,7 +108,7 @@ export function replaced(piece, pattern, put) {
 }
 
 /**
- * What a pattern finds in a text.
+ * The matches of a pattern in a text.
  * @param {string} text
  * @param {RegExp} pattern  with the flag g
  */

@@ -1,6 +1,6 @@
-// From a text to the tokens that a model reads, and back. The rules are those of the model's tokenizer.json, which
-// the page holds as it stands: added tokens are cut out, the rest is normalized, cut into words and these into
-// tokens, and special tokens are put around all. What a page can read of such a file is said in tokenizers.py.
+// Converts a text to the tokens that a model reads, and back. The rules are in the model's tokenizer.json, which the
+// page contains unchanged: added tokens are cut out; the rest is normalized, cut into words and then into tokens;
+// special tokens are added at both ends. page/engine.py says which parts of such a file a page supports.
 
 import { bpeOf } from "./bpe.js";
 import { decoderOf } from "./decoders.js";
@@ -22,7 +22,7 @@ import { wordpieceOf } from "./wordpiece.js";
  * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
  * @typedef {{content: string, id: number, special: boolean, lstrip: boolean, rstrip: boolean, single_word: boolean,
  *            normalized: boolean}} Added
- * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens, which have an id
+ * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens; the parts that are added tokens have an id
  * @typedef {{before: Token[], after: Token[], trims: {first: boolean}[]}} Frame
  * @typedef {{ids: Map<string, number>, names: string[], mask: string | null, before: Token[], after: Token[],
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
@@ -31,13 +31,13 @@ import { wordpieceOf } from "./wordpiece.js";
  * `read` in a text that is normalized; `trims` leave blanks out of a token's place, `first` that of the first word too.
  */
 
-const MASKS = ["[MASK]", "<mask>"]; // what stands for a word that is to be guessed, as in text/tokenizer.py
+const MASKS = ["[MASK]", "<mask>"]; // the mask tokens, like in text/tokenizer.py
 const MODELS = /** @type {Record<string, (rules: any) => Model>} */ ({ BPE: bpeOf, WordPiece: wordpieceOf });
 const LETTER = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
 const BLANK = /[Ġ\p{White_Space}]/u;
 
 /**
- * A tokenizer.json, ready to be used.
+ * Makes a tokenizer from a tokenizer.json.
  * @param {any} file
  * @returns {Tokenizer}
  */
@@ -53,7 +53,7 @@ export function readTokenizer(file) {
   const normalize = normalizerOf(file.normalizer);
   /** @type {(token: Added) => string} */
   const spelled = ({ content, normalized }) => (normalized ? normalize(pieceOf(content)).text : content);
-  for (const token of added) names[token.id] = spelled(token); // as the library names them
+  for (const token of added) names[token.id] = spelled(token); // by their names in the library
   const frame = frameOf(file.post_processor);
   const around = [...frame.before, ...frame.after].map(({ id }) => id);
   const unknown = file.model.unk_token;
@@ -73,8 +73,8 @@ export function readTokenizer(file) {
 }
 
 /**
- * What a post-processor puts around a text, and where it leaves blanks out.
- * @param {any} rules  null for none
+ * The tokens that a post-processor adds around a text, and whether it leaves out blanks.
+ * @param {any} rules  null if the file has no post-processor
  * @returns {Frame}
  */
 function frameOf(rules) {
@@ -111,7 +111,7 @@ function frameOf(rules) {
 }
 
 /**
- * What finds added tokens, of those that begin at a place the longest.
+ * A function that finds added tokens; if several begin at one position, it takes the longest.
  * @param {Added[]} added
  * @param {(token: Added) => string} spelled
  * @returns {Finder}
@@ -142,7 +142,7 @@ function finderOf(added, spelled) {
 }
 
 /**
- * The tokens of a text, at most so many: those that are too many go, the special ones at the end stay.
+ * The tokens of a text, at most `most`. Surplus tokens are dropped, but the special tokens at the end are kept.
  * @param {Tokenizer} tokenizer
  * @param {string} text
  * @param {number} most
@@ -154,13 +154,13 @@ export function tokenize(tokenizer, text, most) {
   const own = [];
   for (const token of tokensOf(tokenizer, text)) {
     own.push(token);
-    if (own.length > room) break; // what follows would be cut
+    if (own.length > room) break; // later tokens would be dropped
   }
   return { tokens: [...before, ...own.slice(0, room), ...after], cut: own.length > room };
 }
 
 /**
- * The tokens of a text in their order, without those around it: a gap is the mask token, as in text/gaps.py.
+ * The tokens of a text in order, without special tokens around it; gaps are mask tokens, like in text/gaps.py.
  * @param {Tokenizer} tokenizer
  * @param {string} text
  * @returns {Generator<Token>}
@@ -180,7 +180,7 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
     }
   }
 
-  /** The words, and in their places the added tokens. */
+  /** The words and the added tokens, in order. */
   function* words() {
     for (const part of raw(pieceOf(written)))
       for (const { piece, id } of part.id === undefined ? read(normalize(part.piece)) : [part])
@@ -189,11 +189,12 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
 }
 
 /**
- * The place of a token without the blanks at its ends. A blank that the tokenizer has put in has no place to lose.
+ * The position of a token without the blanks at its ends. A blank that the tokenizer added has no position in the
+ * text.
  * @param {string} text
  * @param {string} token
  * @param {{start: number, end: number}} place
- * @param {boolean} first  whether one blank in front may be such
+ * @param {boolean} first  whether one blank at the beginning may be an added one
  */
 function trimmed(text, token, { start, end }, first) {
   const marks = Array.from(token);
@@ -209,7 +210,7 @@ function trimmed(text, token, { start, end }, first) {
 }
 
 /**
- * The text of token ids, without special ones; equal to decode of text/tokenizer.py.
+ * The text of token ids, without special tokens; the same as `decode` of text/tokenizer.py.
  * @param {Tokenizer} tokenizer
  * @param {ArrayLike<number>} ids
  */

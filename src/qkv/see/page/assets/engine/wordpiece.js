@@ -1,11 +1,11 @@
-// WordPiece: a word as pieces of the vocabulary, the longest that fits each time.
+// WordPiece: cuts a word into subwords of the vocabulary, always the longest that fits.
 
 /** @typedef {import("./spans.js").Piece} Piece */
-/** @typedef {[id: number, first: number, last: number]} Found  a token and the part of the word that it is */
+/** @typedef {[id: number, first: number, last: number]} Found  a token, and its first and last position in the word */
 /** @typedef {(word: Piece) => Found[]} Model */
 
 /**
- * "playing" -> "play", "##ing". A word that cannot be made of pieces, and one that is too long, is one unknown token.
+ * "playing" -> "play", "##ing". A word that cannot be cut into subwords, or that is too long, is one unknown token.
  * @param {any} rules
  * @returns {Model}
  */

@@ -1,6 +1,6 @@
-// What computes while the page goes on: the worker's side of the door (door.js). It is asked for runs, for text that goes
-// on from another, and for sweeps in which each head is removed in turn; it works step by step, so that the newest run
-// always goes first.
+// The worker, which runs the model while the page stays responsive: the other side of the door (door.js). The page
+// requests runs, continuations of a text, and sweeps that remove each head. The worker works step by step, so that
+// the newest run always goes first.
 
 import { forward, handedOn, logitsAt } from "./engine.js";
 import { Cache, written } from "./generate.js";
@@ -21,12 +21,12 @@ import { decode, tokenize } from "./tokenizer.js";
 /** @type {Model} */
 let model;
 /** @type {Job[]} */
-let jobs = []; // the newest is the last
+let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
-const BEFORE = 8; // tokens of a prompt that new ones are spelled behind
-const MOST_PATTERNS = 256; // tokens of a text of which every pattern is given unasked
-const next = new MessageChannel(); // a message to oneself comes after those that wait: they are heard between two steps
+const BEFORE = 8; // the number of prompt tokens that are spelled together with new tokens
+const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
+const next = new MessageChannel(); // a message to the worker itself comes after waiting messages, so that these are read between two steps
 next.port1.onmessage = work;
 
 /** @type {Record<string, (question: any) => Generator<any, any>>} */
@@ -37,7 +37,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
     const written = JSON.parse(read);
     model = readModel(written);
     const { names } = model.tokenizer;
-    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // as predict names them
+    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // the same names as in predict
     postMessage({ ready: { name: model.name, exact: written.exact, ...model.sizes, words } });
   } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
@@ -47,7 +47,7 @@ onmessage = ({ data: { read, drop, ...question } }) => {
   }
 };
 
-/** One step of the newest run; of a sweep where there is no run. */
+/** One step of the newest run; without a run, one step of a sweep. */
 function work() {
   const job = jobs.findLast(({ ask }) => ask === "run") ?? jobs.at(-1);
   working = Boolean(job);
@@ -64,7 +64,7 @@ function work() {
 }
 
 /**
- * What a text and its edits are to the model.
+ * The tokens and the edits of a question.
  * @param {Question} question
  */
 function asked({ text, edits, most = Infinity }) {
@@ -75,7 +75,7 @@ function asked({ text, edits, most = Infinity }) {
 }
 
 /**
- * A run, as door.js describes it.
+ * A run (see door.js).
  * @param {Question} question
  */
 function* run(question) {
@@ -103,7 +103,8 @@ function* run(question) {
 }
 
 /**
- * Every head removed in turn, on top of the edits: the last layers first, below which all is known.
+ * A sweep: removes each head separately, in addition to the edits. The last layers come first, since lower layers are
+ * not computed again.
  * @param {Question} question
  */
 function* sweep(question) {
@@ -121,7 +122,7 @@ function* sweep(question) {
 }
 
 /**
- * Text that goes on from another, as door.js describes it: each token as it is chosen, and all of them.
+ * Continues a text (see door.js): yields each token when it is chosen, and in the end all tokens.
  * @param {Question & {options: any}} question
  */
 function* generate(question) {
@@ -149,7 +150,7 @@ function* generate(question) {
 }
 
 /**
- * How tokens are to be chosen; an error says what is wrong, and what would be right.
+ * Checks the options of the choice; an error says what is wrong and how to correct it.
  * @param {any} options
  */
 function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [] } = {}) {
@@ -168,7 +169,7 @@ function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [
 }
 
 /**
- * Parameters by their names; of tables those rows alone that are asked for.
+ * Returns parameters by name; from tables, only the requested rows.
  * @param {{names: string[], rows?: Record<string, number[]>}} question
  */
 function* parameters({ names, rows = {} }) {
@@ -185,7 +186,7 @@ function* parameters({ names, rows = {} }) {
 }
 
 /**
- * The logits (n, V) of vectors x (T, D) at these places, a few of them in each step.
+ * Computes the logits (n, V) of vectors x (T, D) at these positions, a few of them in each step.
  * @param {Float64Array} x
  * @param {number[]} places
  * @returns {Generator<void, Float32Array>}
@@ -201,7 +202,7 @@ function* logits(x, places) {
 }
 
 /**
- * Numbers as they go to the page: arrays in float32; of a list, each of its arrays.
+ * Converts numbers for the page: an array, or each array in a list, becomes float32.
  * @param {any} x
  * @returns {any}
  */
@@ -211,7 +212,7 @@ function rounded(x) {
 }
 
 /**
- * All that a layer has computed, by a trace's names.
+ * All results of a layer, by their names in a trace.
  * @param {Step} step
  */
 function inside(step) {
@@ -220,7 +221,7 @@ function inside(step) {
 }
 
 /**
- * The places, or the layers, that a question names: whole numbers below `count`; all where it names none.
+ * The positions or layers that a question names: whole numbers below `count`; by default all of them.
  * @param {number[] | undefined} numbers
  * @param {number} count
  * @param {string} name

@@ -15,17 +15,17 @@ import { viewBarPart } from "../parts/view_bar.js";
 /** @typedef {import("../store/store.js").Now} Now */
 
 /**
- * What page/payload.py writes of two texts, or of two runs of one.
+ * The data that page/payload.py writes for two texts, or for two runs of one text.
  * @typedef {object} Compared
  * @property {"word" | "runs"} what
  * @property {string} sentence
- * @property {string} [word]  that both texts have; it and what follows of two texts
- * @property {string} [why]  why it is this one
+ * @property {string} [word]  the shared word; this and the next fields exist for two texts
+ * @property {string} [why]  the reason for this word
  * @property {string[]} [texts]
  * @property {[number[], number[]]} [places]
  * @property {number[]} [similarity]  at the embeddings, and after each layer
  * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  of each text
- * @property {string} [of]  what was changed; it and what follows of two runs
+ * @property {string} [of] what the intervention changed; this and the next fields exist for two runs
  * @property {[number, number, number, number][]} [changes]  token, distance, cosine, length before
  * @property {number[]} [by_layer]  the mean distance
  */
@@ -68,7 +68,7 @@ function compare(box, data, ui) {
 
 export const start = starting(compare);
 
-// ---- what only a comparison has
+// ---- parts that only a comparison has
 
 /** @param {any} title @param {...any} children */
 function panel(title, ...children) {
@@ -76,7 +76,7 @@ function panel(title, ...children) {
 }
 
 /**
- * One number per layer, written beside its point.
+ * A chart with one point for each layer, and the number beside the point.
  * @param {number[]} values
  * @param {number[]} layers
  * @param {string} label
@@ -90,7 +90,7 @@ function layerChart(values, layers, label) {
 }
 
 /**
- * What a change of the run changed in each token, largest first.
+ * The change of each token between the runs, the largest change first.
  * @param {Required<Compared>} compare
  * @param {Text} text
  */
@@ -138,7 +138,7 @@ function changes(compare, text) {
 }
 
 /**
- * How similar the shared word is layer by layer, and what it looks at most on each side.
+ * The similarity of the shared word by layer, and the words that it looks at most in each text.
  * @param {Required<Compared>} compare
  * @param {any} data
  * @param {(layer: number, head: number) => void} open

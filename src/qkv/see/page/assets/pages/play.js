@@ -1,6 +1,6 @@
-// The live page: of one model or of two, of which one is open. Its screens take turns in one room: the first one that a
-// reader sees, or the findings that the page is of, the story, the games, and the lab, which has everything at once.
-// store.js says what they are told.
+// The live page, with one model, or with two models of which one is open. The page shows one of its screens at a
+// time: the front screen or the findings, the story, the games, or the lab, which has all controls. store.js
+// describes the data that the screens receive.
 
 import { el } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -34,7 +34,7 @@ const WAYS = { findings: "Findings", front: "Start", story: "How it works", game
 const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
 /**
- * The page of one model, or of two, of which one is open: each keeps its state while the other is.
+ * The page of one model, or of two models of which one is open. Each keeps its state while the other is open.
  * @param {any} box
  * @param {any} data
  * @param {Ui} ui
@@ -50,11 +50,11 @@ function play(box, data, ui) {
   /** @type {Record<string, any>} */
   const all = { encoder: data, decoder: data.other };
   /** @type {Record<string, string>} */
-  const left = {}; // by side: its address when it was left
+  const left = {}; // by side, the address of the page when the side was left
   const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
   /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
   let open;
-  let written = ""; // what the decoder has gone on from
+  let written = ""; // the text that the decoder has continued
   box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), room);
   /** @param {string} side */
   function show(side) {
@@ -75,12 +75,12 @@ function play(box, data, ui) {
     try {
       history.replaceState(history.state, "", left[side] ?? `#model=${side}`);
     } catch {
-      // a page inside another has no address of its own
+      // a page inside another page has no own address
     }
     show(side);
   }
 
-  /** The decoder goes on from what the reader wrote for the encoder, up to its gap. */
+  /** The decoder continues the reader's text for the encoder from the beginning to the gap. */
   function opening() {
     const text = open.text();
     if (open.side !== "encoder" || text === data.start.text || text === written) return null;
@@ -93,7 +93,7 @@ function play(box, data, ui) {
 }
 
 /**
- * The page of one model, put into a room of its box.
+ * Puts the page of one model into an element of the box.
  * @param {any} box
  * @param {any} room
  * @param {any} data
@@ -114,7 +114,7 @@ function pageOf(box, room, data, ui) {
     ...(data.findings && { findings: () => findingsScreen(ui, store) }),
   };
   /** @type {Partial<Record<PlayState["view"], Screen>>} */
-  const screens = {}; // those that were open
+  const screens = {}; // the screens that were opened before
   const ways = wayBar(store);
   const whole = el("a", { class: "whole", target: "_blank", rel: "noopener" }, "The whole page");
   room.append(ways.node, whole);
@@ -135,7 +135,7 @@ function pageOf(box, room, data, ui) {
     const view = state.only || !kinds[state.view] ? "lab" : state.view;
     const screen = (screens[view] ??= /** @type {() => Screen} */ (kinds[view])());
     if (screen.node.parentNode !== room) {
-      const before = room.contains(ui.focused()); // who came by a button goes on at the top of the screen
+      const before = room.contains(ui.focused()); // after a click on a button, the focus moves to the top of the screen
       for (const { node } of Object.values(screens)) if (node !== screen.node) node.remove();
       whole.before(screen.node);
       box.dataset.view = view;
@@ -144,8 +144,8 @@ function pageOf(box, room, data, ui) {
     }
     ways.update(view);
     whole.hidden = state.only === null;
-    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // a region is of the lab
-    if (view !== "lab") parts.cards.update(now); // it keeps what the reader had before the lesson
+    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // a region belongs to the lab
+    if (view !== "lab") parts.cards.update(now); // the lesson restores the state before it
     return screen.update(now);
   }
   const close = () => {
@@ -156,7 +156,7 @@ function pageOf(box, room, data, ui) {
 }
 
 /**
- * The way to the other screens of a page that has them; the first screen has buttons of its own.
+ * The links to the other screens, if the page has any; the first screen has its own buttons.
  * @param {LiveStore} store
  */
 function wayBar(store) {

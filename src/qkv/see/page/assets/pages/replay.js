@@ -1,5 +1,5 @@
-// The replay: one head through training, a slider over the snapshots.
-// The payload is described at the top of page/payload.py.
+// The replay: one head in training, with a slider over the snapshots. The top of page/payload.py describes the
+// payload.
 
 import { LINES, raster } from "../base/colours.js";
 import { choice, roving, stretcher } from "../base/controls.js";
@@ -58,13 +58,13 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;
-    const [a, b] = /** @type {NonNullable<Replay["hidden"]>} */ (data.hidden).shape; // an axis of 1 holds for all
+    const [a, b] = /** @type {NonNullable<Replay["hidden"]>} */ (data.hidden).shape; // an axis of length 1 holds for all indices
     const k = (((a > 1 ? l : 0) * b + (b > 1 ? h : 0)) * L + i) * L + j;
     return (bits[k >> 3] >> (7 - (k & 7))) & 1;
   }
   /** @param {number} score @param {number} l @param {number} h */
   const course = (score, l, h) => scores[score].values.map((row) => row[l * H + h]);
-  const now = () => shown[state.at]; // a place in steps
+  const now = () => shown[state.at]; // an index in `steps`
   /** @param {number} l @param {number} h */
   const called = (l, h) => `layer ${layers[l]}, head ${h}`;
   /** @param {number} k */
@@ -73,10 +73,10 @@ export const start = starting((box, payload, ui) => {
   const line = (k) => ({ stroke: `var(--line-${k % LINES})`, "stroke-dasharray": dashes[k % dashes.length] });
 
   /** @param {number} x */
-  const share = (x) => number(x < 0.005 ? 0 : x); // no powers of ten among weights
+  const share = (x) => number(x < 0.005 ? 0 : x); // weights are written without powers of ten
 
   /**
-   * The score of a head that rose most, as choose of analysis/snapshots.py finds it.
+   * The score of a head that rose most, by the rule of `choose` in analysis/snapshots.py.
    * @param {number} l
    * @param {number} h
    */
@@ -87,7 +87,7 @@ export const start = starting((box, payload, ui) => {
   }
 
   /**
-   * What became of a head, as in_words of analysis/snapshots.py says it.
+   * Describes the course of a head's score, in the words of `in_words` in analysis/snapshots.py.
    * @param {number} l
    * @param {number} h
    */
@@ -108,7 +108,7 @@ export const start = starting((box, payload, ui) => {
   // ---- charts over the steps
 
   /**
-   * Lines over the steps with a mark at the present one; what() -> {label, low, high, lines}.
+   * A chart of lines over the steps, with a mark at the current step; what() returns {label, low, high, lines}.
    * @param {() => Chart} what
    * @param {number} high_
    * @param {number} low_
@@ -116,7 +116,7 @@ export const start = starting((box, payload, ui) => {
   function chart(what, high_, low_) {
     const node = el("div", { class: "replay-chart", onclick: (/** @type {MouseEvent} */ { clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
     /** @type {(step: number) => number} */
-    let x; // once it is drawn
+    let x; // set when the chart is drawn
     function draw() {
       const width = node.clientWidth;
       const tall = width < 420 ? low_ : high_;
@@ -133,7 +133,7 @@ export const start = starting((box, payload, ui) => {
       /** @param {string} text @param {number} px @param {number} py @param {string} anchor */
       const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
       const here = x(steps[now()]);
-      const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // so that names do not meet
+      const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // so that names do not overlap
       const names = knots.filter((_, k) => (knots.length - 1 - k) % every < 1);
       fill(
         node,
@@ -201,7 +201,7 @@ export const start = starting((box, payload, ui) => {
     order.map(([, h], i) => el("div", { class: "head", role: "option", "data-i": i }, el("span", { class: "thumb" }), el("span", { class: "head-name" }, `${layers[order[i][0]]} · ${h}`), el("b", { class: "head-name" }))),
   );
 
-  /** The end of the scale, the same at every step. */
+  /** The end of the scale, which is the same at every step. */
   function high() {
     /** @param {number} k */
     const largest = (k) => cells(k, state.l, state.h).reduce((a, b) => Math.max(a, b));
@@ -280,7 +280,7 @@ export const start = starting((box, payload, ui) => {
   }
 
   /**
-   * To the snapshot that is nearest.
+   * Moves to the nearest snapshot.
    * @param {(k: number) => number} distance
    */
   function near(distance) {
@@ -328,7 +328,7 @@ export const start = starting((box, payload, ui) => {
   /** @param {KeyboardEvent} event */
   function turn({ key, target }) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
-    if (!by || target === slider) return; // which moves by itself
+    if (!by || target === slider) return; // the slider moves by itself
     stop();
     go(state.at + by);
   }

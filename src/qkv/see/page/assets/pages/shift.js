@@ -1,5 +1,5 @@
-// The shift: words as arrows from their static vector to where a layer has taken them, in one plane.
-// The payload is described at the top of page/payload.py.
+// The shift: an arrow for each word, from its static vector to its vector after a layer, in one plane. The top of
+// page/payload.py describes the payload.
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -19,7 +19,7 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} k */
   const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
   /** @type {Map<string, Set<number>>} */
-  const places = new Map(); // word -> the sentences it is in
+  const places = new Map(); // from each word to its sentences
   tokens.forEach((token, i) => places.set(token, (places.get(token) || new Set()).add(of[i])));
   /** @param {number} i */
   const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (places.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
@@ -58,7 +58,7 @@ export const start = starting((box, payload, ui) => {
       event.currentTarget.setAttribute("aria-pressed", String(plane.press(i)));
     } }, el("bdi", {}, visible(tokens[i])));
 
-  /** Where each word is before and at each layer, and how alike it is to itself. */
+  /** A table of each word's position before and after each layer, and of its cosine with the static vector. */
   function pointNumbers() {
     /** @param {number} i @param {string} name @param {Point} point @param {number} cosine */
     const row = (i, name, point, cosine) => [i, tokens[i], of[i], name, ...point, cosine];

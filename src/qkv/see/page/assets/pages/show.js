@@ -1,4 +1,4 @@
-// The page of "show": one head of a text that was run before, and all heads.
+// The page of "show": one head and all heads of a recorded text.
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";

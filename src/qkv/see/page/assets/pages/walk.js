@@ -1,5 +1,5 @@
-// The walk: one head step by step, each with its numbers, and the sum behind any of them.
-// The payload is described at the top of page/payload.py, how a number is made in parts/sums.js.
+// The walk: one head step by step, with the numbers of each step, and the sum that gives any number. The top of
+// page/payload.py describes the payload; parts/sums.js computes the sums.
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -24,7 +24,7 @@ export const start = starting((box, payload, ui) => {
 });
 
 /**
- * A walk of a payload, with its numbers unpacked as they are asked for.
+ * Reads a walk from a payload; its numbers are unpacked when they are needed.
  * @param {any} walk  WALK of page/payload.py
  * @returns {Flow}
  */

@@ -1,6 +1,6 @@
-// A layer as data flows through it: a node for each step, and between them ribbons as wide as the vector of one token is
-// long there. On the left is the residual stream, which the parts of the layer add to. What a node computed is told in
-// steps.js; what a step is, at the top of page/payload.py.
+// The data flow of a layer: a node for each step, and ribbons between the nodes. A ribbon is as wide as the vector of
+// one token is long at this step. On the left is the residual stream, to which the parts of the layer add. steps.js
+// shows the results of a node; the top of page/payload.py describes a step.
 
 import { roving } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
@@ -19,49 +19,49 @@ import "./block.css";
  * @property {string} code
  * @property {string} name  of its array
  * @property {string} note
- * @property {"queries" | "keys" | "place"} side  what its rows are
- * @property {"keys" | null} columns  what its columns are; null: numbers
- * @property {{at: number[], names: string[]} | null} shown  of the columns those that are shown
+ * @property {"queries" | "keys" | "place"} side  the meaning of the rows
+ * @property {"keys" | null} columns  the meaning of the columns; null: numbers
+ * @property {{at: number[], names: string[]} | null} shown  the shown columns
  * @property {boolean} weights
- * @property {[number, number] | null} cell  that is spelled first
- * @property {any} op  how a number is made (parts/sums.js); `from` of a given one: the steps that lead to it
- * @property {ArrayLike<number> | null} lengths  of its rows, where these are vectors
- * @property {boolean} [changed]  whether the reader changed what is done there
- * @property {string[]} [reads]  the steps that it is drawn from, where those between are left out
- * @property {string} [sign]  what stands beside its name, where that is not what it does alone
+ * @property {[number, number] | null} cell the cell whose sum is written out first
+ * @property {any} op  how a number is computed (parts/sums.js); for a given array, `from` has the steps that lead to it
+ * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if these are vectors
+ * @property {boolean} [changed]  whether the reader changed this step
+ * @property {string[]} [reads]  the steps from which ribbons lead here, if steps between are left out
+ * @property {string} [sign]  the sign beside the name, if it differs from the sign of the step's own operation
  */
 
 /**
- * The steps of one head and of the layer around it, whoever computed them.
+ * The steps of one head and of its layer, recorded or computed in the page.
  * @typedef {object} Flow
  * @property {number} layer
  * @property {number} head
  * @property {string[]} tokens
- * @property {string[] | null} keys  null: the tokens
- * @property {number[] | null} rows  places of the queries that are held; null: all
+ * @property {string[] | null} keys null: the same as the tokens
+ * @property {number[] | null} rows  the positions of the queries in the page; null: all
  * @property {number[] | null} key_rows
- * @property {number[]} start  query and key whose cell is spelled first
+ * @property {number[]} start  the query and the key whose sum is written out first
  * @property {FlowStep[]} steps
  * @property {(name: string) => Numbers} array
- * @property {string} [own]  what the model's own numbers are called, the array "own", that a step is held against
+ * @property {string} [own]  the name in the trace of the array "own", the model's numbers with which a step is compared
  * @property {number} [own_step]
- * @property {number} [difference]  the largest of all
- * @property {string} [said]  the likeliest word, in words
+ * @property {number} [difference]  the largest difference of all steps
+ * @property {string} [said]  a sentence with the likeliest word
  */
 
-const LINE = 44; // from one line of nodes to the next, in pixels
-const WIDEST = 34; // of a ribbon
-const FAR = 6; // lines, between which a ribbon goes around what it does not belong to
-const THIN = 2; // of what is no vector, or one of other numbers than the stream's
+const LINE = 44; // the distance between lines of nodes, in pixels
+const WIDEST = 34; // the width of a ribbon
+const FAR = 6; // in lines: over a longer distance, a ribbon goes around other nodes
+const THIN = 2; // the width for numbers that are no vectors, or no vectors of the residual stream
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probabilities"];
-const BESIDE = ["P", "C", "K", "V"]; // nodes on the line of the one before
+const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the node before them
 /** @type {Record<string, string>} */
-const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by what they add
+const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by the array that they add
 /** @type {Record<string, string>} */
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
 /**
- * The places of the steps that are drawn as a block: {lane, line}. Lane 0 is the residual stream.
+ * The positions of the steps that are drawn as a block: {lane, line}. Lane 0 is the residual stream.
  * @param {FlowStep[]} steps
  */
 function placesInBlock(steps) {
@@ -84,7 +84,7 @@ function laneOf(name) {
 }
 
 /**
- * The steps that a step reads, by their numbers.
+ * The indices of the steps that a step reads.
  * @param {FlowStep[]} steps
  * @param {number} k
  * @returns {number[]}
@@ -103,7 +103,7 @@ function readIn(steps, k) {
 }
 
 /**
- * What is left of a flow if only the residual stream is looked at: what it comes to, and what each part reads and adds.
+ * Reduces a flow to the residual stream: its sums, and the inputs and outputs of each part.
  * @param {Flow} flow
  * @returns {Flow}
  */
@@ -118,7 +118,7 @@ export function streamOf(flow) {
 }
 
 /**
- * What is done at a step, as a sign.
+ * A sign for the operation of a step.
  * @param {FlowStep} step
  */
 function signOf({ op, sign }) {
@@ -131,7 +131,7 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The row of a step that belongs to a token; the key's where its rows are those of another text.
+ * The row of a step that belongs to a token; the key's row if the rows belong to another text.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token
@@ -143,7 +143,7 @@ function rowIn(flow, step, token) {
 }
 
 /**
- * How long the vector of a token is at a step; null where it has none there.
+ * The length of a token's vector at a step; null if the token has no vector there.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token
@@ -155,7 +155,7 @@ export function lengthIn(flow, step, token) {
 }
 
 /**
- * What the residual stream has come to at a step, in words; nothing at the other steps.
+ * Describes the residual stream at a step at which a part is added; an empty text for other steps.
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
@@ -165,7 +165,7 @@ function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
   const length = lengthIn(flow, step, token);
   if (laneOf(step.name) || length === null || ["E", ...OTHER_NUMBERS].includes(step.name)) return "";
-  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // of three, no one is what was added
+  const adds = step.op.kind === "sum" && step.op.terms.length === 2 ? step.op.terms[1] : ""; // a sum of three has no single added vector
   const part = PARTS[adds];
   if (!part) return `length ${number(length, 1)}`;
   const long = number(lengthIn(flow, /** @type {FlowStep} */ (flow.steps.find(({ name }) => name === adds)), token), 1);
@@ -174,7 +174,7 @@ function streamWords(flow, k, token, before) {
 }
 
 /**
- * The outline of a ribbon from (x0, y0) down to (x1, y1), so wide across its way at both ends.
+ * The outline of a ribbon from (x0, y0) down to (x1, y1) with the given widths at both ends.
  * @param {number} x0
  * @param {number} y0
  * @param {number} wide0
@@ -186,7 +186,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
   /** @type {string[][]} */
   const [left, right] = [[], []];
   for (let part = 0; part <= 1; part += 1 / 24) {
-    const along = part * part * (3 - 2 * part); // it leaves and arrives upright
+    const along = part * part * (3 - 2 * part); // both ends are vertical
     const [x, y] = [x0 + (x1 - x0) * along, y0 + (y1 - y0) * part];
     const [dx, dy] = [(x1 - x0) * 6 * part * (1 - part), y1 - y0];
     const half = (wide0 + (wide1 - wide0) * along) / 2 / Math.hypot(dx, dy);
@@ -197,7 +197,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
 }
 
 /**
- * The same around the nodes between, upright at `x` on its way.
+ * The outline of a ribbon that goes around the nodes between, vertical at `x`.
  * @param {number} x0
  * @param {number} y0
  * @param {number} wide0
@@ -212,7 +212,8 @@ function ribbonAround(x0, y0, wide0, x1, y1, wide1, x) {
 }
 
 /**
- * Whether a ribbon would pass behind the attention: in parallel the MLP reads what the attention reads.
+ * Whether a ribbon would pass behind the attention, as in a parallel block, where the MLP reads the attention's
+ * input.
  * @param {{lane: number, line: number}} from
  * @param {{lane: number, line: number}} to
  */
@@ -221,9 +222,9 @@ function isAround(from, to) {
 }
 
 /**
- * The block: its nodes are tabs, which show what they name.
+ * The block. Its nodes are tabs that show their steps.
  * @param {Ui} ui
- * @param {{onshow: (k: number) => void, panel: string}} options  the panel is what the tabs control
+ * @param {{onshow: (k: number) => void, panel: string}} options  the panel that the tabs control
  */
 export function blockPart(ui, { onshow, panel }) {
   const id = ui.id("step");
@@ -246,7 +247,7 @@ export function blockPart(ui, { onshow, panel }) {
   });
   ui.redraw(draw);
 
-  /** The nodes anew, where they are others than before. */
+  /** Makes the nodes again if they differ from the nodes before. */
   function build() {
     const { steps } = flow;
     const wanted = JSON.stringify(steps.map((step) => [step.name, step.title, signOf(step), step.changed]));
@@ -266,7 +267,7 @@ export function blockPart(ui, { onshow, panel }) {
     if (!flow || !width) return;
     const { steps } = flow;
     const places = placesInBlock(steps);
-    const [stream, first] = width < 400 ? [60, 122] : [68, 162]; // where lanes 0 and 1 are
+    const [stream, first] = width < 400 ? [60, 122] : [68, 162]; // the positions of lanes 0 and 1
     const pitch = Math.min(96, (width - first - 44) / 2);
     const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
     const height = LINE * (places.at(-1).line + 1);
@@ -279,7 +280,7 @@ export function blockPart(ui, { onshow, panel }) {
     const ribbons = steps.map((step, k) => {
       const read = readIn(steps, k);
       const [stays, sum] = [["sum", "norm", "joined", "given", "row"].includes(step.op.kind), step.op.kind === "sum"];
-      let left = at[k][0] - (sum ? wide[read[0]] / 2 : 0); // what is added lies side by side
+      let left = at[k][0] - (sum ? wide[read[0]] / 2 : 0); // ribbons that are added lie side by side
       return read.map((i) => {
         const end = sum ? left + wide[i] / 2 : left;
         left += sum ? wide[i] : 0;
@@ -297,7 +298,7 @@ export function blockPart(ui, { onshow, panel }) {
   }
 
   /**
-   * What the other heads bring to those that are joined.
+   * Draws the ribbons of the other heads to the joined heads.
    * @param {number[][]} at  of each step
    * @param {number} scale
    */
@@ -323,10 +324,10 @@ export function blockPart(ui, { onshow, panel }) {
     /** @param {number} k */
     go: (k) => tabs.go(k, false),
     /**
-     * Shows a flow, the vectors being those of a token.
+     * Shows a flow with the vectors of one token.
      * @param {Flow} next
      * @param {number} of
-     * @param {number} at  the step that is shown
+     * @param {number} at  the shown step
      * @param {Record<string, number> | null} was  how long what is added was before the reader's changes, by its name
      */
     set(next, of, at, was = null) {

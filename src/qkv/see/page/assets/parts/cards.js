@@ -1,5 +1,5 @@
-// A first lesson in cards: each says what there is to see and asks for a guess; then the page shows what happens, and
-// the card what it comes to. Whether a guess is right is measured by runs of the model that the page has.
+// A first lesson in cards. Each card describes the picture and asks for a guess; then the page shows the result, and
+// the card explains it. Runs of the model in the page decide which guess is right.
 
 import { el, fill, word } from "../base/elements.js";
 import { percent } from "../base/text.js";
@@ -15,11 +15,11 @@ import "./cards.css";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
-const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_cards.py
+const AS_MUCH = 0.1; // smaller changes count as no change; the same as in training/play_cards.py
 
 /**
- * What is measured: the weight of a query on keys together (the mean of all heads where none is named), the chance of
- * a word at the place, the chance that is with other words than without edits.
+ * A measurement: the summed weight of a query on keys (the mean over all heads if no head is named), the probability
+ * of a word at the position, or the probability that edits move to other words.
  * @typedef {{of: "weight" | "chance" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
  * Its texts have *words* of the text in them, and {0} for the number of the first probe.
@@ -28,15 +28,15 @@ const AS_MUCH = 0.1; // a change that is smaller is none; as in training/play_ca
  * @property {string} read
  * @property {string} ask
  * @property {string[]} options
- * @property {string} told  once the reader has guessed
- * @property {Partial<PlayState> & {text: string, place: number}} before  what the page shows
- * @property {Partial<PlayState>} after  and then
+ * @property {string} told the explanation after the guess
+ * @property {Partial<PlayState> & {text: string, place: number}} before the state that the page shows
+ * @property {Partial<PlayState>} after the state after the guess
  * @property {Probe[]} probes
  * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
  */
 
 /**
- * What the probes of a card measure.
+ * Runs the measurements of a card.
  * @param {Door} engine  of the store
  * @param {Card} card
  * @returns {Promise<number[]>}
@@ -69,7 +69,7 @@ function weightOf({ tokens, pattern }, { layer, head, query, keys }) {
 }
 
 /**
- * Which option is right.
+ * The index of the right option.
  * @param {Card} card
  * @param {number[]} values  of its probes
  */
@@ -83,7 +83,7 @@ function rightOf({ right }, values) {
 }
 
 /**
- * A text of a card as nodes.
+ * Converts a text of a card to nodes.
  * @param {string} text
  * @param {any} values
  */
@@ -95,7 +95,7 @@ function cardWords(text, values) {
 }
 
 /**
- * Begins the lesson; null where the model has none.
+ * A button that begins the lesson; null if the model has no lesson.
  * @param {Store} store
  */
 export function lessonButton(store) {
@@ -110,7 +110,7 @@ export function openCard(store, k) {
 }
 
 /**
- * The lesson: the card that is open.
+ * The lesson, with one open card.
  * @param {Ui} ui
  * @param {Store} store
  * @returns {Part}
@@ -129,7 +129,7 @@ export function cardsPart(ui, store) {
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // by card
   /** @type {[number, any, any]} */
-  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // at: while a card is open; kept: what the reader had before the lesson
+  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // at: the index of the open card; kept: the state of the page before the lesson
 
   function close() {
     store.set({ ...kept, card: null, guess: null });
@@ -142,7 +142,7 @@ export function cardsPart(ui, store) {
     next.focus({ preventScroll: true });
   }
 
-  /** A card, once its numbers are there. */
+  /** Shows a card when its measurements are ready. */
   function draw() {
     const [card, values] = [cards[at], measured.get(at)];
     fill(title, `Card ${at + 1} of ${cards.length}`);
@@ -151,13 +151,13 @@ export function cardsPart(ui, store) {
     fill(options, card.options.map((label, i) => el("button", { type: "button", onclick: () => guess(i) },
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
-    end.hidden = at + 1 === cards.length; // there it is what Next does
-    if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened it, not an address
+    end.hidden = at + 1 === cards.length; // there, the button Next does this
+    if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened the lesson, not an address
     drawn = at;
   }
 
   /**
-   * What the reader guessed, and what is so.
+   * Shows the reader's guess and the right answer.
    * @param {any} own
    */
   function mark(own) {

@@ -1,6 +1,6 @@
-// The cell: what one number is the sum of. The products stand as bars, up where they add and down where they take away,
-// over each the two numbers that it is the product of. A bar that is pointed at is named, and its two numbers are marked
-// wherever else they stand. `Sum` is what sums.js gives.
+// The cell: the sum that gives one number. Each product is a bar, upwards if it is positive and downwards if it is
+// negative, with its two factors above it. The bar under the pointer is named, and its two factors are marked
+// everywhere on the page. `Sum` is the result of sums.js.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
@@ -12,30 +12,30 @@ import "./cell.css";
 /** @typedef {import("./sums.js").Sum} Sum */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
-const BARS = 96; // how high the bars are together, in pixels
+const BARS = 96; // the height of the chart of bars, in pixels
 
 /**
- * What bars show.
+ * The contents of a chart of bars.
  * @typedef {object} Bars
- * @property {string} label  what they are the sum of
- * @property {[string, ArrayLike<number>, number?][]} rows  what each is made of, as strips over the bars: a name, numbers
- *   and the end of their scale, where that is not the largest
+ * @property {string} label  the name of the sum
+ * @property {[string, ArrayLike<number>, number?][]} rows the factors of each bar, as strips above the bars: a name,
+ * numbers, and the end of the scale unless it is the largest number
  * @property {string} name  of the bars
- * @property {number[]} values  how long each is
- * @property {number | null} high  the end of their scale; null where the largest is
- * @property {number | null} at  the one that all is about
- * @property {(k: number) => string} called  the place of one
- * @property {(k: number) => string} tell  one in words
- * @property {string} all  all in words
- * @property {[string, number | null][]} spelled  the sum written out: each term, and which bar it is
- * @property {number | null} whole  what they come to
+ * @property {number[]} values  the length of each bar
+ * @property {number | null} high  the end of the scale; null for the largest number
+ * @property {number | null} at  the index of the main bar
+ * @property {(k: number) => string} called  the position of a bar
+ * @property {(k: number) => string} tell describes a bar
+ * @property {string} all describes all bars
+ * @property {[string, number | null][]} spelled  the written sum: each term, and the index of its bar
+ * @property {number | null} whole  the sum of the bars
  */
 
 /**
- * A sum of products as bars.
+ * Converts a sum of products to bars.
  * @param {string} label
  * @param {Sum} sum
- * @param {string} left  what the left numbers are
+ * @param {string} left  the name of the left factors
  * @param {string} right
  * @returns {Bars}
  */
@@ -60,10 +60,10 @@ export function productBars(label, sum, left, right) {
 }
 
 /**
- * A row of scores and the shares that softmax makes of them, as bars.
+ * Converts a row of scores and their softmax to bars.
  * @param {string} label
  * @param {{scores: ArrayLike<number>, raised: ArrayLike<number>, shares: number[], names: string[], at: number,
- *          of: string, name: string}} row  of the scores, of the shares
+ * of: string, name: string}} row `of` is the name of the scores, `name` the name of the shares
  * @returns {Bars}
  */
 export function shareBars(label, { scores, raised, shares, names, at, of, name }) {
@@ -85,10 +85,10 @@ export function shareBars(label, { scores, raised, shares, names, at, of, name }
 }
 
 /**
- * Bars, each of which can be pointed at: by the pointer, by arrow keys, or from elsewhere.
+ * A chart of bars. The reader, or another part of the page, can point at a bar, by pointer or by arrow keys.
  * @param {Ui} ui
- * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options  hears which bar is
- *   pointed at; whether the sum is written out; what stands behind it
+ * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options is called with the
+ * bar under the pointer; whether the sum is written out; an element after the sum
  */
 export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const canvas = el("canvas", { "aria-hidden": "true" });
@@ -100,7 +100,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   /** @type {Bars} */
   let shown; // once it is set
   /** @type {number | null} */
-  let pointed = null; // the bar that is pointed at
+  let pointed = null; // the bar under the pointer
   let place = { left: 0, wide: 1 };
 
   /** @param {MouseEvent} event */
@@ -127,14 +127,14 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     event.preventDefault();
   }
 
-  /** Where arrow keys begin: at what all is about, else at the longest bar. */
+  /** The bar at which arrow keys begin: the main bar, or else the longest bar. */
   function longest() {
     const { values, at } = shown;
     return at ?? values.reduce((best, x, k) => (Math.abs(x) > Math.abs(values[best]) ? k : best), 0);
   }
 
   /**
-   * Points at a bar, or at none.
+   * Points at a bar, or at no bar.
    * @param {number | null} k
    */
   function point(k) {
@@ -172,8 +172,8 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     const width = node.clientWidth;
     if (!shown || !width) return;
     const { rows, values, at } = shown;
-    const size = 0.8 * parseFloat(getComputedStyle(node).fontSize); // of its text, which grows with the window
-    const over = Math.round(size) + 2; // how high a strip of numbers over the bars is
+    const size = 0.8 * parseFloat(getComputedStyle(node).fontSize); // the size of the text, which grows with the window
+    const over = Math.round(size) + 2; // the height of a strip of numbers above the bars
     const pen = canvas2d(canvas, width, rows.length * over + 6 + BARS);
     const left = Math.min(Math.round(9.7 * size), Math.floor(width * 0.27));
     const wide = Math.min(40, (width - left - 2) / values.length);
@@ -226,7 +226,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     node,
     point,
     /**
-     * Shows bars; none hide all.
+     * Shows bars; null hides the chart.
      * @param {Bars | null} bars
      */
     set(bars) {

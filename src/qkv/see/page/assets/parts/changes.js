@@ -1,5 +1,5 @@
-// What the reader has changed, in words, each to be taken back; and the changes that are made for the whole model at
-// once: which tokens see which, and the temperature of attention.
+// The list of the reader's changes, each of which can be undone; and controls that change the whole model: which
+// tokens each token sees, and the temperature of attention.
 
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -57,7 +57,7 @@ export function changesPart(ui, store) {
 }
 
 /**
- * The edits in words: those of one word together, and pairs that were hidden one after the other.
+ * Describes the edits. Edits of one word form one item, and so do pairs that were hidden one after the other.
  * @param {Now} now
  * @returns {{said: any[], gone: Edit[]}[]}
  */
@@ -103,7 +103,7 @@ export function inWords({ state, run, original, words, model }) {
 }
 
 /**
- * The edits as they are when something is changed.
+ * The current edits, to which a change is added.
  * @param {Store} store
  * @returns {Edit[]}
  */
@@ -111,10 +111,10 @@ function editsNow(store) {
   return store.state.edits;
 }
 
-// ---- who sees whom
+// ---- which tokens each token sees
 
 /**
- * All pairs that are more than `reach` apart.
+ * All pairs of tokens with a distance of more than `reach`.
  * @param {number} size
  * @param {number} reach
  */
@@ -124,7 +124,7 @@ function windowMasks(size, reach) {
 }
 
 /**
- * How far each token sees where all that is hidden everywhere is a window; else null.
+ * The distance to which each token sees, if the hidden pairs form a window; otherwise null.
  * @param {Edit[]} edits
  * @param {number} size
  */
@@ -133,7 +133,7 @@ function windowOf(edits, size) {
   if (!pairs.length) return null;
   const nearest = pairs.reduce((least, { query, key }) => Math.min(least, Math.abs(query - key)), size);
   const different = new Set(pairs.map(({ query, key }) => query * size + key)).size;
-  return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // that many are as far apart
+  return nearest > 0 && different === (size - nearest) * (size - nearest + 1) ? nearest - 1 : null; // the number of pairs at this distance
 }
 
 /** @param {Ui} ui @param {Store} store */
@@ -165,7 +165,7 @@ function maskMenu(ui, store) {
 // ---- temperature
 
 /**
- * How spread out a row of weights is, in bits.
+ * The entropy of a row of weights, in bits.
  * @param {Float32Array} row
  */
 function entropyOf(row) {
@@ -184,7 +184,7 @@ function temperature(ui, store) {
     const others = editsNow(store).filter(({ op }) => op !== "scale");
     const power = Number(slider.value);
     const edits = power ? [...others, { op: "scale", value: usual / 2 ** power }] : others;
-    store.set({ edits }, { undo: performance.now() - slid > 1000 }); // what is drawn in one go is one change
+    store.set({ edits }, { undo: performance.now() - slid > 1000 }); // one movement of the slider is one change
     slid = performance.now();
   });
   /** @param {Now} given */

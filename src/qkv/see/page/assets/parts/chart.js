@@ -1,10 +1,10 @@
-// One number for each layer, as a line.
+// A line chart with one number for each layer.
 
 import { svg } from "../base/elements.js";
 import { fixed } from "../base/text.js";
 
 /**
- * A line through numbers, each written beside its point as far as there is room.
+ * Draws a line through numbers, and writes each number beside its point if it fits.
  * @param {number} wide  in pixels
  * @param {number[]} values
  * @param {{low: number, high: number, name: (i: number) => string, say?: (x: number) => string, label?: string}} about
@@ -38,7 +38,7 @@ export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x,
 }
 
 /**
- * Where a point's number stands so that the line does not cross it.
+ * The position of a point's number, chosen so that the line does not cross the number.
  * @param {number[]} values
  * @param {number} i
  * @param {number} x

@@ -1,4 +1,4 @@
-// What can be saved of each part of the live page: its numbers as tables, and what stands below its picture.
+// The data to save from each part of the live page: the numbers as tables, and the text below the picture.
 
 import { el } from "../base/elements.js";
 import { visible } from "../base/text.js";
@@ -19,7 +19,8 @@ import { matricesIn } from "./save.js";
 const MOST_ROWS = 500_000; // of a table
 
 /**
- * Every link of some heads, a row each; scores where they are known, and what the weight was before the changes.
+ * A table of all links of some heads: the weight, the weight before the reader's changes, and the score if it is
+ * known.
  * @param {Now} now
  * @param {[number, number][]} heads
  * @returns {Table}
@@ -43,7 +44,7 @@ function linkNumbers({ state, run, original }, heads) {
 }
 
 /**
- * The chance of every word of the vocabulary, the likeliest first.
+ * A table of the probability of every word of the vocabulary, the likeliest word first.
  * @param {Now} now
  * @returns {Table}
  */
@@ -58,7 +59,7 @@ function wordNumbers({ run, original, model }) {
 }
 
 /**
- * How similar the word stays to the original, layer by layer.
+ * A table of the word's similarity to the original, by layer.
  * @param {Now} now
  * @returns {Table}
  */
@@ -68,7 +69,8 @@ function layerNumbers({ state, run, original }) {
 }
 
 /**
- * A row for each head: its role, whether it is removed, how far its weights went, and what removing it changes.
+ * A table of heads: the role of each, whether it is removed, how much its weights moved, and the effect of its
+ * removal.
  * @param {Now} now
  * @param {any} roles
  * @param {(name: string) => any} effectOf
@@ -89,7 +91,7 @@ function headsNumbers({ state, run, original }, roles, effectOf) {
 }
 
 /**
- * What can be saved of each part of the live page as numbers.
+ * The tables to save from each part of the live page.
  * @param {string} name
  * @param {Now} now
  * @param {any} data  the payload
@@ -118,7 +120,7 @@ function sheetsOf(name, now, data, part) {
 }
 
 /**
- * What the live page says of a part that is saved.
+ * The text of the live page about a saved part.
  * @param {string} name
  * @param {Told} now
  * @param {Store} store
