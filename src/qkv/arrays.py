@@ -32,7 +32,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{call}: {name} is a masked array, whose mask would be lost: "
-            f"pass {name}.data, and what is hidden as attn_mask"
+            f"pass {name}.data, and the mask as attn_mask"
         )
     try:
         if _is_torch_bfloat16(x):
@@ -79,7 +79,7 @@ def real_number(value: Any, *, call: str, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{call}: {name} is {shown(value)}: that is beyond any float") from None
+        raise ValueError(f"{call}: {name} is {shown(value)}: it is beyond any float") from None
     except (TypeError, ValueError):
         raise TypeError(f"{call}: {name} is {shown(value)}: give a number") from None
 
@@ -170,10 +170,10 @@ def check_out(
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
             f"{call}: out is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
-            "they must be the same"
+            "give that shape and type"
         )
     if not out.flags.writeable:
-        raise ValueError(f"{call}: out cannot be written to: give an array that can")
+        raise ValueError(f"{call}: out cannot be written to: give a writable array")
     if _overlaps_itself(out):
         raise ValueError(
             f"{call}: several elements of out share memory: give an array without overlap"

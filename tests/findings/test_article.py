@@ -71,11 +71,11 @@ def test_pictures_are_inside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("See ![a](a.json) here.", "a.json stands inside other text: give"),
-        ("- ![a](a.json)", "a.json stands inside other text"),
-        ("> ![a](a.json)", "a.json stands inside other text"),
-        ("# ![a](a.json)", "a.json stands inside other text"),
-        ("| ![a](a.json) |\n|---|\n| b |", "a.json stands inside other text"),
+        ("See ![a](a.json) here.", "a.json is inside other text: put"),
+        ("- ![a](a.json)", "a.json is inside other text"),
+        ("> ![a](a.json)", "a.json is inside other text"),
+        ("# ![a](a.json)", "a.json is inside other text"),
+        ("| ![a](a.json) |\n|---|\n| b |", "a.json is inside other text"),
         (
             "![a](https://example.org/a.png)",
             "the picture https://example.org/a.png is not a local picture",

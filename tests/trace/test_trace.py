@@ -133,7 +133,7 @@ def test_layers_that_were_not_kept_are_told_from_those_that_are_not_there() -> N
         with pytest.raises(KeyError, match="layer 4 was not traced; layers 1, 2 were"):
             trace[name]
     for name in (("pattern", 5), ("pattern", -6), "blocks.7.attn.hook_pattern"):
-        with pytest.raises(KeyError, match=r"there is no layer -?[567]: it holds 5 layers"):
+        with pytest.raises(KeyError, match=r"there is no layer -?[567]: the model has 5 layers"):
             trace[name]
     assert trace["pattern", -3] is trace["pattern", 2]
     with pytest.raises(KeyError, match=r"attentions: .*pattern only for layers 1, 2 of 5 layers"):

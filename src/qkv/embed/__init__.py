@@ -1,4 +1,4 @@
-"""From token ids and positions to vectors."""
+"""Embeddings: convert token ids and positions to vectors."""
 
 from qkv.embed.positions import LearnedPositions, alibi_slopes, sinusoidal_positions
 from qkv.embed.rotary import apply_rotary

@@ -183,8 +183,8 @@ def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
         others = [child for child in children if child not in placed and child.type != "softbreak"]
         if placed and (others or token.level or inline is None):
             raise ValueError(
-                f"{path}: {_target(placed[0])} stands inside other text: give "
-                "![claim](finding.json) a paragraph of its own"
+                f"{path}: {_target(placed[0])} is inside other text: put "
+                "![claim](finding.json) in a separate paragraph"
             )
         if placed:
             next(left)  # paragraph_close

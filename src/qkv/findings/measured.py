@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qkv.text import Tokenized
 
 TOP = 5  # words that a finding keeps
-TOLERANCE = 1e-4  # of a probability, as in assets/screens/findings.js
+TOLERANCE = 1e-4  # the largest difference of probabilities, as in assets/screens/findings.js
 
 Prediction = tuple[str, float]
 AnyModel = Model | str | os.PathLike[str]
@@ -98,8 +98,8 @@ class Finding:
         """Read the finding in a file.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is no finding; the message names the field and its rule.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is not a finding; the message names the field and its rule.
         """
         fields = read(path)
         del fields["qkv_finding"]

@@ -120,11 +120,10 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        self._latest: dict[
-            int, tuple[Any, int]
-        ] = {}  # by owner: the last mask, and the number of repeated runs
-        self._call: Any = None  # the last
-        self._spans: list[slice] = []  # of each text: where its tokens stand in the batch
+        # for each owner: the mask of its last run, and the number of runs in the same pass before it
+        self._latest: dict[int, tuple[Any, int]] = {}
+        self._call: Any = None  # the identity of the last call
+        self._spans: list[slice] = []  # for each text, the span of its tokens in the batch
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:

@@ -17,7 +17,7 @@ from qkv.text.tokenizer import check_texts
 
 
 class Encoding:
-    """Encode texts as vectors, like `Model.encode`, as a transformer of scikit-learn.
+    """A transformer of scikit-learn that encodes texts as vectors, like `Model.encode`.
 
     `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
     learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use,

@@ -217,7 +217,7 @@ def _options(
 
 
 def _collects_weights() -> bool:
-    """Return whether transformers collects attention weights, which some layers are not told."""
+    """Return whether transformers collects attention weights; it does not tell all layers."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
     collected = (active and active.get()) or ()

@@ -127,7 +127,7 @@ class Parsed(NamedTuple):
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the most likely first; none for a non-name.
+    """Return the full names that a name may mean, the most likely first; [] for an invalid name.
 
     Args:
         name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
@@ -261,7 +261,7 @@ def numbers_of(names: Any) -> list[int]:
 
 
 def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
-    """Return the error for a name that is not among the kept names; it has the nearest names.
+    """Return the error message for an unknown name, with the nearest of the kept names.
 
     >>> unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1)
     "trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern"
@@ -270,7 +270,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
     asked = parse(names[0]).layer if names else None
     layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
     if is_whole_number(layer) and not -num_layers <= layer < num_layers:
-        return f"trace: there is no layer {layer}: it holds {num_layers} layers"
+        return f"trace: there is no layer {layer}: the model has {num_layers} layers"
     local = {parse(full).local for full in names}
     layers = numbers_of(full for full in kept if parse(full).local in local)
     if asked is not None and layers:

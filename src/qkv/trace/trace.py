@@ -27,11 +27,11 @@ KINDS: dict[str, Unpack] = {}
 class Trace:
     """All activations of one run, by the names of TransformerLens.
 
-    A trace of a model holds arrays whose first axis is the text; `trace[i]` is text i alone,
-    without its padding. `trace["blocks.3.attn.hook_pattern"]` is also `trace["pattern", 3]` and
-    `trace["pattern", 3, "attn"]`, and `trace["hook_embed"]` also `trace["embed"]`. Layer -1 is the
-    model's last layer, even if it was not kept. An unknown name raises a KeyError with the nearest
-    names. Arrays are read-only: change a copy.
+    In the trace of a model, texts are the first axis of every array. `trace[i]` is the trace of
+    text i without its padding. Short names work too: `trace["pattern", 3]` and
+    `trace["pattern", 3, "attn"]` mean `trace["blocks.3.attn.hook_pattern"]`, and `trace["embed"]`
+    means `trace["hook_embed"]`. Layer -1 is the model's last layer, even if it was not kept. An
+    unknown name raises a KeyError with the nearest names. Arrays are read-only: change a copy.
 
     Args:
         arrays: the arrays by name.
@@ -149,11 +149,11 @@ class Trace:
         return list(self._arrays)
 
     def keys(self) -> KeysView[str]:
-        """Return the names like a dict: `dict(trace)` is a dict of all arrays."""
+        """Return all names, so that `dict(trace)` is a dict of all arrays."""
         return self._arrays.keys()
 
     def items(self) -> ItemsView[str, Array]:
-        """Return each name with its array."""
+        """Yield each name with its array."""
         return self._arrays.items()
 
     def to_xarray(self) -> Any:
@@ -312,9 +312,7 @@ class Trace:
             KeyError: some layers were not kept; the message names the kept layers.
         """
         after = list(of_all(self, "hidden_states", "resid_post", "normalized_resid_post"))
-        if (
-            _LAST in self and self._last_is_normed
-        ):  # like transformers, return the output of the final norm
+        if _LAST in self and self._last_is_normed:  # as in transformers
             after[-1] = self[_LAST]
         return (self["resid_pre", 0], *after)
 
@@ -359,7 +357,7 @@ class Trace:
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to one safetensors file, whole or not at all."""
+        """Write the trace to one safetensors file, completely or not at all."""
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -419,7 +417,7 @@ class Trace:
 
     def _text(self, index: int) -> Trace:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"trace: there is no text {index}: it holds {len(self)} texts")
+            raise IndexError(f"trace: there is no text {index}: the trace holds {len(self)} texts")
         index %= len(self)
         length, longest = len(self._tokens[index]), int(self.lengths.max())
         rows = slice(index, index + 1)
