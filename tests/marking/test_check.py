@@ -1276,7 +1276,7 @@ def test_hints_are_given_only_where_they_hold():
 
     assert "do not sum to 1" not in check(with_positions).message
     message = check(lambda *arrays: project(*arrays) + 0.001, X).message
-    assert "like none of the mistakes known here" in message
+    assert "no known mistake explains it" in message
     assert "order of the keys" not in message
 
 

@@ -89,7 +89,7 @@ def test_a_syntax_error_says_itself_where_it_is():
     source = "import ast\n\nast.parse('(')"
     said = of_error(raised(source, "mine.py"), "mine.py").message
     assert "It shows: SyntaxError: '(' was never closed" in said
-    assert "python mine.py says the same" in said
+    assert "until python mine.py reports no syntax error" in said
 
 
 def test_brackets_in_what_mends_it_stay_as_they_are():

@@ -1,4 +1,4 @@
-"""Random numbers of the marker's inputs, drawn by a seed."""
+"""Random inputs for the marker, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEED: ContextVar[int] = ContextVar("seed", default=0)
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw inputs by this seed in this context; by 0 the inputs that are the shortest to print."""
+    """Draw the inputs from this seed in this context; seed 0 draws inputs that print shortest."""
     before = _SEED.set(seed)
     try:
         yield
@@ -25,7 +25,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def by_seed() -> bool:
-    """Are inputs drawn by a seed other than 0?"""
+    """Is the seed of the inputs not 0?"""
     return _SEED.get() != 0
 
 

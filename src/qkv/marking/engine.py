@@ -1,4 +1,4 @@
-"""Run a function through tests, and gather the findings, in points and in words."""
+"""Run tests on a function, and report the findings as points and as text."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
 
-# by kind, the worst first: the words before a first finding, then before a finding of another kind
+# for each kind of finding, the worst first: the words before the finding that comes first
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
     "convention": " is right, but follows another convention",
 }
+# the words before a later finding of another kind
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 
-# computes the result of a case by these steps
+# a function that computes the result of a case with the given steps
 Compute = Callable[[Any, Steps], Array]
-NO_FIT = (ValueError, IndexError)  # of shapes
+NO_FIT = (ValueError, IndexError)  # errors about shapes that do not fit
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
@@ -34,8 +35,9 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
     Args:
         run: the call.
         steps: the steps that may have given the result.
-        compute: computes by steps.
-        exactly: errors must have the same words; otherwise the same sizes must clash.
+        compute: computes a case with given steps.
+        exactly: two errors are equal only if their words are equal. If false, it is enough that the
+            same two sizes do not fit in both errors.
     """
     try:
         predicted = compute(run.case, steps)
@@ -45,7 +47,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
 
 
 def _can_be_reproduced(run: Outcome) -> bool:
-    """Did the call give numbers, or an error that arithmetic with other steps could raise?"""
+    """Did the call return numbers, or raise an error that wrong steps could also raise?"""
     if run.error is None:
         return run.out is not None
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
@@ -54,10 +56,11 @@ def _can_be_reproduced(run: Outcome) -> bool:
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
-    """Find the mistakes that reproduce every run: no mistake, one, or two if one is not enough.
+    """Find the mistakes that reproduce every run: none, one, or two if one is not enough.
 
     Returns:
-        The steps with those mistakes, and the mistakes; None if nothing reproduces the runs.
+        `(steps, mistakes)`: the steps with the mistakes in them, and the mistakes. None if no one
+        or two mistakes reproduce the runs.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -81,21 +84,21 @@ def explain(
 
 
 def nothing_known(wrong: Outcome) -> Finding | None:
-    """Return None: no finding is made for this group of calls alone."""
+    """Return None: this group of calls has no finding of its own."""
     return None
 
 
 @dataclass(frozen=True)
 class Group:
-    """One test: its calls, the smallest first, and the mistakes that may show in them.
+    """One test: its calls, the smallest first, and the mistakes that these calls may show.
 
     Attributes:
         what: the subject of the test, as in "Tried: one row, scores of 1000".
         cases: the calls.
-        known: mistakes that show here and in no earlier group.
-        otherwise: makes a finding from the first wrong call if no known mistake explains it.
-        may_refuse: an error here is not a mistake: the function does not take such inputs.
-        if_right: run the test only for a function that is right so far.
+        known: mistakes that this group shows and no earlier group shows.
+        otherwise: makes a finding from the first wrong call if no known mistake explains the call.
+        may_refuse: an error in this test is no mistake: a function may refuse these inputs.
+        if_right: run the test only if all earlier tests were right.
     """
 
     what: str
@@ -107,13 +110,13 @@ class Group:
 
 
 class Marking:
-    """A function and its tests: which were run, and what they found.
+    """A function, the tests that were run on it, and their findings.
 
     Args:
         task: the name of the task.
         name: the name of the function.
-        call: makes the call of a case.
-        compute: computes a case by some steps.
+        call: calls the function on a case.
+        compute: computes a case with given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
     """
@@ -130,10 +133,11 @@ class Marking:
     ) -> None:
         self.task, self.name, self.call, self.compute = task, name, call, compute
         self.returns = returns
-        self.steps: Steps | None = steps  # the steps of the function, as far as they are known
+        self.steps: Steps | None = steps  # the function's steps; None: unknown
         self.nothing_done = findings.nothing_done
-        self.of_weight_one: Sequence[Case] = ()  # also right if weights are cut off to 0 and 1
-        self.explained = False  # was any test explained by an output, not only by errors?
+        # cases that stay right if weights are cut off to 0 or 1
+        self.of_weight_one: Sequence[Case] = ()
+        self.explained = False  # did the outputs of any test fit known steps (not only its errors)?
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []
@@ -142,35 +146,35 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Is anything wrong so far, not just fragile or another convention?"""
+        """Has any test so far found a mistake, not only fragile code or another convention?"""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(
         self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None
     ) -> list[Outcome]:
-        """Call the function, or call it in another way."""
+        """Call the function on each case; `call` replaces the usual way to call it."""
         return [(call or self.call)(case) for case in cases]
 
     def find(self, finding: Finding | None) -> None:
-        """Note a finding, if there is one."""
+        """Add a finding; ignore None."""
         if finding is not None:
             self.found.append(finding)
 
     def explain(
         self, runs: list[Outcome], known: Sequence[Mistake]
     ) -> tuple[Steps, list[Mistake]] | None:
-        """Find which of these mistakes, together with the mistakes found before, give the runs."""
+        """Find which of these mistakes, added to the mistakes found before, reproduce the runs."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(
         self, runs: list[Outcome], others: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Are the runs right, or wrong by fewer mistakes than the others?"""
+        """Do fewer mistakes explain `runs` than `others`?"""
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Case) -> None:
-        """Report a function that returns no array, or a different array in the second call."""
+        """Report a function that returns no array, or another array when it is called again."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(findings.no_array(run, self.returns))
@@ -181,7 +185,7 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Run a test; if the function is wrong, find the mistake that it adds to earlier ones."""
+        """Run a test; if a result is wrong, find the mistakes that earlier tests did not show."""
         if group.if_right and self.wrong:
             return
         runs = self.run(group.cases)
@@ -190,7 +194,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # an unexplained mistake of an earlier test would show here too
+            return  # skipped: an unexplained mistake of an earlier test would show here too
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -202,7 +206,7 @@ class Marking:
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            keys = {finding.key for finding in self.found}  # a later test may show a mistake again
+            keys = {finding.key for finding in self.found}  # found by an earlier test
             self.found += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
@@ -210,17 +214,17 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Does the function give zeros by a known mistake, not because nothing is filled in?"""
+        """Do zeros come from a known mistake, and not from a function that is not filled in?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Test integers: a function may refuse them, but must keep the fractions of results."""
+        """Test integer inputs: a function may refuse them, but must not cut off fractions."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
-        if run.error is not None and "UFuncTypeError" not in kinds:  # a float put into an int array
+        if run.error is not None and "UFuncTypeError" not in kinds:  # it writes floats to integers
             self.limits.append(sentence(f"It refuses whole numbers: {in_words(run.error)}"))
             return
         self.runs.append(run)
@@ -228,15 +232,15 @@ class Marking:
         self.find(findings.whole_numbers(run, remedy))
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Report wrong runs that no known mistake explains."""
+        """Report wrong results that no known mistake explains."""
         return findings.unexplained(runs, what, self.returns, [])
 
     def at_last(self) -> Finding | None:
-        """Report inputs or outputs that were written to; called only if nothing is wrong."""
+        """Report a function that overwrites its inputs or earlier outputs."""
         return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
     def result(self) -> CheckResult:
-        """Make the verdict of all findings, the worst first."""
+        """Return the verdict with all findings, the worst first."""
         if not self.wrong:
             self.find(self.at_last())
         if not self.wrong:
@@ -258,12 +262,12 @@ class Marking:
         )
 
     def _points(self, wrong: int, fragile: int) -> int:
-        """Count the points; 0 if no output could be explained."""
+        """Count the points; return 0 if no output could be explained."""
         nothing = not self.explained if self.tried else self.steps is None
         return 0 if nothing else max(0, 10 - 4 * wrong - fragile)
 
     def _findings(self, found: Sequence[Finding]) -> Iterator[str]:
-        """Yield the findings in words."""
+        """Yield the findings as sentences."""
         if not found:
             yield f"{self.name} is right."
             return
@@ -280,7 +284,7 @@ class Marking:
                 yield f"What mends it: {other.remedy}"
 
     def _tests(self) -> Iterator[str]:
-        """Yield the tests that were run, and those that could not be run."""
+        """Yield sentences on the tests that were run, and on the tests that could not be run."""
         yield f"Tried: {', '.join(self.tried)}."
         yield from self.limits
         if self.untried:
@@ -290,14 +294,14 @@ class Marking:
 def mark_values(
     task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
 ) -> CheckResult:
-    """Make the verdict on values.
+    """Return the verdict on values.
 
     Args:
         task: the name of the task.
         name: the name of the values.
         tried: the subject of the tests.
         found: the mistakes in the values.
-        unread: keys of mistakes that keep the values from being tested.
+        unread: keys of mistakes that make a test of the values impossible.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
@@ -317,13 +321,13 @@ def mark_in_steps(
     *,
     returns: str = "return the result",
 ) -> CheckResult:
-    """Mark a function by a computation in steps; mistakes replace some of them.
+    """Mark a function by a computation in steps; each known mistake replaces some steps.
 
     Args:
         task: the name of the task.
         name: the name of the function.
         call: calls the function with the inputs of a case, and returns its result.
-        compute: computes a case by some steps.
+        compute: computes a case with given steps.
         steps: the right steps.
         groups: the tests, in order; the first case of the first test is the smallest case.
         returns: the statement that returns the right result.

@@ -1,4 +1,4 @@
-"""The contents of an error of a student's function: its words, its line, and sizes that clash."""
+"""Read an error of a student's function: its words, its line, and the sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
-_LONGEST = 60  # letters of a line in a message
-_MOST = 1000  # letters of an error's words
+_LONGEST = 60  # maximum letters of a code line that a message quotes
+_MOST = 1000  # maximum letters of an error's words
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# two sizes that should be equal, in the words of NumPy and torch
+# messages of NumPy and torch about two sizes that should be equal
 _PAIRS = (
     re.compile(r"size (\d+) is different from (\d+)"),  # a @ b
     re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot
@@ -35,10 +35,11 @@ _RESHAPES = (
 
 
 class RaisedElsewhere(BaseException):
-    """An exception of another process, which holds the frames of the exception.
+    """An exception that was raised in another process; its frames stay there.
 
     Attributes:
-        line: the line of the student's code that raised it, in words; empty if no line did.
+        line: the line of the student's code that raised it, as in "line 3: scores = q @ k"; empty
+            if no line of the student's code raised it.
         likely: the `Mistake` that most likely caused the error, or None.
     """
 
@@ -47,13 +48,13 @@ class RaisedElsewhere(BaseException):
 
 
 def type_name(thing: Any) -> str:
-    """Return the name of an object's type, whatever its metaclass says."""
+    """Return the name of an object's type, even if its metaclass changes `__name__`."""
     name: str = type.__dict__["__name__"].__get__(type(thing))
     return name
 
 
 def words_of(thing: Any) -> str:
-    """Return an object as text, or its type if that raises an error."""
+    """Return `repr(thing)`, or the name of its type if `repr` raises an error."""
     try:
         return str.__str__(str(thing))
     except (Exception, SystemExit):
@@ -61,7 +62,7 @@ def words_of(thing: Any) -> str:
 
 
 def in_words(error: BaseException | None) -> str:
-    """Describe an exception in one line, even if its own words raise an error."""
+    """Describe an exception in one line, even if `str(error)` raises an error."""
     try:
         text = " ".join(str(error)[: 10 * _MOST].split())
     except (Exception, SystemExit):
@@ -76,15 +77,15 @@ def sentence(text: str) -> str:
 
 
 def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """List the lines that an exception came through; none if they cannot be read."""
+    """List the traceback lines of an exception; return an empty list if they cannot be read."""
     try:
         return [] if error is None else traceback.extract_tb(error.__traceback__)
-    except Exception:  # the source has no file, or an unreadable file
+    except Exception:  # the source file is missing or unreadable
         return []
 
 
 def line_of(error: BaseException | None) -> str:
-    """Return the student's line that raised an error, as in "line 3: scores = q @ k", or ""."""
+    """Return the student's line that raised an error, as in "line 3: scores = q @ k"; else ""."""
     if isinstance(error, RaisedElsewhere):
         return error.line
     frames = frames_of(error)
@@ -100,7 +101,9 @@ def line_of(error: BaseException | None) -> str:
 
 
 def clash(error: BaseException) -> frozenset[int]:
-    """Return the sizes that do not fit in a product, a sum or a reshape; empty for other errors.
+    """Return the sizes that do not fit in a product, a sum or a reshape.
+
+    Return an empty result for other errors.
 
     >>> import numpy as np
     >>> try:
@@ -119,19 +122,19 @@ def clash(error: BaseException) -> frozenset[int]:
             return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
-        if remapped:  # (4,1,6)->(4,newaxis,newaxis): the second of each
+        if remapped:  # of (4,1,6)->(4,newaxis,newaxis), read (4,newaxis,newaxis)
             shapes = re.sub(r"\([^)]*\)->", "", shapes)
         return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
     return frozenset()
 
 
 def _sizes(shape: str) -> list[int]:
-    """Read the sizes of a printed shape; 1 for a new axis."""
+    """Read the sizes of a printed shape; a new axis has the size 1."""
     return [int(n) if n.strip().isdigit() else 1 for n in shape.split(",") if n.strip()]
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """Return the sizes of one axis that are neither equal nor 1."""
+    """Return the sizes of an axis that do not broadcast: they are neither equal nor 1."""
     return frozenset(
         size
         for shape, other in combinations(shapes, 2)
@@ -142,9 +145,9 @@ def _apart(shapes: list[list[int]]) -> frozenset[int]:
 
 
 def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
-    """Do two errors have the same reason: the same words, or the same sizes that clash?"""
+    """Do two errors have the same reason: equal words, or the same two sizes that do not fit?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # the words name left and right: (12, 24) differs from (24, 12)
+        exactly = True  # the message names left and right: (12, 24) is not (24, 12)
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

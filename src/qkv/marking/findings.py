@@ -19,7 +19,7 @@ RANDOM = described("random")
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake, and the run whose numbers show it; `more` goes into the example."""
+    """A mistake, and the run whose numbers show the mistake; `more` is added to the example."""
 
     run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
@@ -38,12 +38,12 @@ class Finding(Mistake):
 def of_mistake(
     mistake: Mistake, run: Outcome | None, more: Mapping[str, Any] | None = None
 ) -> Finding:
-    """Join a mistake with the run that shows it; None for a mistake in values, without a run."""
+    """Join a mistake with the run that shows it; `run` is None for a mistake in values."""
     return Finding(**vars(mistake), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:
-    """Say how a run went wrong, in which line, and on arrays of which shapes."""
+    """Say what is wrong in a run: the output, or an error and its line; add the inputs' shapes."""
     if run.error is None:
         return f"the output is wrong on {shapes(run)}"
     line = line_of(run.error)
@@ -121,7 +121,7 @@ def prints(runs: list[Outcome]) -> Finding | None:
 
 
 def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
-    """Report a function of integers that cuts off the fractions of its results."""
+    """Report a function that cuts off the fractions of its results if its inputs are integers."""
     if run.is_right:
         return None
     mistake = described("integer-inputs")
@@ -131,7 +131,7 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
 
 
 def raises(run: Outcome, tested: str) -> Finding:
-    """Report that the function raises an error, by its likeliest cause if that is known."""
+    """Report that the function raises an error; name the likeliest cause if it is known."""
     cause = raised.known(run.error)
     if cause is None:
         key = raised.key_of(run.error, "raises")
@@ -140,10 +140,10 @@ def raises(run: Outcome, tested: str) -> Finding:
 
 
 def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Finding:
-    """Report that the output is wrong, on which input and by how much.
+    """Report a wrong output: name the input, and say how large the error is.
 
     Args:
-        runs: the calls of one test, one of them wrong.
+        runs: the calls of one test; at least one of them is wrong.
         tested: the subject of the test.
         returns: the statement that returns the right result.
         hints: properties of the wrong output, in words.

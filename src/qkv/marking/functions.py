@@ -1,4 +1,4 @@
-"""A student's function before it is called: its options, stubs, and tensors of torch."""
+"""Inspect a student's function before it is called: its options, stubs, tensors of torch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ def options_of(
     names: Sequence[str],
     known: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return `(taken, required)`: a function's options by its own names for them.
+    """Return `(taken, required)`: the options that a function takes, and those that it requires.
+
+    `taken` maps our name of an option to the function's name; `required` holds our names.
 
     Args:
         function: a student's function.
         names: its positional arguments.
-        known: the options by their names, with the spellings that each may have.
+        known: maps our name of each option to the names that a function may give it.
 
     Raises:
         TypeError: the function cannot be called with these names, or requires other arguments.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins do not know their parameters
+    except ValueError:  # some builtins have no signature
         return {}, frozenset()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -54,7 +56,7 @@ def options_of(
 
 
 def is_number(default: Any) -> bool:
-    """Is the default of a parameter a number, such as the 0.0 of a mask to add?"""
+    """Is the default of a parameter a number (for example 0.0, for a mask that is added)?"""
     return type(default) in (int, float)
 
 
@@ -69,7 +71,7 @@ _EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
 
 
 def is_stub(thing: Any) -> bool:
-    """Is it a function whose body is `...` alone, or a class of such functions?
+    """Is the object a function whose body is only `...`, or a class of such functions?
 
     >>> def softmax(scores): ...
     >>> is_stub(softmax), is_stub(max)
@@ -87,15 +89,16 @@ def is_stub(thing: Any) -> bool:
 
 
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that fails on arrays be called with tensors of torch.
+    """Return a function of arrays that tries tensors of torch if `function` fails on arrays.
 
-    Classes are returned unchanged, and so is every function if torch was never imported.
+    Classes are returned unchanged. If torch was never imported, functions are unchanged too.
 
     Args:
         function: takes arrays, or tensors of torch, or mappings of names to them.
 
     Returns:
-        A function of arrays. If the function fails on both, it raises the error of the arrays.
+        A function of arrays. If `function` fails on arrays and on tensors, the error for arrays is
+        raised.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function
@@ -120,9 +123,9 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_tensors(values: Any) -> Any:
-    """Turn arrays into tensors on the same memory, also in tuples and mappings.
+    """Turn arrays into tensors that share their memory, also inside tuples and mappings.
 
-    If torch was never imported, arrays stay arrays.
+    If torch was never imported, return the arrays themselves.
     """
     if isinstance(values, np.ndarray):
         return sys.modules["torch"].as_tensor(values) if "torch" in sys.modules else values

@@ -1,4 +1,4 @@
-"""A process for a student's code: how it starts, within which limits, and requests to it.
+"""A child process that runs a student's code, with time and memory limits and a request protocol.
 
 `Isolated` is this side, and `serve` the other side. Requests are lines of JSON on the process's
 standard input, replies are lines on its standard output; the student's code has neither.
@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from json import dumps, loads  # as they are before any student's code is read
+from json import dumps, loads  # imported before a student's code can replace them
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,21 +29,21 @@ from qkv.marking.outcome import getpid
 Packed = dict[str, Any]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
 _NO_REPLY = 70  # the exit code of a process that could not send its reply
-_START = 60.0  # seconds that Python and NumPy may take to load on a busy machine
-_PATIENCE = 20  # factor on the time limit while other programs keep the processors busy
+_START = 60.0  # maximum seconds to load Python and NumPy on a busy machine
+_PATIENCE = 20  # the time limit is multiplied by this while other programs use the processors
 _TICK = 0.1
-_LINE = 1 << 26  # maximum bytes of a line: more than any verdict has
-_MOVES = 0.02  # processor seconds per second: a process that uses more does not sleep
+_LINE = 1 << 26  # maximum bytes of a line; every verdict is shorter
+_MOVES = 0.02  # processor seconds per second; a process that uses more is not asleep
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
-leave = os._exit  # as it is before any student's code is read
+leave = os._exit  # saved before a student's code can replace it
 
 
 class Ended(BaseException):
-    """The process no longer answers: it has ended, or its time is over.
+    """Raised when the child process has ended, or did not answer within its time limit.
 
     Args:
         key: the key of the mistake to report.
-        shows: how it shows.
+        shows: the effect of the mistake, for the report.
     """
 
     def __init__(self, key: str, shows: str) -> None:
@@ -52,16 +52,16 @@ class Ended(BaseException):
 
 
 class Isolated:
-    """A child process that answers requests, and that always ends with the `with` block.
+    """A child process that answers requests; it is ended when its `with` block ends.
 
     Args:
-        module: the module of qkv whose `main` the child runs, or a function that a fork of this
-            process runs.
-        arguments: `sys.argv` of the child; the last one is added, the seconds after which it ends
-            by itself.
+        module: a module of qkv, whose `main` runs in a new process, or a function, which runs in a
+            fork of this process.
+        arguments: `sys.argv` of the child. One more argument is added at the end: the seconds after
+            which the child ends by itself.
         seconds: how long an answer may take.
         waiting: is called several times a second.
-        call: the name of the public function, for errors.
+        call: the name of the public function, for error messages.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Isolated:
         self._child: subprocess.Popen[bytes] | Forked
         try:
             if isinstance(module, str):
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # more than any run takes
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than every run
                 self._child = _started(module, [*arguments, str(alarm)], self._stderr)
             else:
                 self._child = Forked(module, self._stderr)
@@ -85,7 +85,7 @@ class Isolated:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # no reply can be written in advance
+        self._secret, self._asked = secrets.token_hex(8), 0  # a student's code cannot guess it
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process that runs the student's code: a child of the child process
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -93,7 +93,7 @@ class Isolated:
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """Start the time limit again: these seconds, or those of the constructor."""
+        """Restart the time limit with these seconds, or with the seconds of the constructor."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -108,11 +108,11 @@ class Isolated:
 
         Args:
             request: the request.
-            seconds: how long this reply and later ones may take; None for the limit of `begin`.
-            of_part: gives the seconds of each part of the work, from the child's name of that part.
+            seconds: the time limit for this reply and later replies; None keeps the limit.
+            of_part: returns the time limit of a part of the work; the child names the part.
 
         Raises:
-            Ended: there is no reply, since the process has ended or takes too long.
+            Ended: the process has ended or takes too long, so there is no reply.
         """
         if not self._worker:
             self._start()
@@ -121,7 +121,7 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # the child is gone, and so gives no reply
+        with suppress(OSError):  # the child has ended: it will not reply
             self._child.stdin.write(json.dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
@@ -147,18 +147,18 @@ class Isolated:
         self.begin()
 
     def _listen(self) -> None:
-        """Put the content of each line into the queue, and None at the end."""
+        """Put the content of each reply line into the queue, and None after the last line."""
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             while line := lines.readline(_LINE):
-                with suppress(Exception):  # not a line of ours: the file may write here too
+                with suppress(Exception):  # a student's file may write here too
                     reply = json.loads(line)
                     if isinstance(reply, dict):
                         self._lines.put(reply)
         self._lines.put(None)
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next line; None if the child ended first, `Ended` if it takes too long."""
+        """Return the next line, or None if the child has ended; raise `Ended` after the time."""
         begin = time.monotonic()
         try:
             while True:
@@ -209,9 +209,9 @@ class Isolated:
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:
-            with suppress(OSError):  # a request that could no longer be written
+            with suppress(OSError):  # the request could not be written: the child has ended
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # ends with the child, unless another process was left behind
+        self._listener.join(_TICK)  # it goes on if another process holds the pipe
         self._stderr.close()
 
 
@@ -220,7 +220,7 @@ class Forked:
 
     Args:
         main: the function that the fork runs; the fork ends when it returns.
-        stderr: the file for its standard error.
+        stderr: the file that receives the fork's standard error.
     """
 
     def __init__(self, main: Callable[[], None], stderr: IO[bytes]) -> None:
@@ -245,14 +245,14 @@ class Forked:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while it runs."""
+        """Return the exit code, or None while the fork runs."""
         if self._code is None:
             ended, code = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(code) if ended else None
         return self._code
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Wait for the end, and return the exit code."""
+        """Wait until the fork has ended, and return the exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -267,7 +267,7 @@ class Forked:
 
 
 def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    # -P: no file of the current folder takes the place of a library
+    # -P: a file in the current folder must not replace a library of the same name
     program = f"from {module} import main; main()"
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-c", program, *arguments],
@@ -275,14 +275,15 @@ def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subpro
         stdout=subprocess.PIPE,
         stderr=stderr,
         env=os.environ | dict.fromkeys(_ALONE, "1"),
-        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the child
+        start_new_session=True,  # Ctrl-C reaches only this process, which ends the child
     )
 
 
 def processor(pid: int) -> tuple[bool, float]:
-    """Return whether a process runs or waits for a processor, and its seconds of processor time.
+    """Return `(active, seconds)` of a process.
 
-    False and 0.0 where the system does not say (Linux does).
+    `active` is true if the process runs or waits for a processor; `seconds` is the processor time
+    that it has used. Only Linux provides both; other systems get `(False, 0.0)`.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -297,11 +298,12 @@ def serve(
     """Answer requests in the child process, and end it.
 
     Args:
-        begin: gives the function that answers a request; that function may call its second argument
-            before each part of its work, with a name of that part.
+        begin: returns the function that answers a request. This function may call its second
+            argument before each part of its work, with the name of the part.
         megabytes: the memory limit.
-        seconds: after which this process ends in any case.
-        again: continue in another child, so that code that ends its parent does not end the marker.
+        seconds: the process ends after this time, whatever it is doing.
+        again: continue in a child of this process: student's code that ends its parent process then
+            does not end the marker.
     """
     _limit_memory(megabytes)
     if again:
@@ -324,24 +326,24 @@ def serve(
 
 
 def _go_on_in_a_child() -> None:
-    """Fork, wait for the child, and end as it did."""
+    """Continue in a fork; this process waits for the fork, and ends with its exit code."""
     if not hasattr(os, "fork"):  # Windows
         return
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # readers of these files then see that the child has ended
+    for number in (0, 1, 2):  # closed, so that readers see when the child ends
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
-        with suppress(OSError):  # SIGKILL has no other handler
+        with suppress(OSError):  # SIGKILL cannot be handled
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     leave(abs(code))
 
 
 def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
-    """Keep standard input and output for `serve`, and give the student's code empty ones."""
+    """Keep standard input and output for `serve`; the student's code gets empty streams."""
     requests, replies, process = os.fdopen(os.dup(0), "rb"), os.dup(1), getpid()
     nobody = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -358,11 +360,11 @@ def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit the memory, and write no core files."""
+    """Limit the memory, and switch off core files."""
     try:
         import resource
     except ImportError:  # Windows has no such module
         return
     for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # a lower limit was set outside
+        with suppress(ValueError, OSError):  # the process already has a lower limit
             resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

@@ -27,30 +27,32 @@ def check(
 
     The function runs on small inputs, the smallest first. Its results are compared with the right
     results and with the results of each known mistake. Its output is not shown, and its warnings
-    are ignored. `qkv check --list` prints the tasks, and the function or values for each.
+    are ignored. `qkv check --list` prints each task, with its function or values.
 
-    An attention function also gets masks, if it takes them: a mask (`mask`, `attn_mask` or
-    `attention_mask`, (L, S): bool, True = may attend, or 0 and -inf to add if the function fails on
-    bool; adding True and False to the scores is wrong), a causal mask (`is_causal` or `causal`),
-    `q_offset`, and `num_heads`.
+    An attention function is also tested with these options, if it has parameters for them:
+
+    - `mask`, `attn_mask` or `attention_mask`: bool (L, S), True = may attend. A function that fails
+      on bool gets 0 and -inf, to be added. Adding True and False to the scores is a mistake.
+    - `is_causal` or `causal`: a causal mask.
+    - `q_offset` and `num_heads`.
 
     Args:
         function: the function or class for the task, or a tuple of values if `qkv check --list`
-            names values. For `"attention"`: arrays in, array out (or `(out, weights)`). It is
-            called with float64 arrays of two dimensions, with integers, with batches, and with
-            scores of 1000.
-        signature: of an attention function; `"qkv"`: function(query (L, d), key (S, d),
-            value (S, dv)) -> (L, dv); `"x,w_q,w_k,w_v"`: function(x (T, D), w_q (D, d), w_k (D, d),
-            w_v (D, dv)) -> (T, dv), with `num_heads` weights of (D, heads * size). Other tasks have
-            one signature each.
+            names values. An attention function takes arrays, and returns an array or
+            `(out, weights)`. It is called with float64 arrays of two dimensions, with integers,
+            with batches, and with scores of 1000.
+        signature: the signature of an attention function. `"qkv"`: function(query (L, d),
+            key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
+            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); if it takes `num_heads`, the weights
+            have the shape (D, heads * size). Every other task has only one signature.
         task: the name of a task, or of the function that the task expects.
-        seed: draws the inputs; 0 for inputs that are the shortest to print. To mark a class, choose
-            a seed that no student can know in advance.
+        seed: draws the inputs; 0 draws the inputs that print shortest. To mark a class, choose a
+            seed that no student can know in advance.
 
     Returns:
-        A `CheckResult`: true if nothing is wrong; print it for the words. It has separate lists for
-        mistakes, for code that is right only until numbers get large or a row sees nothing, and for
-        code that is correct but follows another convention.
+        A `CheckResult`: true if nothing is wrong. Print it to read the verdict. Its three lists are
+        mistakes, fragile code (which fails for large numbers or fully masked rows), and other
+        conventions (correct code that does not follow the field's convention).
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.
@@ -69,16 +71,16 @@ def check(
     chosen = task_of(task)
     way = signature.replace(" ", "") if isinstance(signature, str) else signature
     if way == "qkv" and len(chosen.ways) == 1:
-        (way,) = chosen.ways  # the argument was left out
+        (way,) = chosen.ways  # the default means the task's only signature
     if way not in chosen.ways:
         known = " or ".join(f'"{name}"' for name in chosen.ways if name) or "left out"
-        raise ValueError(f"check: signature is {signature!r}, for {task} it must be {known}")
+        raise ValueError(f"check: signature is {signature!r}; for {task} it must be {known}")
     if chosen.values:
         return _values(function, chosen)
     if not callable(function):
         raise TypeError(
             f"check: function is a {type(function).__name__}, which cannot be called: write"
-            " check(my_attention), without brackets after its name"
+            " check(my_attention), without () after the name"
         )
     whole_number(seed, call="check", name="seed", least=0)
     if is_stub(function):
@@ -89,7 +91,7 @@ def check(
 
 
 def _values(things: Any, task: Task) -> CheckResult:
-    """Mark values: an array or a mapping, or a tuple of them."""
+    """Mark values: an array, a mapping, or a tuple of arrays and mappings."""
     values = things if isinstance(things, tuple) else (things,)
     if len(values) != len(task.values):
         names = ", ".join(task.values)
@@ -102,7 +104,7 @@ def _values(things: Any, task: Task) -> CheckResult:
 
 
 def task_of(name: str) -> Task:
-    """Return the task of this name, or of the function of this name; a ValueError names all tasks.
+    """Return the task that has this name, or whose function has this name.
 
     >>> task_of("many_heads").name
     'heads'

@@ -1,4 +1,4 @@
-"""Known mistakes: what is wrong, how it shows, what corrects it, and how it computes."""
+"""Known mistakes: for each the error, its effect, its correction, and its computation."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from qkv.marking.errors import sentence
 
 Kind = Literal["wrong", "fragile", "convention"]
 
-# a computation: each step by its name
+# a computation: maps the name of each step to the step
 Steps = Mapping[str, Callable[..., Any]]
 
-_NO_NUDGE = "Compute the smallest input by hand: which of your steps gives the first wrong number?"
+_NO_NUDGE = "Compute the smallest input on paper: which of your steps gives the first wrong number?"
 _NO_LINE = "Work back from the right output, step by step."
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One way to get a task wrong.
+    """A known mistake in a task.
 
     Attributes:
         key: its short name.
         says: what is wrong, in words.
         shows: its effect on the result.
         remedy: the line that corrects it.
-        kind: wrong, fragile (right until numbers get large, or a row sees nothing), or another
-            convention.
-        variants: the steps that replace the right steps, for each way to write the mistake.
-        nudge: what to try or to look at first; it does not give the mistake away.
+        kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
+            (correct, but follows another convention).
+        variants: for each way to write the mistake, the steps that replace the right steps.
+        nudge: what to try or to look at first, without giving the mistake away.
         where: where to look in the code.
-        alone: report it only where it explains everything. Pairs of mistakes are formed from the
-            other mistakes only; otherwise too many pairs would fit by chance.
+        alone: report this mistake only if it explains all results without a second mistake. In
+            pairs, it would fit too many results by chance.
     """
 
     key: str
@@ -50,13 +50,13 @@ class Mistake:
 
     @property
     def hint(self) -> tuple[str, ...]:
-        """Three grades: a nudge, where to look, the line that corrects the mistake."""
+        """Three hints: what to try, where to look, and the line that corrects the mistake."""
         where = self.where or sentence(f"{self.says[:1].upper()}{self.says[1:]}")
         return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the fields of each mistake in the TOML file beside a module, named like the module.
+    """Read the mistakes in the TOML file that has the name of a module and is in its folder.
 
     A table is a mistake; a table that contains tables is a group, whose fields are the defaults of
     the mistakes in it.
@@ -79,7 +79,7 @@ def _rows(
             yield name, fields
 
 
-# read now, since a student's file may later change the functions that read files
+# read at import: a student's file may later replace the functions that read files
 TEXTS = MappingProxyType(read_texts("qkv.marking.mistakes"))
 
 
@@ -87,9 +87,9 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
     """Describe a mistake by its texts in mistakes.toml.
 
     Args:
-        key: its table there.
-        shows: how the mistake shows, if the table does not say so.
-        names: fill the placeholders of the texts.
+        key: its table in mistakes.toml.
+        shows: the effect of the mistake, if the table does not describe it.
+        names: values for the placeholders in the texts.
 
     >>> described("missing-function", "it has nothing", name="softmax", signature="").says
     'the file has no softmax'
@@ -107,7 +107,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Give mistakes one remedy, nudge and place, except where a mistake has its own."""
+    """Set the remedy, nudge and place of all mistakes that do not have their own."""
     return tuple(
         replace(
             one,

@@ -1,4 +1,4 @@
-"""Call a student's function on a case, and note its result, errors and side effects."""
+"""Call a student's function on a case, and record its result, errors and side effects."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
-# relative to the largest value: above the rounding of float32, far below the effect of mistakes
+# relative to the largest value: larger than rounding errors of float32, far smaller than mistakes
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # for float16
-_FEW = 100_000  # an output of at most so many numbers is always copied
-RAISED = (Exception, SystemExit)  # errors of a student's code: they are findings
+_FEW = 100_000  # an output with at most this many numbers is always copied
+RAISED = (Exception, SystemExit)  # errors of a student's code, which are reported
 
 
 class Elsewhere:
-    """An object of the process that a student's file runs in, as the marker holds it."""
+    """The marker's stand-in for an object in the process of a student's file."""
 
     def held_arrays(self) -> list[tuple[str, Array]]:
-        """List the arrays that it holds, with the path to each."""
+        """List the arrays inside the object, each with its path."""
         raise NotImplementedError
 
     def is_stub(self) -> bool:
-        """Is nothing filled in yet?"""
+        """Is the object a stub, which the student has not filled in yet?"""
         raise NotImplementedError
 
 
 class Case(Protocol):
-    """One call of a function, on small numbers that can be read."""
+    """One call of a function, with small numbers that people can read."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the arrays and options of the call by their names."""
+        """Return the arrays and options of the call, by name."""
         ...
 
 
@@ -73,13 +73,13 @@ class Outcome:
 def outcome(
     case: Case, call: Callable[[Any], Any], right: Array, *, beside: bool = False
 ) -> Outcome:
-    """Call a function on a copy of a case; its errors are part of the outcome.
+    """Call a function on a copy of a case; the outcome holds its result or its error.
 
     Args:
         case: the call; the arrays in its `shown()` are the function's arguments.
         call: calls the function with the copy, and returns its result.
         right: the right result.
-        beside: the function may return a second array, in a tuple of two.
+        beside: the function may return a tuple of two arrays: the result and a second array.
     """
     copied, process = copy.deepcopy(case), getpid()
     try:
@@ -94,7 +94,7 @@ def outcome(
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
-        if getpid() != process:  # the student's code has forked: one process marks it
+        if getpid() != process:  # this is a fork made by the student's code: end it
             _leave(0)
     after = copied.shown()
     changed = {
@@ -108,11 +108,11 @@ def outcome(
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """Copy an output, since a later call may write to it; a huge output is not copied."""
+    """Copy an output, because a later call may write to it; do not copy a huge output."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # saved before a student's file runs, which may change them
+getpid, _leave = os.getpid, os._exit  # saved before a student's file can replace them
 
 
 class Unread(io.TextIOBase):
@@ -133,7 +133,7 @@ class Unread(io.TextIOBase):
 
 @contextlib.contextmanager
 def muted() -> Iterator[Unread]:
-    """Show no printed text in this context, and let `input()` raise an EOFError."""
+    """Hide printed text in this context, and make `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(Unread()) as unread:
@@ -143,7 +143,7 @@ def muted() -> Iterator[Unread]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function, for a sentence about it."""
+    """Return the name of a function for use in a message."""
     try:
         name = getattr(function, "__name__", None)
     except RAISED:
@@ -153,12 +153,12 @@ def name_of(function: Any) -> str:
 
 
 def is_tuple(thing: Any) -> bool:
-    """Is it a tuple, even if its class hides it?"""
+    """Is the object a tuple, even if its class overrides `__class__`?"""
     return issubclass(type(thing), tuple)
 
 
 def kind_of(thing: Any) -> str:
-    """Return the type of an object in words, as in "a str" or "an int"."""
+    """Return the type of an object with its article, as in "a str" or "an int"."""
     name = type_name(thing)
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -177,13 +177,13 @@ def numbers(out: Any) -> Array | None:
 
 
 def close(got: Array, want: Array) -> bool:
-    """Are two arrays equal in shape, in nan and inf, and up to rounding in every number?"""
+    """Do two arrays have the same shape, the same nan and inf, and nearly equal numbers?"""
     if got.shape != want.shape:
         return False
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # all numbers are finite: the same answer in a tenth of the time
+    if math.isfinite(apart):  # all numbers are finite: this test is ten times as fast
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))
@@ -191,15 +191,15 @@ def close(got: Array, want: Array) -> bool:
 
 
 def same_numbers(a: Array, b: Array) -> bool:
-    """Are two arrays equal to the last bit, with nan equal to nan?"""
+    """Are two arrays equal in every bit? Two nan are equal."""
     return np.array_equal(a, b, equal_nan=True)
 
 
 def differ(a: Array | None, b: Array | None) -> bool:
-    """Do two outputs exist and differ?"""
+    """Are both outputs arrays, and are they different?"""
     return a is not None and b is not None and not close(a, b)
 
 
 def first_wrong(runs: list[Outcome]) -> Outcome:
-    """Return the first wrong run, which is the smallest: runs are in order of size."""
+    """Return the first wrong run; it is the smallest, because runs are ordered by size."""
     return next((run for run in runs if not run.is_right), runs[0])

@@ -4,8 +4,8 @@
     def test_my_attention(conformance):
         assert conformance
 
-Features that are refused or absent are skipped. pytest imports this module wherever qkv is
-installed, so the judging code is imported by the first test that asks for it.
+Tests of refused or absent features are skipped. pytest imports this module wherever qkv is
+installed, so the judging code is imported only when the first of these tests runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """The fixture of a test: a feature of a report card, true if it is right.
+    """The value of the fixture: a feature of a report card; true if the feature is right.
 
     Args:
         report: the whole card.
@@ -44,7 +44,7 @@ class Feature:
 def pytest_configure(config: Any) -> None:
     """Register the marker and the fixture."""
     config.addinivalue_line(
-        "markers", "conform(function, **options): the arguments of qkv.conform, for `conformance`"
+        "markers", "conform(function, **options): arguments of qkv.conform, for `conformance`"
     )
     config.pluginmanager.register(_fixtures(), "qkv-conformance")
 
@@ -68,10 +68,12 @@ def _fixtures() -> Any:
     class Fixtures:
         @pytest.fixture
         def conformance(self, request: Any) -> Feature:
-            """Return a feature of the function that the marker `conform` names."""
+            """Return a feature of the function that is the argument of the marker `conform`."""
             marker = request.node.get_closest_marker("conform")
             if marker is None:
-                pytest.fail("conformance: which function? Write @pytest.mark.conform(my_attention)")
+                pytest.fail(
+                    "conformance: no function is marked: write @pytest.mark.conform(my_attention)"
+                )
             if id(marker) not in reports:
                 from qkv.marking.conformance import conform
 

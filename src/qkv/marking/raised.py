@@ -1,4 +1,4 @@
-"""The likeliest cause of an error of a student's code: a missing name, or a slip."""
+"""Find the likeliest cause of an error in a student's code: a missing name or a common slip."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _OF_NUMPY = frozenset(
     {"exp", "log", "sqrt", "sin", "cos", "tanh", "zeros", "ones", "array", "arange", "where", "pi"}
     | {"tril", "triu", "concatenate", "stack", "einsum", "matmul", "dot", "inf", "swapaxes"}
 )
-# the keys of mistakes, by the type of the error
+# the type of an error, and the key of the mistake that causes it
 _BY_TYPE = (
     (SystemExit, "exits"),
     (EOFError, "asks-for-input"),
     (MemoryError, "out-of-memory"),
     (RecursionError, "endless-recursion"),
 )
-# the keys of mistakes, by the words of the error
+# a pattern of an error's words, and the key of the mistake that causes it
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# findings that only report an error: the function may not be meant as an answer to the task
+# mistakes that only report an error: perhaps the function was not written for the task
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
 def key_of(error: BaseException | None, otherwise: str) -> str:
-    """Return the key of a mistake that the type of an error names."""
+    """Return the key of the mistake that causes errors of this type, or `otherwise`."""
     return next((key for kind, key in _BY_TYPE if isinstance(error, kind)), otherwise)
 
 
 def known(error: BaseException | None) -> Mistake | None:
-    """Return the likeliest cause of an error; None if the error's own words are enough."""
+    """Return the likeliest cause of an error, or None if no known cause fits."""
     if isinstance(error, RaisedElsewhere):
         likely: Mistake | None = error.likely
         return likely
@@ -66,7 +66,7 @@ def known(error: BaseException | None) -> Mistake | None:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frame that raised an error, then its callers."""
+    """Yield the frame that raised an error, then the frames of its callers."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -76,7 +76,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _near(name: str, names: Any) -> str:
-    """Return the most similar of these names, or an empty string."""
+    """Return the most similar of these names, or "" if none is similar."""
     lowered = {str(other).lower(): str(other) for other in names}
     near = difflib.get_close_matches(name.lower(), lowered, 1, 0.75)
     return lowered[near[0]] if near else ""
@@ -87,7 +87,7 @@ def _perhaps(near: str) -> str:
 
 
 def _of_name(error: NameError) -> Mistake:
-    """Explain a name without a value: a module's, an attribute's, or one that is undefined."""
+    """Explain a NameError: a missing import, a missing `self.`, or an undefined name."""
     quoted = re.search(r"'(\w+)'", str(error))
     name = quoted[1] if quoted else str(error)
     of_self = _is_of_self(name, error)
@@ -115,7 +115,7 @@ def _is_of_self(name: str, error: BaseException) -> bool:
 
 
 def _of_attribute(error: AttributeError) -> Mistake | None:
-    """Explain a name that a module, an array or an object of the file's own class does not have."""
+    """Explain an AttributeError of a module, an array, or an object of the file's own class."""
     name, owner = error.name or "", error.obj
     begin = getattr(getattr(type(owner), "__init__", None), "__code__", None)
     if begin is not None and name in begin.co_varnames:
@@ -133,7 +133,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
 
 
 def _of_key(error: KeyError) -> Mistake | None:
-    """Explain a key that a mapping does not have, where the mapping has a similar key."""
+    """Explain a KeyError of a mapping that has a similar key."""
     key = error.args[0] if error.args else None
     mappings = (
         value

@@ -14,22 +14,24 @@ from qkv.marking.errors import words_of
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CheckResult:
-    """The marker's verdict on a function. It is true if the function is right.
+    """The marker's verdict on a function; true if the function is right.
 
     Attributes:
-        message: in words: the findings, how they show and what mends them; and the tests.
-        mistakes: short names of what is wrong, such as `"softmax-whole-matrix"`.
-        fragile: names of what is right until numbers get large, a row sees nothing, or inputs are
-            integers.
-        conventions: names of what is correct, but follows another convention.
-        points: 10, less 4 for each mistake and 1 for each fragile finding, but not below 0; 0 if
-            nothing is filled in, or no output could be explained.
-        example: the smallest inputs that show the first finding, by name, then `"yours"`, the
-            output (or the exception), and `"right"`, the right output; `"yours d_w_q"` and so on if
-            the function returns several arrays. Empty if there is no finding.
+        message: the verdict as text: the findings with their effects and corrections, and the tests
+            that were run.
+        mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
+        fragile: short names of fragile findings: the function fails for large numbers, fully masked
+            rows or integers.
+        conventions: short names of findings in correct code that follows another convention.
+        points: 10, less 4 for each mistake and 1 for each fragile finding, but at least 0. A
+            function that is not filled in has 0 points, and so has a function whose outputs no
+            known mistake explains.
+        example: the smallest inputs that show the first finding, by name; then `"yours"`, the
+            output or the exception; then `"right"`, the right output. If the function returns
+            several arrays, the names are `"yours d_w_q"` and so on. Empty if nothing was found.
         task: the task that was marked; None for a file that could not be marked for any task.
-        hint: three grades for the first finding: a nudge, where to look, and the line that mends
-            it. Empty if there is no finding.
+        hint: three hints for the first finding: what to try, where to look, and the line that
+            corrects it. Empty if nothing was found.
         helped_by: for a file, the functions of qkv, torch and scipy that answered for the student.
     """
 
@@ -45,7 +47,7 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
-        """Is nothing wrong?"""
+        """Is the function free of mistakes?"""
         return not self.mistakes
 
     @property
@@ -57,12 +59,12 @@ class CheckResult:
         return self.passed
 
     def text(self, hints: int = 1) -> str:
-        """Return the verdict in words: the findings, the smallest input that shows them, and hints.
+        """Return the verdict as text: the findings, the smallest example, and hints.
 
         Args:
-            hints: the highest grade of hints, 0 for none. Grade 3 is the line that mends the first
-                finding, and gives the answer away; for a convention, which costs no points, the
-                line is always shown.
+            hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
+                first finding, so it gives the answer away. For a convention, which costs no points,
+                this line is always shown.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]
@@ -101,7 +103,7 @@ _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """Wrap a hint at 80 columns, with each statement of a long remedy on its own line."""
+    """Wrap a hint at 80 columns; put each statement of a long remedy on its own line."""
     if label in _GRADES[:2]:
         return textwrap.wrap(label + text, _WIDTH)
     if len(label + text) > _WIDTH:

@@ -149,7 +149,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
         if not (isinstance(function, str) or callable(function)):
             raise TypeError(
                 f"conform: function is a {type(function).__name__}, which cannot be called: write"
-                " conform(my_attention), without brackets after its name"
+                " conform(my_attention), without () after the name"
             )
     if isinstance(target, str) and isinstance(gradient, str | None):
         sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})

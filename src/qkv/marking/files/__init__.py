@@ -1,4 +1,4 @@
-"""Mark a file's functions and values for the tasks, in a process of their own."""
+"""Mark the functions and values of a file; the file's code runs in a separate process."""
 
 from qkv.marking.files.process import check_file
 

@@ -1,4 +1,4 @@
-"""The process that runs a student's file: it reads the file, and calls its functions on request.
+"""The child process: it runs a student's file, and calls the file's functions on request.
 
 The marker judges their results in its own process.
 """
@@ -32,18 +32,18 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
-_LONGEST = 1000  # maximum letters of a sent text, such as a function's parameters
+_LONGEST = 1000  # maximum letters of a text that is sent, for example of a list of parameters
 _WATCHED = 64  # arrays that were returned last: a later call may write to them
 
 
 def main() -> None:
-    """Read the file of the first argument, and answer requests."""
+    """Run the file that the first argument names, then answer requests."""
     file, megabytes, seconds = sys.argv[1:]
     serve(lambda: _Submission(file).answer, int(megabytes), float(seconds))
 
 
 class _Submission:
-    """A student's file, and the objects of it that the marker holds.
+    """A student's file, and those of its objects that the marker refers to.
 
     Args:
         file: the path.
@@ -51,7 +51,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # by their numbers; kept, so that ids stay unique
+        self.things: list[Any] = []  # number -> object; kept, so that no id is used twice
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
@@ -83,7 +83,7 @@ class _Submission:
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:
-        """Run the file as a module, and return its tasks, or a verdict on the file."""
+        """Run the file as a module; return its tasks, or a verdict if the file cannot be run."""
         failures: list[str] = []
         try:
             source, book = Path(self.file).read_bytes(), None
@@ -101,7 +101,7 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # only now: the process may have ended before the file defined anything
+            if not tasks:  # imported after the file has run: the file may have ended the process
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
@@ -124,7 +124,7 @@ class _Submission:
         return [name, packed, _parameters(thing)]
 
     def _call(self, thing: Any, request: Packed) -> Packed:
-        """Call a function, and note what it writes to, calls and prints."""
+        """Call a function; note the inputs that it changes, library calls, and printed lines."""
         function = self.callable.setdefault(request["of"], takes_tensors(thing))
         sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
         values = {place: unpack(packed, self._held) for place, packed in sent.items()}
@@ -171,11 +171,11 @@ class _Submission:
         return words_of(thing)[:_LONGEST]
 
     def _packed(self, thing: Any) -> Packed:
-        """Pack an object for the marker, and give numbers to it and to its parts."""
+        """Pack an object for the marker; the object and its parts get numbers."""
         return Packer(self._number).pack(thing)
 
     def _plain(self, thing: Any) -> Packed:
-        """Pack an argument in its present state, without numbers."""
+        """Pack the present contents of an argument; give no numbers to its parts."""
         return Packer(lambda _: None).pack(thing)
 
     def _number(self, thing: Any) -> int:
@@ -192,7 +192,7 @@ class _Submission:
         return self.things[number]
 
     def _stale(self) -> list[Any]:
-        """Pack the arrays that were returned before and have been written to since."""
+        """Pack the arrays that earlier calls returned and later calls have changed."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
@@ -207,7 +207,7 @@ def _packed_error(error: BaseException) -> Packed:
     except BaseException:
         words = "(its own words raise an error)"
     likely = None
-    with suppress(Exception):  # objects that the error is about may raise
+    with suppress(Exception):  # attributes of the error's object may raise an error
         likely = known(error)
     texts = likely and {name: text for name, text in vars(likely).items() if name != "variants"}
     return {
@@ -226,7 +226,7 @@ def _verdict(result: CheckResult) -> Packed:
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
-    """Make a module that can import the files beside the file; the caller runs the module."""
+    """Make a module for the file that can import from the file's folder; do not run it yet."""
     sys.path.insert(0, str(Path(file).parent))
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file
@@ -235,7 +235,7 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter: "" if it has none, None if the default is no number."""
+    """Return a parameter's default: "" if it has no default, None if the default is no number."""
     if parameter.default is parameter.empty:
         return ""
     return parameter.default if is_number(parameter.default) else None
@@ -245,7 +245,7 @@ def _parameters(function: Callable[..., Any]) -> str:
     """Return the parameters of a function as they were defined."""
     try:
         return str(inspect.signature(function))[:_LONGEST]
-    except Exception:  # compiled code may not know them, and defaults may fail to print
+    except Exception:  # compiled code may have no signature, and printing a default may fail
         return "(...)"
 
 
@@ -257,5 +257,5 @@ def _own(module: ModuleType) -> list[str]:
 def _is_of_the_file(thing: Any) -> bool:
     try:
         return bool(thing.__module__ == NAME)
-    except Exception:  # most objects have no module; others raise any error
+    except Exception:  # most objects have no `__module__`; reading it may raise any error
         return False

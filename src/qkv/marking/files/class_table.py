@@ -1,4 +1,4 @@
-"""The verdicts on a class: points by file and task, and its commonest mistakes."""
+"""A table of the verdicts on a class's files: points by task, and the commonest mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClassTable:
 
     Args:
         marked: each file's name, and its verdicts.
-        students: the students and their files; None for a row for each file.
+        students: the students and their files; if None, each file has its own row.
 
     Attributes:
         columns: the names of the columns that identify a row: file, student, or id and name.
@@ -41,13 +41,13 @@ class ClassTable:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that any file was marked in, in the order of the course."""
+        """The tasks for which any file was marked, in the order of the course."""
         marked = {result.task for result in self._results()}
         return [name for name in TASKS if name in marked]
 
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
-        """Each mistake as (number of verdicts, its task, its name), the commonest first."""
+        """Each mistake as `(number of verdicts, task, name)`, the commonest mistake first."""
         counted = Counter(
             (result.task or "file", key)
             for result in self._results()
@@ -62,7 +62,7 @@ class ClassTable:
     def rows(self) -> Iterator[tuple[tuple[str, ...], list[int | None], int, str]]:
         """Yield the names of each row, the points in each task, their sum, and the mistakes.
 
-        Where several files of a student are marked in a task, the best counts.
+        If several files of a student are marked for a task, the best file counts.
         """
         for names, marks in self._rows:
             best: dict[str | None, Sequence[CheckResult]] = {}
@@ -86,7 +86,7 @@ class ClassTable:
         lines = csv.writer(text)
         lines.writerow([*self.columns, *self.tasks, "points", "mistakes"])
         for names, points, total, mistakes in self.rows():
-            lines.writerow([*map(_plain, names), *points, total, mistakes])  # None is left empty
+            lines.writerow([*map(_plain, names), *points, total, mistakes])  # None: empty
         with replacing(path) as out:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
@@ -130,7 +130,7 @@ def _cell(tag: str, content: object, attributes: str = "") -> str:
 
 
 def _points(results: Sequence[CheckResult]) -> int:
-    """Return a file's points in one task; the fewest if several functions answer the task."""
+    """Return a file's points in one task: the lowest points of the functions for the task."""
     return min(result.points for result in results)
 
 
@@ -140,9 +140,9 @@ def _plain(name: str) -> str:
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
-    """List the Python files and notebooks in a folder and below, by name, without hidden files.
+    """List the Python files and notebooks in a folder and its subfolders, sorted by name.
 
-    The list includes links that lead nowhere.
+    Hidden files are left out; broken links are included.
 
     Raises:
         FileNotFoundError: the folder has no such file.
@@ -160,7 +160,7 @@ def files_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file or unreadable? False for a folder, a pipe or a device."""
+    """Is the path a file, or unreadable? Return False for a folder, a pipe or a device."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

@@ -1,4 +1,4 @@
-"""Verdicts in the formats of other programs: JUnit XML, and the results.json of Gradescope.
+"""Write verdicts for other programs: as JUnit XML, or as Gradescope's results.json.
 
 JUnit XML is read by continuous integration and learning platforms. The format of Gradescope:
 https://gradescope-autograders.readthedocs.io/en/latest/specs/
@@ -24,7 +24,10 @@ _ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
 
 
 class _Test(NamedTuple):
-    """A test of a suite: "right", "wrong", or skipped for any other status."""
+    """A test of a JUnit suite. It passes if `status` is "right", and fails if it is "wrong".
+
+    With any other status, such as "refused", the test is written as skipped.
+    """
 
     name: str
     status: str
@@ -37,7 +40,9 @@ class _Test(NamedTuple):
 def write_junit(
     path: str | os.PathLike[str], marked: Iterable[tuple[str, Sequence[CheckResult]]]
 ) -> None:
-    """Write a test suite for each file, with a test for each task; whole or not at all.
+    """Write a test suite for each file, with a test for each task.
+
+    The file at `path` is replaced only when all the new content is written.
 
     Args:
         path: the file to write.
@@ -53,12 +58,15 @@ def write_junit(
 def write_features(
     path: str | os.PathLike[str], name: str, tests: Sequence[tuple[str, str, str]]
 ) -> None:
-    """Write a test suite with a test for each feature of a report; whole or not at all.
+    """Write a test suite with a test for each feature of a report.
+
+    The file at `path` is replaced only when all the new content is written.
 
     Args:
         path: the file to write.
         name: the function that was judged.
-        tests: of each feature its name, "right", "wrong", "refused" or "absent", and words on it.
+        tests: for each feature its name, its status ("right", "wrong", "refused" or "absent") and
+            a remark.
     """
     rows = [
         _Test(feature, status, f"{status}: {words.partition(chr(10))[0]}", words)

@@ -1,4 +1,4 @@
-"""A Jupyter notebook that was handed in: its code cells, and the tasks that it was made for."""
+"""Read a Jupyter notebook that a student handed in: its code cells and its tasks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Notebook:
     """The content of a notebook.
 
     Attributes:
-        cells: its code cells in order, each with its number (from 1), without magics and without
-            cells that only show a live page.
-        tasks: the tasks, or the names of functions, that it is to be marked for; None if the
-            notebook does not name any.
+        cells: the code cells in order, each as `(number, code)`; numbers start at 1. Magics are
+            removed, and cells that only show a live page are left out.
+        tasks: the tasks (or names of functions) for which the notebook is marked; None if the
+            notebook names no task.
     """
 
     cells: tuple[tuple[int, str], ...]
     tasks: tuple[str, ...] | None
 
     def run(self, module: ModuleType, name: str, done: Callable[[], None]) -> list[str]:
-        """Run the cells in a module, also after a cell that fails.
+        """Run the cells in a module; if a cell fails, continue with the next cell.
 
         Args:
             module: the module.
@@ -43,9 +43,9 @@ class Notebook:
             done: is called after each cell.
 
         Returns:
-            The cells that failed, in words.
+            A message for each cell that failed.
         """
-        vars(module)["display"] = lambda *_things, **_options: None  # in place of IPython's
+        vars(module)["display"] = lambda *_things, **_options: None  # replaces IPython's display()
         failed = []
         for number, source in self.cells:
             place = f"{name}, code cell {number}"
@@ -90,11 +90,11 @@ def python(notebook: Notebook) -> Iterator[str]:
 
 
 def _plain(source: str) -> str:
-    """Remove the syntax of IPython from a cell; return "" for a cell of another language."""
+    """Remove IPython syntax from a cell; return "" for a cell in another language."""
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # in a cell of plain Python, a string of several lines may have a line that begins with %
+    # a cell of plain Python is not changed: lines of its strings may begin with %
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

@@ -1,4 +1,4 @@
-"""Mark a student's file, which runs in a process of its own within limits of time and memory."""
+"""Mark a student's file; its code runs in a separate process with time and memory limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qkv.marking.tasks import TASKS, Task
 from qkv.marking.tasks.task import SECONDS
 
 MEGABYTES = 2048
-_CELL = 6  # factor on the time limit for a cell of a notebook: some lessons train a model
+_CELL = 6  # a cell of a notebook has six times the time limit: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
 
@@ -36,38 +36,38 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Mark a Python file or a Jupyter notebook for the tasks, in a process of its own.
+    r"""Mark a Python file or a Jupyter notebook; its code runs in a separate process.
 
-    A notebook of a lesson is marked for the tasks of that lesson, and not for functions that its
-    page defines. The code cells run in order, without magics; a cell that fails is named, and the
-    next cells still run.
+    A notebook of a lesson is marked only for the tasks of this lesson, not for functions that the
+    lesson itself defines. The code cells run in order, without magics. If a cell fails, the verdict
+    names the cell, and the next cells still run.
 
-    The file's functions are called in that process, and their results are judged in this process,
-    by code that the file cannot change. If qkv, torch or scipy answers for the student, there are
-    no points, and `helped_by` names the functions that were called.
+    The file's functions are called in the separate process. Their results are judged in this
+    process, by code that the file cannot change. If a function of qkv, torch or scipy computes the
+    answer, the file gets no points, and `helped_by` names the function.
 
-    The process ends when a task takes too long, and its memory is limited. The limits protect
-    against accidents, such as an endless loop, and not against malice: the process is no sandbox,
-    and the file has the rights of the user who runs it. Its output is not shown, and `input()`
-    raises an EOFError. A syntax error, a call of `sys.exit` and a missing function are reported
-    like any other mistake. If the file makes the marker itself fail, the verdict is `"not-marked"`
-    and gives the reason.
+    The separate process is ended when a task takes too long, and its memory is limited. The limits
+    protect against accidents, such as an endless loop, not against malice: the process is no
+    sandbox, and the file has the rights of the user who runs it. The file's output is not shown,
+    and `input()` raises an EOFError. A syntax error, a call of `sys.exit` and a missing function
+    are reported like any other mistake. If the file makes the marker itself fail, the verdict is
+    `"not-marked"` and gives the reason.
 
     Args:
         path: the file.
         task: the name of a task, or of its function; None for each task whose function the file
             has.
         seed: draws the inputs, as for `check`.
-        seconds: the time limit for reading the file and for each task; None for the limit of each
-            task, 10 for most. A cell of a notebook may take six times as long as the longest of its
-            tasks, since some lessons train a model. All limits are longer while other programs keep
-            the processors busy.
-        megabytes: the memory limit, beside the memory of the libraries (not on Windows).
+        seconds: the time limit for reading the file, and for each task. None uses each task's own
+            limit, which is 10 seconds for most tasks. A cell of a notebook may take six times the
+            longest limit of its tasks, since some lessons train a model. All limits are longer
+            while other programs keep the processors busy.
+        megabytes: the memory limit, in addition to the memory of the libraries (not on Windows).
         waiting: is called several times a second.
 
     Returns:
-        A verdict for each task. If the file could not be read, a single verdict, whose `task` is
-        the argument `task`.
+        A verdict for each task. If the file could not be read, the list has one verdict, and its
+        `task` is the argument `task`.
 
     Raises:
         ValueError: an unknown task, a limit that is not above 0, or a seed below 0.
@@ -85,12 +85,12 @@ def check_file(
         if limit is not None and not limit > 0:
             raise ValueError(f"check_file: {name}={limit}, which must be above 0")
     whole_number(seed, call="check_file", name="seed", least=0)
-    with open(path, "rb"):  # an error if it is a folder or not readable
+    with open(path, "rb"):  # raises an error if the path is a folder or unreadable
         pass
     file = str(Path(path).resolve())
 
     def limit_of(names: Sequence[str]) -> float:
-        """Return the seconds that the longest of these tasks may take."""
+        """Return the longest time limit of these tasks, in seconds."""
         tasks = [task for task in TASKS.values() if {task.name, *task.looks_for} & {*names}]
         return seconds or max((task.seconds for task in tasks), default=SECONDS)
 
@@ -111,7 +111,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """Drop the verdicts on helpers, and name the helpers in the first remaining verdict."""
+    """Remove the verdicts on helper functions, and name the helpers in the first other verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
@@ -125,7 +125,7 @@ def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]
 
 
 def _named(result: CheckResult, task: str | None) -> CheckResult:
-    """Name the requested task in a verdict on the file."""
+    """Put the name of the requested task into a verdict on the file."""
     if result.task is not None or task is None:
         return result
     return replace(result, task=task_of(task).name)
@@ -138,9 +138,10 @@ def _marked(
     seed: int,
     limit_of: Callable[[Sequence[str]], float],
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
-    """Return the verdicts on a file, and the tasks left for another process if this one ended.
+    """Run the file, and return `(verdicts, left)`.
 
-    With each verdict comes the function, if it seems to be a helper that has its name by chance.
+    `left` has the tasks that need another process, because this process has ended. Each verdict is
+    paired with the function if the function seems to be a helper that has its name by chance.
     """
     results: list[tuple[CheckResult, str]] = []
     try:
@@ -175,7 +176,7 @@ def _marked(
 def _verdict(
     remotes: Remotes, name: str, own: list[str], file: str, seed: int
 ) -> tuple[CheckResult, str]:
-    """Mark a file's function or values for a task, whatever errors its objects raise."""
+    """Mark a file's function or values for a task; errors of its objects become findings."""
     try:
         task = task_of(name)
         if task.values:
@@ -183,14 +184,14 @@ def _verdict(
             if isinstance(values, str):  # the file lacks the value of this name
                 return _missing(task, values, task.name, own), ""
             return check(values, task=task.name), ""
-        by_task = name == task.name  # else a function was requested by its name
+        by_task = name == task.name  # otherwise `name` is the function's name
         row = remotes.find([*task.looks_for, *task.also] if by_task else [name])
         if row is None:
             return _missing(task, names_of(task) if by_task else name, name, own), ""
         function_name, function, parameters = row
         result = _judged(task, function_name, function, parameters, name, seed)
         return result, _helper(task, function_name, parameters, result)
-    except Exception as error:  # the marker's; the student's errors are in the verdict
+    except Exception as error:  # the marker's own error: the student's are findings
         return failed(error, file, name), ""
 
 
@@ -203,7 +204,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 def _judged(
     task: Task, function_name: str, function: Any, parameters: str, name: str, seed: int
 ) -> CheckResult:
-    """Mark a function, called in the first of the task's ways that it accepts."""
+    """Mark a function with the first signature of the task that the function accepts."""
     about = {"name": function_name, "signature": task.signature}
     if not callable(function):
         return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
@@ -217,7 +218,7 @@ def _judged(
 
 
 def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
-    """Return a function with its parameters if the function seems to have its name by chance."""
+    """Return a function's signature if the function seems to have its name by chance."""
     if function_name not in task.everyday:
         return ""
     call = f"{function_name}{parameters}"
@@ -228,7 +229,7 @@ def _helper(task: Task, function_name: str, parameters: str, result: CheckResult
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
-    """Take the points from a verdict on a function that a library answers for."""
+    """Return a verdict without points if a library function computed the answer."""
     if not helped_by:
         return result
     shows = f"it calls {', '.join(helped_by)}"

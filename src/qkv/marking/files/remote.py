@@ -1,4 +1,4 @@
-"""The student's functions and objects as the marker holds them; calls run in their process."""
+"""The marker's stand-ins for a student's functions and objects; calls run in their process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Reply = Mapping[str, Any]
 
 
 class Remotes:
-    """The objects of a student's process that the marker holds.
+    """The marker's stand-ins for objects of a student's process.
 
     Args:
         ask: sends a request, and returns the reply.
 
     Attributes:
-        helped: the functions of libraries that were called since this was emptied.
+        helped: the library functions that were called since this set was last cleared.
     """
 
     def __init__(self, ask: Callable[[Packed], Reply]) -> None:
@@ -38,9 +38,9 @@ class Remotes:
         self.helped: set[str] = set()
 
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Call a function of the student's, and return its result or raise its error.
+        """Call a student's function, and return its result or raise its error.
 
-        Arrays, lists and mappings that the function writes to change here too.
+        If the function changes its arrays, lists or mappings, the copies here change too.
         """
         packer = Packer(self._known)
         sent = {
@@ -60,7 +60,7 @@ class Remotes:
         return self._read(_good(reply)["value"])
 
     def ask(self, do: str, thing: Any, **more: Any) -> Any:
-        """Send another request about an object, and return the value in the reply."""
+        """Send a request about an object that is not a call, and return the value in the reply."""
         return self._value({"do": do, "of": self._numbers[id(thing)], **more})
 
     def _value(self, request: Packed) -> Any:
@@ -92,7 +92,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number: always the same object for the same number."""
+        """Return the object with this number; later calls return the same object again."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -104,7 +104,7 @@ class Remotes:
 
 
 class Remote(Elsewhere):
-    """An object of the student's.
+    """A stand-in for an object of the student's process.
 
     Args:
         remotes: sends requests to its process.
@@ -116,7 +116,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect look up special names like this one
+        if name.startswith("_"):  # NumPy and inspect look up such special names
             raise AttributeError(name)
         return self._remotes.get(self, name)
 
@@ -126,19 +126,19 @@ class Remote(Elsewhere):
     __repr__ = __str__
 
     def held_arrays(self) -> list[tuple[str, Array]]:
-        """List the arrays that it holds, with the path to each."""
+        """List the arrays inside the object, each with its path."""
         return self._remotes.arrays(self)
 
     def is_stub(self) -> bool:
-        """Is nothing filled in yet?"""
+        """Is the object a stub, which the student has not filled in yet?"""
         return bool(self._remotes.ask("stub", self))
 
 
 class RemoteFunction(Remote):
-    """An object of the student's that can be called."""
+    """A stand-in for a callable object of the student's process."""
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        """Call it in its process."""
+        """Call the object in the student's process."""
         return self._remotes.call(self, positional, named)
 
     @property
@@ -147,20 +147,20 @@ class RemoteFunction(Remote):
 
 
 def _remote(thing: Opaque, remotes: Remotes) -> Remote:
-    """Make the remote object for an object of the student's, whose type has the same name."""
+    """Make the stand-in for a student's object; its type has the name of the object's type."""
     base: Any = RemoteFunction if thing.calls else Remote
     remote: Remote = type(thing.kind, (base,), {})(remotes)
     return remote
 
 
 def _write(target: Any, new: Any) -> bool:
-    """Copy the contents of an array, a list or a mapping into another; return False if it fails."""
+    """Copy contents between two arrays, lists or mappings; return False if that fails."""
     if type(target) is not type(new):
         return False
     if isinstance(target, np.ndarray):
         if target.dtype != new.dtype:
             return False
-        with suppress(ValueError):  # it is a view, or is frozen
+        with suppress(ValueError):  # the array is a view, or read-only
             if target.shape != new.shape:
                 target.resize(new.shape, refcheck=False)
             target[...] = new

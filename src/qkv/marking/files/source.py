@@ -1,4 +1,4 @@
-"""The functions and classes that a file defines, found in its text alone."""
+"""Find the functions and classes that a file defines, without running the file."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
             source.decode(encoding)  # Python's parser does not decode comments
             tree = ast.parse(source, file)
-        # null bytes and bytes outside of the encoding; the others are caused by a thousand brackets
+        # ValueError: null bytes, or bytes that the encoding does not have.
+        # RecursionError or MemoryError: a thousand nested brackets.
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error
     return {*_names(tree.body)}
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that these statements define, also inside of if, try, with and loops."""
+    """Yield the names that these statements define, also inside if, try, with and loops."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # perhaps another name of a function
+        another = ast.Lambda | ast.Name | ast.Attribute  # softmax = f: a second name
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):

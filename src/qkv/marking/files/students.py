@@ -1,4 +1,4 @@
-"""The students of a class and their files: by a roster, by folders, or a file for each."""
+"""Assign files to the students of a class: by a roster, by folders, or one file per student."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Student:
     """One row of the table of a class.
 
     Attributes:
-        names: the first cells of the row: a file, a student's folder, or the id and the name of a
-            roster. A file of nobody in the roster has an empty id, and its path as the name.
+        names: the first cells of the row: a file, a student's folder, or the id and the name in a
+            roster. If a file belongs to nobody in the roster, the id is empty and the name is the
+            file's path.
         files: the files of that student.
     """
 
@@ -30,7 +31,7 @@ class Student:
     files: tuple[str, ...] = ()
 
     def marked(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
-        """Return the verdicts on each file; if there is no file, one verdict that says so."""
+        """Return the verdicts on each file; without files, return one verdict that says so."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
             return [(self.names[0], (not_marked("nothing-handed-in", shows, None),))]
@@ -39,7 +40,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Students:
-    """The rows of the table of a class, and the names of the columns that identify them."""
+    """The rows of a class's table, and the names of the columns that identify a row."""
 
     columns: tuple[str, ...]
     rows: tuple[Student, ...]
@@ -77,7 +78,7 @@ def read_roster(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 
 
 def by_file(files: Sequence[str], folders: Sequence[str] = ()) -> Students:
-    """Make a row for each file, or for each student if every file is in a student's folder."""
+    """Make a row for each file; if every file is in a student's folder, make a row per student."""
     owners = {file: _owner(file, folders) for file in files}
     if not folders or None in owners.values():
         return Students(("file",), tuple(Student((file,), (file,)) for file in files))
@@ -89,10 +90,10 @@ def by_roster(
 ) -> Students:
     """Make a row for each student of the roster, then a row for each file that belongs to nobody.
 
-    A file belongs to the student whose id is a word of its name, or of the name of a folder above
-    it, up to the folder that was named (`s12` in `s12_lesson3.ipynb` and not in `s123.ipynb`). If
-    these names have no id, the file belongs to the student whose name they have. The longest id
-    wins.
+    A file belongs to a student if the student's id is a word in the file's name, or in the name of
+    a folder between the file and the folder that was given. For example, the id `s12` is a word in
+    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no id is found, the student's name is searched.
+    If several ids are found, the longest id wins.
     """
     keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
     owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
@@ -109,7 +110,7 @@ def _grouped(owners: Sequence[tuple[str | None, ...]], files: Sequence[str]) -> 
 
 
 def _owner(file: str, folders: Sequence[str]) -> str | None:
-    """Return the student's folder that a file is in, if any."""
+    """Return the student's folder that contains a file, if any."""
     for folder in folders:
         if Path(file).is_relative_to(folder):
             first, *below = Path(file).relative_to(folder).parts or ("",)
@@ -118,7 +119,7 @@ def _owner(file: str, folders: Sequence[str]) -> str | None:
 
 
 def _names_above(file: str, folders: Sequence[str]) -> list[str]:
-    """List the names that may hold a student's id: of the folders above the file, and its own."""
+    """List the names that may contain a student's id: the file's name and its folders' names."""
     path = Path(file)
     above = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
     inside = path.relative_to(above)
@@ -144,7 +145,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a text has the words of a name, with gaps allowed."""
+    """Return a function that finds the words of a name in a text, also with other words between."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Verdicts on a file before, or without, a call of its functions."""
+"""Verdicts on a file whose functions were not called."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _LONGEST = 1000  # letters of a list of names
 
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
-    """Give no points, and say why.
+    """Return a verdict without points, and give the reason.
 
     Args:
         key: a table of mistakes.toml.
-        shows: how the mistake shows.
+        shows: the effect of the mistake.
         task: the name of the task, or of its function.
-        names: fill the placeholders of the texts; `it` is the task, or else the file.
+        names: values for the placeholders in the texts. The value of `it` is the task, or the file
+            if there is no task.
     """
     task = None if task is None else task_of(task).name
     return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
@@ -37,12 +38,12 @@ def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
 
 
 def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
-    """Report an error that a file caused in the marker, outside of any call of a function."""
+    """Report an error that a file caused in the marker itself."""
     return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
 
 
 def unmarked(error: Exception, task: str | None) -> CheckResult:
-    """Report why a file, or a folder that was handed in, could not be marked at all."""
+    """Report why a file or a folder could not be marked."""
     key = "unreadable" if isinstance(error, OSError) else "not-marked"
     if isinstance(error, IsADirectoryError):
         key = "nothing-handed-in"
@@ -67,15 +68,15 @@ def of_error(error: BaseException, file: str) -> CheckResult:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """Return the innermost line of the file that an error came through, as a prefix."""
+    """Return the last line of the file in an error's traceback, as a prefix of a message."""
     if isinstance(error, SyntaxError):
-        return ""  # its words name the line
+        return ""  # a syntax error's message names the line
     lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
     return f"line {lines[-1]}: " if lines else ""
 
 
 def listed(names: Iterable[str]) -> str:
-    """List names in order, shortened if there are very many; return "nothing" for no names."""
+    """Join sorted names; shorten a very long list, and return "nothing" for an empty list."""
     shown = ", ".join(sorted(names)) or "nothing"
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 

@@ -1,4 +1,4 @@
-"""Watch which library functions a student's function calls: some give the whole answer."""
+"""Record the library functions that a student's function calls: some compute the answer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _ATTENTION = frozenset(
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
-_PRINTED = "Unread.write"  # the functions that print calls instead of writing to a terminal
+_PRINTED = "Unread.write"  # the method that print() calls while the output is muted
 _SWITCHED_OFF = "sys.setprofile"
 _set, _get = sys.setprofile, sys.getprofile  # saved before a student's file runs
 
 
 class Watch:
-    """The functions of qkv, torch and scipy that are called, and programs that are started."""
+    """A record of called functions of qkv, torch and scipy, and of started programs."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Watch the calls in this context, and note whether the student's code stops the watch."""
+        """Record the calls in this context, and note if the student's code stops the record."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
         try:
             yield
-            if _get() is not spy:  # also after a caught error at the limit of recursion
+            if _get() is not spy:  # an error at the recursion limit also removes the spy
                 self.called.add(_SWITCHED_OFF)
         finally:
             _set(None)
@@ -70,17 +70,17 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does a call come from the student's code, or from the marker to another room of qkv?"""
+    """Does the student's code make the call, or the marker to a function outside the marker?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
 
 
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
-    """Return the functions that answer a task.
+    """Return the recorded functions that are not allowed in a task.
 
-    A library's softmax answers only the task `softmax`, since a lesson provides softmax. Attention
-    of any library, every other function of qkv, and a started program answer all tasks.
+    A library's softmax is not allowed in the task `softmax`; other tasks may use it. A library's
+    attention, every other function of qkv, and starting a program are not allowed in any task.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
     ('qkv.attention',)

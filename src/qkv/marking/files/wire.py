@@ -1,8 +1,8 @@
-"""Arrays and other objects as JSON, between the marker and the student's process.
+"""Send arrays and other objects as JSON between the marker and the student's process.
 
-Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object from the student's
-process also has a number there: if the marker hands it back (a cache, for example), only the number
-is sent, and the student's function gets the same object that it returned.
+Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object that the student's
+process sends also gets a number. If the marker passes the object to a later call (for example a
+cache), only the number is sent, and the student's function gets the object that it had returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHOLE = 1 << 63
 
 
 class Packer:
-    """Packs one message.
+    """Packs the objects of one message.
 
     Args:
         known: returns the number that an object has on the other side, or None.
@@ -38,7 +38,7 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object has more numbers than any right answer.
+            MemoryError: the object has too many numbers for a right answer.
         """
         self.count += 1
         kind = type(thing)
@@ -63,7 +63,7 @@ class Packer:
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # the caller of the function would get the same error
+            if not depth:  # a direct call of the function would raise this error too
                 raise
             a = None
         if a is None:
@@ -81,9 +81,9 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: maps the number of an object, and the object of this message, to the object to use.
-            The object of the message is None if only the number was sent, and an `Opaque` if the
-            object cannot be sent.
+        held: a function of an object's number and of the object in this message; it returns the
+            object to use. The object in the message is None if only the number was sent, and an
+            `Opaque` if the object cannot be sent by value.
     """
     if "v" in packed:
         return packed["v"]
@@ -106,11 +106,11 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A student's object that is not a number, text, array or container.
+    """A student's object that cannot be sent by value, such as an object of their own class.
 
     Attributes:
         kind: the name of its type.
-        calls: can it be called?
+        calls: is the object callable?
     """
 
     kind: str
