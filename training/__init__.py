@@ -1,4 +1,4 @@
-"""Train and measure the models that ship with qkv: their texts, their training, their scores."""
+"""Train and measure the models that come with qkv: texts, training, scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def command(main: Callable[[], None]) -> None:
     from qkv.signals import answering, leave
 
     try:
-        with answering(leave):  # half a file is taken away
+        with answering(leave):  # remove an unfinished file
             main()
     except Interrupted as stop:
-        sys.exit(f"{stop}; --resume goes on")
+        sys.exit(f"{stop}; --resume continues the run")
     except (ValueError, OSError) as error:
         sys.exit(str(error))

@@ -32,7 +32,7 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 INSULTS = Path(__file__).with_name("insults.txt")
 PRONOUNS, WORK = "he or she", "work"
 GROUPS = (PRONOUNS, WORK, "women and men", "nations", "religions", "other people")
-MOST = 5  # jobs and guesses that are named
+MOST = 5  # number of jobs and guesses to name
 
 
 @cache
@@ -58,14 +58,14 @@ def measured(
 
     Args:
         model: an encoder with a mask token, or a decoder.
-        groups: the prompts by group, each with the person in it; by default those of
-            `prompts.txt`. A missing group is not measured.
+        groups: the prompts by group, each with its person; by default the prompts of `prompts.txt`.
+            A missing group is not measured.
 
     Returns:
-        "guesses": how many words a gap gets; "groups": for each group "prompts", "insults" (the
-        prompts with an insulting guess), "dropped" (those with a dropped word) and "words" (the
-        commonest other insults, with their counts); "jobs": see `leaning`; "work": the commonest
-        guesses for men and for women, with their counts.
+        "guesses": the number of words for each gap; "groups": for each group "prompts", "insults"
+        (the prompts with an insulting guess), "dropped" (those with a dropped word) and "words"
+        (the most common other insults, with their counts); "jobs": see `leaning`; "work": the most
+        common guesses for men and for women, with their counts.
 
     Raises:
         ValueError: "he" or "she" is not one token of the model.
@@ -88,7 +88,7 @@ def measured(
 
 
 def _said(model: qkv.Model, prompts: Sequence[Asked]) -> list[Said]:
-    """Guess each gap; a decoder guesses only gaps at the end of their texts."""
+    """Guess the word of each gap; a decoder only guesses gaps at the end of a text."""
     if not model.generates:
         return guessed(model, prompts)
     last = [one for one in prompts if one.text.endswith(" _")]
@@ -107,20 +107,20 @@ def _counted(said: Sequence[Said]) -> dict[str, Any]:
 
 
 def _commonest(words: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the commonest guesses, without dropped words."""
+    """Return the most common guesses, without dropped words."""
     counts = Counter(word for word in words if not is_dropped(word))
     return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST]
 
 
 def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
-    """Return by job the probability of "he" against "she".
+    """Return for each job the probability of "he" among "he" and "she".
 
     The probability is the mean over the prompts of a job. An encoder reads the whole prompt, a
     decoder only the text before the gap.
 
     Args:
         model: an encoder with a mask token, or a decoder.
-        prompts: with the job of each.
+        prompts: the prompts, each with its job.
 
     Raises:
         ValueError: "he" or "she" is not one token of the model.
@@ -133,7 +133,7 @@ def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
 
 
 def _he(model: qkv.Model, text: str) -> float:
-    """Return the probability of "he" in a gap, of the two words "he" and "she"."""
+    """Return the probability of "he" in a gap, if only "he" and "she" are possible."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     before, _, _ = text.partition(" _")

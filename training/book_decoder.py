@@ -1,7 +1,7 @@
-"""Train the decoder that ships: `python -m training.book_decoder BOOKS -o DIR`.
+"""Train the included decoder: `python -m training.book_decoder BOOKS -o DIR`.
 
 The decoder reads passages of books and WordNet's examples and definitions. From the first step on
-it also learns to copy: it reads random tokens, and sentences, that come twice in a text.
+it also learns to copy, from random tokens and from sentences that occur twice in a text.
 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
@@ -46,8 +46,8 @@ from training.wordnet import documents, ended, examples, read
 
 NAME = "books-decoder"
 STEPS = 2688
-LOWER = 0.3  # share of the texts whose first sentence is in lower case, as people type
-TWICE = 0.04  # repeated sentences, as a share of the passages
+LOWER = 0.3  # share of the texts whose first sentence is in lower case, as many people type
+TWICE = 0.04  # share of repeated sentences among the passages
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,19 @@ class Recipe:
         kv_heads: Hkv, the key and value heads that the query heads share.
         dim: D, the size of the vectors.
         hidden: F, the size of the MLP's hidden layer.
-        vocabulary: V, at most.
-        held_out: twelfths of WordNet's examples that are kept from tokenizer and training.
+        vocabulary: the largest V.
+        held_out: the number of twelfths of WordNet's examples kept from tokenizer and training.
         passages: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.
         documents: the share of tokens from WordNet's documents.
         twice: the share of tokens from repeated beginnings of passages.
-        length: the most tokens of a text; a longer text is split.
-        tokens: the least number of tokens a step.
+        length: the largest number of tokens of a text; a longer text is split.
+        tokens: the least number of tokens in a step.
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
         after: the folder of a model of the same shape to start from; random weights by default.
-        copies: the weight of the loss on random tokens that come twice.
-        texts: the number of such texts a step.
+        copies: the weight of the loss on random tokens that occur twice.
+        texts: the number of texts with repeated random tokens in a step.
         products: as for `qkv.learn.train`.
         seed: seeds all random draws.
     """
@@ -134,11 +134,11 @@ def make(
 
     Args:
         recipe: the model's sizes and the training's settings.
-        source: of the books, as for `training.books.read`.
+        source: the source of the books, as for `training.books.read`.
         wordnet_folder: the folder of WordNet's files.
-        folder: of the run.
+        folder: the folder of the run.
         resume: continue the run in the folder.
-        tokenizer: of an earlier run, to reuse; by default a new one is trained.
+        tokenizer: the tokenizer of an earlier run; by default a new tokenizer is trained.
         limits: further arguments of `qkv.learn.train`.
     """
     kinds = texts(source, wordnet_folder, recipe)
@@ -219,12 +219,12 @@ def joined(passages: Iterable[Sequence[str]], rng: np.random.Generator) -> Itera
 
 
 def _laid_out(sentences: Sequence[str]) -> str:
-    """Join sentences into one text; keep line breaks."""
+    """Join sentences into one text, and keep line breaks."""
     return " ".join(sentences).replace(" \n ", "\n").strip()
 
 
 def twice(passages: Sequence[str], rng: np.random.Generator, count: int) -> list[str]:
-    """Make texts that hold the beginning of a passage twice."""
+    """Make texts that contain the beginning of a passage twice."""
     found = []
     for at in rng.choice(len(passages), count):
         words = passages[at].split(" ")[: int(rng.integers(5, 40))]
@@ -241,8 +241,8 @@ def end_of(tokenizer: Tokenizer) -> int:
 def tokenizer_of(texts: Iterable[str], vocabulary: int) -> SubwordTokenizer:
     """Train a byte-level BPE tokenizer like GPT-2's.
 
-    It puts a blank before a text's first word, so that the word has the same tokens as within a
-    text.
+    The tokenizer puts a blank before the first word of a text, so that a word has the same tokens
+    at the beginning of a text and inside it.
 
     >>> tokenizer = tokenizer_of(["bank: sloping land. he sat on the bank"] * 9, 300)
     >>> tokens = tokenizer("bank: sloping land. he sat on the bank").tokens

@@ -1,41 +1,42 @@
-"""Train the encoder that ships: `python -m training.book_encoder BOOKS -o DIR`.
+"""Train the included encoder: `python -m training.book_encoder BOOKS -o DIR`.
 
-It starts from an encoder that has read only WordNet (`training.make`), and reads short sentences of
-books as people type them, half of them without their full stop. WordNet's examples, documents and
+It starts from an encoder that has read only WordNet (`training.make`). It reads short sentences of
+books as people type them, half of them without a full stop. WordNet's examples, documents and
 senses stay in the mixture, because books from before 1930 lack many words.
 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
-`make model` makes the shipped encoder in seven runs. Their scores, on 3,000 content words of the
-books for choices, each masked in its short sentence:
+`make model` makes the included encoder in seven runs. Their scores are shares of 3,000 content
+words of the books for choices; each word is masked in its short sentence:
 
-| run | what it adds | right |
+| run | change | right |
 | --- | --- | --- |
 | 1 | books, after WordNet | 10.1% |
 | 2 | mostly short sentences; content words are masked more often | 12.1% |
-| 3, 4 | both after 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; their mean 14.0% |
-| 5, 6 | both after that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
-| 7 | after the mean of 3 to 6: more such gaps, longer training, a larger `in_sight` | 18.2% |
+| 3, 4 | both continue 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; mean 14.0% |
+| 5, 6 | both continue that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
+| 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
-The mean of runs 3 to 6 names 15.8%. In 31 of the 60 sentences for choices
-(`training.fits --choose`) one of its five guesses fits, the most of all means tried (28 after run
-2, 28 for the mean of 3 and 4, 26 for the mean of 5 and 6); its first guess fits in 13 (15, 9, 13).
-With rows of int8, from which run 7 starts, it names 15.7% and the first guess fits in 14.
+The mean of runs 3 to 6 names 15.8%. There are 60 sentences with gaps for choices (`training.fits
+--choose`). In 31 of them one of its five guesses fits, the most of all means that we tried (28
+after run 2, 28 for the mean of 3 and 4, 26 for the mean of 5 and 6). Its first guess fits in 13
+(15, 9 and 13 for the others). With rows of int8, from which run 7 starts, it names 15.7%, and its
+first guess fits in 14.
 
-The mean of run 7 and of the mean of 3 to 6 ships. It names 18.1%, and one of its five guesses is
-right for 34.1% (run 7 alone: 33.5%, the mean of 3 to 6: 32.3%). Its loss on the masked word is
-5.91 nats, lower than that of run 7 alone (6.56; before run 7: 5.55). Its first guess fits in
-14 of the 60 sentences, one of five in 29.
+The included model is the mean of run 7 and of the mean of 3 to 6. It names 18.1%, and one of its
+five guesses is right for 34.1% (run 7 alone: 33.5%, the mean of 3 to 6: 32.3%). Its loss on the
+masked word is 5.91 nats, lower than the loss of run 7 alone (6.56; before run 7: 5.55). Its first
+guess fits in 14 of the 60 sentences, and one of its five guesses fits in 29.
 
 The counts alone, which take more space than the model, name 16.8% of 1,200 of these words. Their
-first guess fits in 23 of the 60 sentences, one of five in 42.
+first guess fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
 
-Two more runs from the shipped model changed little, so neither became part of it. In the first, the
+Two more runs from the included model changed little, so we did not use them. In the first run, the
 counts and the earlier model taught the gaps that counts can guess (4,154 steps, 16.2 million
-tokens): its mean with the shipped model names 18.8% of the words, one of five guesses is right for
-35.2%, and one of five fits in 28 of the 60 sentences. The second read more senses, 48 uses a step
-(3,369 steps, 11.6 million tokens): 18.9%, 35.2% and 29. A model of this size seems to have learned
-all it can from these books.
+tokens). The mean of this run and the included model names 18.8% of the words, one of five guesses
+is right for 35.2%, and one of five fits in 28 of the 60 sentences. The second run read more senses,
+48 uses in a step (3,369 steps, 11.6 million tokens); its numbers are 18.9%, 35.2% and 29. A model
+of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ from training.wordnet import WordNet, documents, ended, examples, read
 
 NAME = "books"
 STEPS = 2869
-FITTED = 800  # masked words to which the teacher's weights are fitted
+FITTED = 800  # number of masked words for fitting the teacher's weights
 
 
 @dataclass(frozen=True)
@@ -83,25 +84,25 @@ class Recipe:
 
     Attributes:
         after: the folder of the model to start from; its sizes are kept.
-        beside: the folder of another model; training starts from the mean of both weights.
-        vocabulary: V, at most; 0 keeps the vocabulary of the starting model.
+        beside: the folder of a second model; training starts from the mean of both models' weights.
+        vocabulary: the largest V; 0 keeps the vocabulary of the starting model.
         whole: the least share of whole words in the vocabulary.
-        held_out: twelfths of WordNet's examples that are kept from training.
+        held_out: the number of twelfths of WordNet's examples kept from training.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.
         documents: the share of tokens from WordNet's documents.
-        length: the most tokens of a text, special tokens included.
-        tokens: the least number of tokens a step.
+        length: the largest number of tokens of a text, including special tokens.
+        tokens: the least number of tokens in a step.
         masked: the share of tokens that are masked.
-        in_sight: added, in training, to the logits of content words that the text shows
+        in_sight: the constant that training adds to the logits of content words that the text shows
             (`training.objectives.Unseen`).
         little: as for `training.objectives.Unseen`.
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
-        begin: the share of the run after which senses are learned too.
-        uses: the words in sentences whose senses a step learns.
+        begin: the share of the run after which the model also learns senses.
+        uses: the number of words in sentences whose senses a step learns.
         wrong: the number of other senses of each word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
@@ -109,7 +110,7 @@ class Recipe:
             the starting model multiplied by counts.
         guessed: above 0, each text has one masked word, to which the counts give at least this
             probability (`training.objectives.Guessed`).
-        gapped: the most clauses with such a masked word, for each short sentence.
+        gapped: the largest number of clauses with such a masked word, for each short sentence.
         products: as for `qkv.learn.train`.
         seed: seeds all random draws.
     """
@@ -157,11 +158,11 @@ def make(
 
     Args:
         recipe: the starting model and the training's settings.
-        source: of the books, as for `training.books.read`.
+        source: the source of the books, as for `training.books.read`.
         wordnet_folder: the folder of WordNet's files.
-        folder: of the run.
+        folder: the folder of the run.
         resume: continue the run in the folder.
-        tokenizer: of an earlier run, to reuse; by default a new one is made.
+        tokenizer: the tokenizer of an earlier run; by default a new tokenizer is made.
         limits: further arguments of `qkv.learn.train`.
     """
     wordnet = cleaned(read(wordnet_folder, kept=recipe.held_out))
@@ -223,7 +224,7 @@ def make(
 def vocabulary(
     read_books: Sequence[list[list[str]]], wordnet: WordNet, recipe: Recipe
 ) -> SubwordTokenizer:
-    """Make a tokenizer: whole words for the commonest in the texts, subwords for the others."""
+    """Make a tokenizer with the most common words as whole tokens, and subwords for the others."""
     words, counts = commonest_of_books(read_books, wordnet)
     rest = [" ".join([word] * min(count, 50)) for word, count in counts.items()]
     rest.append(" ".join(printable))  # single punctuation marks, digits and letters
@@ -282,7 +283,7 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """Fit the weights with which counts, and a model if given, best name masked words.
+    """Fit the weights of the counts, and of a model if given, so that they name masked words best.
 
     The masked words are from the books for choices. The last weight is the model's, if given.
     """
@@ -313,7 +314,7 @@ def guessable(
 
     The function tries one word in each short sentence of books, in `gapped` times as many clauses,
     and in each example of WordNet. The word occurs once in its text, is one token of at least three
-    letters, and is no part of a contraction.
+    letters, and is not part of a contraction.
     """
     rng = np.random.default_rng(recipe.seed)
     passages = passages_of(read_books)

@@ -1,8 +1,9 @@
 """Make a folder of the package from runs: `python -m training.book_ship RUN BOOKS`.
 
 RUN is the folder of `training.book_encoder` or `training.book_decoder`, BOOKS the books that it
-read. The new folder holds the model in rows of int8, its tokenizer, WordNet's licence, and a card
-with results on books, sentences and examples that were kept from training and from choices.
+read. The new folder holds the model in rows of int8, the tokenizer, WordNet's licence, and a card.
+The card has results on books, sentences and examples that were used neither for training nor for
+choices.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ TEN = Path(__file__).with_name("ten.txt")
 LACKING = ("phone", "car", "computer", "television", "photo", "plane")
 SHOWN = ("once upon a time", "She opened the door and", "The old man said")
 WRITERS_SCORES = ("copies", "previous", "same", "first", "induction")
-TEXTS = 400  # on which heads are measured
-BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # True for a decoder
+TEXTS = 400  # number of sentences on which heads are measured
+BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # the key is True for a decoder
 
 CARD = """---
 license: apache-2.0
@@ -174,10 +175,10 @@ def ship(
     Args:
         run: the folder of an encoder's or a decoder's run.
         source: of the books.
-        place: the folder to write; by default the package's folder for such a model.
+        place: the folder to write; by default the folder of this kind of model in the package.
         wordnet_folder: the folder of WordNet's files.
         beside: other runs, or folders of models made from runs, of the same shape; the mean of all
-            their weights ships.
+            weights is written.
 
     Returns:
         The folder and its card.
@@ -304,7 +305,7 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many runs made the weights, and of which runs they are the mean."""
+    """Say how many runs made the weights, and which runs are in their mean."""
     if len(abouts) == 1:
         return ""
     mean = abouts[-1].get("mean")
@@ -332,7 +333,7 @@ def _numbered(runs: Sequence[int]) -> str:
 
 
 def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:
-    """Those of one part."""
+    """Return the sentences of one part."""
     for book, passages in read_books.items():
         if book.part == part:
             for passage in passages:
@@ -395,7 +396,7 @@ def _guessed(
 
 
 def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
-    """Tabulate how often the first guess fits and, given five guesses, how often one of them."""
+    """Make a table of how often the first guess fits, and how often one of five guesses fits."""
     counts: dict[str, Callable[[fits.Said], bool]] = {"the first fits": lambda one: one.fits}
     if any(len(one.words) > 1 for each in said.values() for one in each):
         counts["one of five fits"] = lambda one: one.among(fits.FIVE)
@@ -509,7 +510,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     place, text = ship(given.run, given.books, given.out, given.wordnet, given.beside)
     print(f"{place}\n\n{text}")
     if place.parent == numbers.DATA:
-        numbers.main([])  # the documentation quotes numbers of the packaged models
+        numbers.main([])  # the documentation quotes numbers of the included models
 
 
 if __name__ == "__main__":

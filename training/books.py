@@ -4,8 +4,8 @@ BOOKS is a clone of the public repository from which `books.csv` was made, or an
 files (github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book must match its SHA-256.
 Books marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
 
-Whole authors, and whole books of other authors, are kept from tokenizers and training. The part
-"choose" serves to choose weights and mixtures, the part "test" only to report results.
+Some whole authors, and some books of other authors, are kept from tokenizers and training. The part
+"choose" is for choosing weights and mixtures, and the part "test" only for reporting results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training import command
 LISTED = Path(__file__).with_name("books.csv")
 DROPPED = Path(__file__).with_name("dropped_words.txt")
 PARTS = ("train", "choose", "test")
-COMMIT = "944882722e9a96fa6cf2739dc2ea757e101f412f"  # of the repository, when the list was made
+COMMIT = "944882722e9a96fa6cf2739dc2ea757e101f412f"  # the commit from which the list was made
 
 _AUTHORS = {
     "choose": ("Anna Sewell", "Edgar Wallace", "Kate Chopin"),
@@ -36,7 +36,7 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-_BOOKS = {0: "choose", 1: "test"}  # by share of 64, from the hash of the path
+_BOOKS = {0: "choose", 1: "test"}  # the parts by shares of 64, chosen by the hash of the path
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)
@@ -86,7 +86,7 @@ def listed(path: Path = LISTED) -> list[Book]:
 
 
 def part_of(row: dict[str, str]) -> str:
-    """Return a book's part, which depends on its author, or else on its path."""
+    """Return a book's part, which depends on its author or, for other authors, on its path."""
     for part, authors in _AUTHORS.items():
         if row["author"] in authors:
             return part
@@ -120,14 +120,16 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
         for book in books:
             path = source / book.path
             if not path.is_file():
-                raise ValueError(f"books: there is no {book.path} in {source}: give a whole clone")
+                raise ValueError(f"books: {source} has no {book.path}: give a whole clone")
             yield path.read_bytes()
         return
     wanted = {book.path for book in books}
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(source) as archive:
-            for member in archive:  # one pass: a compressed archive is slow to seek in
+            for (
+                member
+            ) in archive:  # read in one pass, because seeking in a compressed archive is slow
                 place = _inside(member.name)
                 if place in wanted and (file := archive.extractfile(member)):
                     found[place] = file.read()
@@ -138,7 +140,7 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
         ) from error
     for book in books:
         if book.path not in found:
-            raise ValueError(f"books: there is no {book.path} in {source}: give the whole archive")
+            raise ValueError(f"books: {source} has no {book.path}: give the whole archive")
         yield found[book.path]
 
 

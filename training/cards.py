@@ -1,4 +1,4 @@
-"""Shared parts of the model cards of both shipped models."""
+"""Shared parts of the cards of both included models."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def abouts_of(run: Path) -> list[Mapping[str, Any]]:
     """Return the records of a run's chain: the runs that it continues, then the run itself.
 
-    A record is taken from a run's last checkpoint. The folder of a shipped model keeps the records
-    in a file. The list is empty if the folder holds neither a run nor that file; a starting folder
-    that is no run is left out.
+    A record is taken from a run's last checkpoint. The folder of an included model keeps the
+    records in a file. The list is empty if the folder holds neither a run nor that file. A starting
+    folder that is not a run is left out.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:

@@ -4,10 +4,11 @@
 result; a MODEL is a folder or a name, and without any MODEL the default is measured.
 
 Method. A seed draws 800 of the held-out examples of 5 to 16 words, and in each example one content
-word that occurs once and is one token in the vocabulary of every model. That word is masked. The
+word, which occurs once and is one token in the vocabulary of every model. This word is masked. The
 model's first guess is the token with the largest logit; the logits are not adjusted. *Another* is
-how often the guess is another content word of the sentence (such as "Bank" of "Bank's"), *right*
-how often it is the masked word. A subword counts as neither. Intervals are Wilson's, of 95%.
+how often the guess is another content word of the sentence (such as "Bank" of "Bank's"), and
+*right* is how often the guess is the masked word. A subword counts as neither. Intervals are
+Wilson's 95% intervals.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from training.shares import in_words, wilson
 from training.wordnet import CHOSEN, FOLDER, REPORTED, read
 
 EXAMPLES = 800
-SHORTEST, LONGEST = 5, 16  # words of a sentence
-MOST_TOKENS = 64  # of a sentence, special ones included
+SHORTEST, LONGEST = 5, 16  # number of words of a sentence
+MOST_TOKENS = 64  # tokens of a sentence, including special tokens
 _WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
 
 
@@ -45,7 +46,7 @@ class Example:
     Attributes:
         sentence: the unchanged sentence.
         start: the index of the word's first character.
-        end: the index behind its last character.
+        end: the index after its last character.
         others: the other content words of the sentence, in lower case.
     """
 
@@ -86,12 +87,12 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """Draw examples, one a sentence, whose masked word is one token for each tokenizer.
+    """Draw one example from each sentence, with a masked word that is one token for each tokenizer.
 
     Args:
         sentences: the sentences to draw from.
-        tokenizers: of all models to be measured.
-        count: the most examples.
+        tokenizers: the tokenizers of all models to measure.
+        count: the largest number of examples.
         seed: seeds the draw.
     """
     rng = np.random.default_rng(seed)
@@ -110,7 +111,7 @@ def drawn(
 
 
 def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
-    """Return the index of the word's token; None if the word is several tokens or unknown."""
+    """Return the index of the word's token, or None if the word is several tokens or unknown."""
     text = tokenizer.tokenize(example.sentence)
     span = (example.start, example.end)
     if len(text) > MOST_TOKENS or span not in text.offsets:
@@ -131,7 +132,9 @@ def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
         )
     guesses = named(model, ids, [[place] for place in places if place is not None])
     if guesses is None:
-        raise ValueError(f"copying: {model.name} has no mask or no head over words: take another")
+        raise ValueError(
+            f"copying: {model.name} has no mask token or no head over words: choose another model"
+        )
     words = list(_words(model.tokenizer, [int(one[0]) for one in guesses]))
     return {
         "model": model.name,

@@ -80,7 +80,7 @@ class Corpus:
 
 
 class LookUp:
-    """Guesses by the words most frequent in the longest context found in a corpus.
+    """A look-up that guesses the most frequent words in the longest context found in a corpus.
 
     >>> corpus = Corpus.of(["he ate a pear", "he ate a pear", "she ate a plum", "she saw a plum"])
     >>> LookUp(corpus).guesses(["she", "ate", "a"], [])
@@ -141,14 +141,14 @@ class _Order:
 
 
 class KneserNey:
-    """An interpolated Kneser-Ney model with three discounts an order.
+    """An interpolated Kneser-Ney model with three discounts for each order.
 
     Source:
         Chen and Goodman 1999, "An empirical study of smoothing techniques for language modeling".
 
     Args:
         corpus: the text to count.
-        order: the most words of an n-gram.
+        order: the largest number of words of an n-gram.
     """
 
     def __init__(self, corpus: Corpus, order: int = ORDER) -> None:
@@ -221,7 +221,7 @@ def perplexity(model: KneserNey, corpus: Corpus) -> float:
 
 
 def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[str]]:
-    """Return the first passages of a book that have at least so many words; all of them for 0.
+    """Return the first passages of a book with at least `words` words, or all passages for 0.
 
     >>> beginning([["A cat sat."], ["It ate.", "It slept."], ["The end."]], 4)
     [['A cat sat.'], ['It ate.', 'It slept.']]
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
         corpus.vocabulary,
     )
     found = perplexity(KneserNey(corpus), held_out)
-    say(f"Kneser-Ney of {ORDER} words: perplexity {found:.1f} a known word")
+    say(f"Kneser-Ney of {ORDER} words: perplexity {found:.1f} per known word")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 `python -m training.everyday MODEL` prints the count; MODEL is a folder, a name or a tokenizer.json;
 without MODEL the default model is measured.
 
-Rule of the list: words that a beginner of English meets first, in American spelling and lower case,
+The list has the words that a beginner of English learns first, in American spelling and lower case,
 each once. They were chosen before any tokenizer was built for them, and without looking at their
 frequency in WordNet:
 
 - nouns for things at home (20), food (20), the body (12), animals (16), people (12) and places in
-  town (10): the first half of each kind in the singular, the second in the plural;
+  town (10): the first half of each kind is in the singular, the second half in the plural;
 - 15 verbs in four forms each: the base, the past, with -ing, with -s;
-- adjectives (20): fourteen as they are, three with -er, three with -est;
+- adjectives (20): fourteen unchanged, three with -er, three with -est;
 - words of time (20), and what people say when they meet and part (10).
 """
 

@@ -1,10 +1,10 @@
 """The sparse autoencoder of docs/features.md: `python -m training.features BOOKS` trains it.
 
-BOOKS is as for `training.books`. The autoencoder reads the output of one layer of the shipped
-decoder. The chosen layer is the layer whose vectors depend least on the token alone, measured on
-the books for choices: such vectors leave most to features of contexts. The autoencoder learns from
-the decoder's training books, and is measured on books that neither has read. features.csv is
-emptied, since its names belong to the old weights.
+BOOKS is as for `training.books`. The autoencoder reads the output of one layer of the included
+decoder: the layer whose vectors depend least on the token alone, measured on the books for choices.
+These vectors leave most to features of contexts. The autoencoder learns from the decoder's training
+books, and is measured on books that neither the decoder nor the autoencoder has read. features.csv
+is emptied, because its names belong to the old weights.
 
 The command writes into docs/data: the folder books-decoder-sae in the format of SAELens;
 sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the measurements.
@@ -39,11 +39,11 @@ FOLDER, RESULTS, PASSAGES = (
 )
 NAMES = Path(__file__).with_suffix(".csv")
 FEATURES, K, TOKENS = 1024, 16, 1_000_000
-MEASURED = 1000  # passages to measure on
-TESTED = 40  # shipped passages on which the tests measure again
-SHORTEST, LONGEST = 80, 360  # letters of a passage
+MEASURED = 1000  # number of passages to measure on
+TESTED = 40  # number of included passages on which the tests measure again
+SHORTEST, LONGEST = 80, 360  # number of letters of a passage
 TEXTS, DRAWN, FIRES, TOP, FIT, SHOWN = 300, 60, 8, 8, 7, 12
-OFTEN = 10  # least occurrences of a token that counts in `of_tokens`
+OFTEN = 10  # least number of occurrences of a token that counts in `of_tokens`
 
 
 def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -114,7 +114,7 @@ def measured(model: qkv.Model, sae: SAE, texts: Sequence[str]) -> dict[str, floa
 
 
 def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print) -> None:
-    """Choose the layer, train, measure, and write the shipped files."""
+    """Choose the layer, train, measure, and write the included files."""
     model = qkv.load(NAME)
     train, choose, test = (drawn(source, part) for part in ("train", "choose", "test"))
     choose, held = whole(model, choose[:TEXTS]), whole(model, test[:MEASURED])
@@ -147,7 +147,7 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
 
 
 def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]:
-    """Return the drawn features of a scan, the number of named ones, and the shown ones."""
+    """Return `(drawn, named, shown)` of a scan: drawn features, number of names, shown features."""
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()
     own = [number for number in chosen if names.get(number)]
@@ -207,7 +207,7 @@ def written(more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, content: Any) -> None:
-    """Write JSON, one entry a line."""
+    """Write JSON with one entry on each line."""
     with replacing(path) as file:
         file.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
 

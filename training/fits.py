@@ -1,8 +1,8 @@
 """Measure how often a model's guesses fit: `python -m training.fits MODEL [MODEL ...]`.
 
-`gaps.txt` has 200 sentences with a gap, as people type them, and `openings.txt` 60 openings, each
-with the words that fit; the part "[choose]" of both files serves to choose between weights. All
-were written before any model was trained on books. MODEL is a folder or a name: an encoder is
+`gaps.txt` has 200 sentences with a gap, as people type them, and `openings.txt` has 60 openings,
+each with the words that fit. The part "[choose]" of both files is for choosing between weights. All
+texts were written before any model was trained on books. MODEL is a folder or a name: an encoder is
 measured on the gaps, a decoder on the openings.
 """
 
@@ -45,7 +45,7 @@ class Said(NamedTuple):
 
     Attributes:
         asked: the gap or the opening.
-        words: the guesses, the likeliest first.
+        words: the guesses, the most probable first.
     """
 
     asked: Asked
@@ -63,7 +63,7 @@ class Said(NamedTuple):
         return bool(first) and is_content(first[0]) and first[0] in words_of(self.asked.text)
 
     def among(self, count: int) -> bool:
-        """Tell whether one of the first so many guesses fits."""
+        """Tell whether one of the first guesses fits."""
         return any(word in self.asked.fitting for word in self.words[:count])
 
 
@@ -99,7 +99,7 @@ def words_of(text: str) -> list[str]:
 
 
 def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
-    """Return the five likeliest words in each gap."""
+    """Return the five most probable words in each gap."""
     assert model.tokenizer is not None
     mask = str(model.tokenizer.mask)
     found = []
@@ -110,7 +110,7 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """Write the next word of each opening greedily; none if the model extends the last word."""
+    """Continue each opening greedily by one word; no word if the model extends the last word."""
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))
@@ -129,7 +129,7 @@ def shown(name: str, said: Sequence[Said]) -> str:
     """
     tries = len(said)
     first, five = (sum(one.among(count) for one in said) for count in (1, FIVE))
-    parts = [f"{name}: the first fits in {first} of {tries}, {in_words(first, tries)}"]
+    parts = [f"{name}: the first guess fits in {first} of {tries}, {in_words(first, tries)}"]
     if any(len(one.words) > 1 for one in said):
         repeated = sum(one.repeats for one in said)
         parts += [f"one of five in {five}, {in_words(five, tries)}"]
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("models", nargs="+", help="folders or names")
     parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
-    parser.add_argument("--wrong", action="store_true", help="print wrong guesses, too")
+    parser.add_argument("--wrong", action="store_true", help="also print wrong guesses")
     given = parser.parse_args(arguments)
     part = PARTS[given.choose]
     for name in given.models:

@@ -24,7 +24,7 @@ class Candidate:
         sentence: with [MASK] where the word is missing.
         family: the family in `stories.txt`.
         why: the family's reason, with {hidden} for the masked word.
-        cue: the words of the filler, in lower case.
+        cue: the words of the filler in lower case.
         right: the right words for the gap, written beside the filler.
         fits: words that would be right with another filler.
     """
@@ -71,7 +71,9 @@ def candidates(text: str | None = None) -> list[Candidate]:
                 sentence = _BEFORE_VOWEL.sub(r"\1n ", frame.replace("{}", filler))
                 sentence = sentence[0].upper() + sentence[1:]
                 if sentence.count(MASK) != 1:
-                    raise ValueError(f"stories: {sentence} has not one {MASK}: mend {FRAMES.name}")
+                    raise ValueError(
+                        f"stories: {sentence} needs exactly one {MASK}: correct {FRAMES.name}"
+                    )
                 cue = frozenset(word.lower() for word in _WORD.findall(filler))
                 one = Candidate(sentence, name, why.removeprefix("why: "), cue, right, fits)
                 found.setdefault(sentence, one)
@@ -81,7 +83,7 @@ def candidates(text: str | None = None) -> list[Candidate]:
 def _blocks(
     lines: Sequence[str],
 ) -> Iterator[tuple[list[str], list[tuple[str, frozenset[str]]]]]:
-    """Return frames and the fillers below them; a frame after fillers starts a new group."""
+    """Return groups of frames and the fillers below; a frame after fillers starts a new group."""
     frames: list[str] = []
     fillers: list[tuple[str, frozenset[str]]] = []
     for line in (*filter(None, lines), ""):
@@ -98,11 +100,12 @@ def _blocks(
 
 @dataclass
 class Repeats:
-    """A test of repetition: the same word, a form of it, or a like beginning or end.
+    """A test of repetition: the same word, a form of the word, or a similar beginning or end.
 
-    Forms are WordNet's. Two words begin alike if one has at least three letters and is the
-    beginning of the other, or if they share at least four first letters and all but three of the
-    longer word; they end alike if one has at least four letters and is the end of the other.
+    Forms are WordNet's. Two words have similar beginnings if a word of at least three letters is
+    the beginning of the other word, or if the words share at least four first letters and all but
+    three letters of the longer word. They have similar ends if a word of at least four letters is
+    the end of the other word.
     """
 
     wordnet: WordNet

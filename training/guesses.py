@@ -1,4 +1,4 @@
-"""A model's first guesses at masked positions."""
+"""The first guesses of a model at masked positions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def named(
 
     Args:
         model: an encoder that names masked words.
-        texts: token ids, (T,) each, special tokens included.
+        texts: the token ids (T,) of each text, including special tokens.
         places: the masked positions of each text.
 
     Returns:
-        For each text the ids with the largest logits, one for each position; None if the model
-        has no mask token, or no head over words.
+        For each text, the id with the largest logit at each position. None if the model has no
+        mask token or no head over words.
     """
     assert model.tokenizer is not None
     if model.tokenizer.mask is None or model(texts[0][None]).logits is None:

@@ -4,16 +4,16 @@
 `training.make`. DIR gets scores.json (for the page *What two heads learned*), three figures, and
 replay.html of the last run.
 
-Method. *Scores*: the mean weight that a token puts on the previous token, on the next token and so
-on, over held-out sentences (`training.senses.heads`). *Positions*: the texts are random words, so
-that no position prefers a word. The mean of a layer's input at one position, over all texts, is the
-vector of that position (Song and Zhong 2023, "Uncovering hidden geometry in Transformers via
-disentangling position and context"). A head's form W_Q W_K^T (Elhage et al. 2021, "A Mathematical
-Framework for Transformer Circuits") gives each pair of positions a score. `from_places` is the
-share of the variance of a head's scores over the keys that these position scores explain.
-*Lines up*: the mean squared cosine of the principal angles between the subspace that a projection
-reads and the eight directions in which positions, or words, differ most; for a random subspace of d
-in D dimensions its mean is d / D.
+Method. *Scores*: the mean weight of a token on the previous token, on the next token and so on,
+over held-out sentences (`training.senses.heads`). *Positions*: the texts are random words, so that
+every word is equally likely at every position. The mean of a layer's input at a position, over all
+texts, is the vector of this position (Song and Zhong 2023, "Uncovering hidden geometry in
+Transformers via disentangling position and context"). A head's form W_Q W_K^T (Elhage et al. 2021,
+"A Mathematical Framework for Transformer Circuits") gives each pair of positions a score.
+`from_places` is the share of the variance of a head's scores over the keys that these position
+scores explain. *Lines up* compares the subspace that a projection reads with the eight directions
+in which positions, or words, differ most: it is the mean squared cosine of the principal angles.
+For a random subspace of d in D dimensions the expected value is d / D.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from training.objectives import around
 from training.senses import heads, held_out_sentences
 from training.wordnet import FOLDER, read
 
-TEXTS, WORDS = 64, 24  # random texts, and words in each text
+TEXTS, WORDS = 64, 24  # number of random texts, and of words in each text
 DIRECTIONS = 8
 SENTENCES = 400
 SHOWN = "She opened the window because the room was warm."
@@ -312,7 +312,11 @@ def draw(folder: Path, found: Mapping[int, Mapping[str, Array]]) -> None:
         axis.plot(np.ravel(first[name])[order], mark, color=color, mfc="none", alpha=0.5)
     labels = [f"{n // last['previous'].shape[1]}.{n % last['previous'].shape[1]}" for n in order]
     axis.set_xticks(range(len(order)), labels, rotation=90, fontsize=7)
-    axis.set(xlabel="head, by how much places explain", ylabel="in line with places", ylim=(0, 1))
+    axis.set(
+        xlabel="head, by the share that positions explain",
+        ylabel="alignment with positions",
+        ylim=(0, 1),
+    )
     axis.legend(frameon=False, labelcolor=_INK, title="hollow: before")
     _save(figure, folder / "subspaces.png")
 

@@ -1,7 +1,8 @@
 """Let two layers of attention learn to copy: `python -m training.induction -o DIR`.
 
-DIR is then a run of `qkv.learn`, with replay.html, its heads step by step, and induction.png, the
-loss above their scores. The page *Induction* of the course does the same, smaller.
+DIR becomes a run of `qkv.learn` with two more files: replay.html shows the heads step by step, and
+induction.png shows the loss and the scores of the heads. The page *Induction* of the course trains
+a smaller model in the same way.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ if TYPE_CHECKING:
 REPLAY, PICTURE = "replay.html", "induction.png"
 SYMBOLS = string.ascii_lowercase + string.digits + string.ascii_uppercase
 TEXT = "k n o w 4 b r i d g e s 9 x b r i d g e s"
-SHORTEST = 4  # of the pieces that come twice
+SHORTEST = 4  # length of the repeated pieces
 _LINES = (("previous", "previous token", "#0072b2"), ("induction", "induction", "#d55e00"))
 _INK, _FAINT = "#333333", "#dddddd"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the model is, and how it learns.
+    """The sizes of the model and the settings of its training.
 
     Attributes:
-        symbols: how many letters and digits there are.
-        length: T, the tokens of a text; at most so many as there are symbols.
-        texts: B, of a step.
-        layers: how many.
-        heads: of each.
+        symbols: the number of letters and digits.
+        length: T, the tokens of a text, at most the number of symbols.
+        texts: B, the texts of a step.
+        layers: the number of layers.
+        heads: the heads of each layer.
         dim: D, the size of the vectors.
-        steps: how many.
-        snapshots: how many, beside the one of step 0.
+        steps: the number of steps.
+        snapshots: the number of snapshots after step 0.
         rate: the highest learning rate.
-        seed: of everything.
+        seed: the seed of all random draws.
     """
 
     symbols: int = 62
@@ -64,15 +65,15 @@ class Sizes:
 
 
 class Repeats:
-    """Texts of tokens that are all different, but a piece of them comes a second time.
+    """Texts of different tokens, in which one piece of the text is repeated.
 
-    What is to be named are the tokens of the second copy, from its second one on: nobody can know
-    the others.
+    The model must predict the tokens of the second copy, from its second token on. No other token
+    can be predicted.
 
     Args:
-        symbols: how many tokens there are to draw from.
-        length: T, of a text.
-        texts: B, how many a step.
+        symbols: the number of tokens to draw from.
+        length: T, the tokens of a text.
+        texts: B, the texts of a step.
 
     >>> texts, positions = Repeats(36, 12, texts=1).draw(np.random.default_rng(0))
     >>> texts
@@ -88,7 +89,7 @@ class Repeats:
         self.symbols, self.length, self.texts = symbols, length, texts
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Texts (B, T), and positions (n, 3): text, token, and what stood behind its first copy."""
+        """Return texts (B, T), and positions (n, 3): text, token, token after its first copy."""
         texts, positions = [], []
         for number in range(self.texts):
             text = rng.permutation(self.symbols)[: self.length]
@@ -101,29 +102,29 @@ class Repeats:
         return np.array(texts), np.array(positions)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """The texts of a step, laid end to end, and what follows each token that came before."""
+        """Return the texts of a step end to end, and the token after each repeated token."""
         texts, positions = self.draw(rng)
         number, now, _ = positions.T
         ends = np.arange(self.texts + 1) * self.length
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Return the mean loss and the tokens of a batch; add the gradient to the network's."""
         return words_loss(network, batch), len(batch.ids)
 
     def state(self) -> dict[str, Any]:
-        """Nothing: each step draws its own texts."""
+        """Return no state, because each step draws its own texts."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore nothing, because the objective has no state."""
 
 
 def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Array]:
-    """How much of a previous-token head and of an induction head each head is: (layers, heads).
+    """Return two scores of each head, (layers, heads): previous-token head and induction head.
 
-    The first is the mean weight on the token before. The second is the mean weight, in the second
-    copies, on the token that stood behind the first copy of the present one.
+    The first score is the mean weight on the previous token. The second is the mean weight, in the
+    second copies, on the token after the first copy of the current token.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
@@ -136,7 +137,7 @@ def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Arr
 
 
 def accuracy(model: qkv.Model, texts: Array, positions: Array) -> float:
-    """In which share of the positions the next token gets the largest logit."""
+    """Return the share of the positions at which the next token has the largest logit."""
     number, now, _ = positions.T
     logits = np.asarray(model(texts).logits)  # (B, T, V)
     said = logits[number, now].argmax(axis=-1)
@@ -144,7 +145,7 @@ def accuracy(model: qkv.Model, texts: Array, positions: Array) -> float:
 
 
 def without(model: qkv.Model, layer: int, head: int) -> qkv.Model:
-    """The model with one head that adds nothing: its rows of the output projection are 0."""
+    """Return the model with one head that adds nothing: its rows of the output projection are 0."""
     name = f"blocks.{layer}.attn.out_proj.weight"
     parameters = dict(model.parameters)
     size = model.dim // model.num_heads
@@ -155,13 +156,13 @@ def without(model: qkv.Model, layer: int, head: int) -> qkv.Model:
 
 @dataclass(frozen=True)
 class Point:
-    """A snapshot.
+    """The measurements of a snapshot.
 
     Attributes:
-        step: when.
+        step: the step of the snapshot.
         previous: (layers, heads) the first score.
         induction: (layers, heads) the second.
-        accuracy: in the second copies.
+        accuracy: the accuracy in the second copies.
     """
 
     step: int
@@ -171,7 +172,7 @@ class Point:
 
     @property
     def best(self) -> dict[str, tuple[float, int, int]]:
-        """For each score the highest, and the layer and head that have it."""
+        """Return the highest value of each score, and its layer and head."""
         found = {}
         for name in ("previous", "induction"):
             each = getattr(self, name)
@@ -188,7 +189,7 @@ class Point:
 
 
 def run(sizes: Sizes, folder: Path, *, resume: bool = False) -> Trained:
-    """Train the model, with snapshots at even distances."""
+    """Train the model, with snapshots at equal intervals."""
     tokenizer = qkv.WordTokenizer(" ".join(SYMBOLS[: sizes.symbols]), lowercase=False)
     config = {
         "model_type": "qkv-attention-only",
@@ -214,13 +215,13 @@ def run(sizes: Sizes, folder: Path, *, resume: bool = False) -> Trained:
 
 
 def held_out(sizes: Sizes) -> tuple[Array, Array]:
-    """Texts and positions to measure on: no step draws from this generator."""
+    """Draw texts and positions for measurements from a generator that no training step uses."""
     rng = np.random.default_rng([sizes.seed, sizes.steps])
     return Repeats(sizes.symbols, sizes.length, 64).draw(rng)
 
 
 def follow(folder: Path, sizes: Sizes) -> list[Point]:
-    """The scores and the accuracy of each snapshot, on texts that were not trained on."""
+    """Measure the scores and the accuracy of each snapshot on held-out texts."""
     texts, positions = held_out(sizes)
     found = []
     for step, path in snapshots_in(folder).items():
@@ -232,7 +233,7 @@ def follow(folder: Path, sizes: Sizes) -> list[Point]:
 
 
 def plot(folder: Path, points: Sequence[Point]) -> Figure:
-    """The loss of each step, and below it the highest of each score at each snapshot."""
+    """Draw the loss of each step, and below it the highest value of each score at each snapshot."""
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 

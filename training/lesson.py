@@ -1,33 +1,34 @@
-"""What the cards of the live page are about: sentences and heads, found by rules (`play_cards`).
+"""Rules that find sentences and heads for the cards of the live page (`play_cards`).
 
-The *lesson's sentence* carries most cards. In it a head has its largest weight, from the missing
-word, on a content word of the filler, 0.5 or more and not on a neighbour; hiding that word, and
-leaving that head out, each make another word the first guess. Of these it is the one in which
-*neighbour* and *other* are found and the first guess has the largest chance; where they are in
-none, the one with the largest weight. A first guess after a change counts if it is a word of
-letters, no function word, none of the sentence, and has a chance of 2% or more, and 0.05% more than
-the next.
+Most cards use the *lesson's sentence*. In this sentence the largest weight of a head, from the
+missing word, is on a content word of the filler; the weight is 0.5 or more, and the word is not a
+neighbour. Masking the word and ablating the head each change the first guess. If several sentences
+qualify, the rule takes those in which *neighbour* and *other* are found, and of these the sentence
+whose first guess is most probable. If *neighbour* and *other* are found in no sentence, it takes
+the sentence with the largest weight. A first guess after a change counts if it is a word of
+letters, is no function word, is not in the sentence, has a probability of 2% or more, and is 0.05%
+more probable than the next guess. Each rule first searches sentences whose first guess has a
+probability of 5% or more, and then all others.
 
-Each is looked for where the first guess has a chance of 5% or more, and only then in the others.
-
-- *second*, for hiding a word: the next such sentence of another family with another word, if no
-  other card is about it.
+- *second*, for masking a word: the next qualifying sentence of another family with another word, if
+  no other card uses this sentence.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
-  pool; in the lesson's sentence the word that has the filler's beside it there. The word that is
-  put in its place is a filler's of another family, the one with the next largest weight where the
-  weight on the place stays within 0.08.
-- *other*: in the lesson's sentence the head, of the same layer if there is one and not that of
-  *neighbour*, with the largest weight from the missing word on another content word, 0.4 or more.
-- *causal*: of the sentences where the filler comes after the gap, and where another word comes
-  first once no token sees what follows it, that where the first guess falls most.
-- *equal*: two heads whose largest weights, from the missing word, are on the same content word,
-  0.4 or more and within 0.01 of each other; without the one more of the chance moves than without
-  the other, by 0.1 or more. First come pairs where the first guess stays without one of them
-  alone, then those with the largest difference.
-- *worth*: two words that stand there once, the mean weight of all heads on the one 1.2 times that
-  on the other, a word of the filler; hiding the other moves 1.3 times the chance or more, and 0.1
-  more. First come pairs where the first guess stays without the one alone, then those with the
-  largest difference.
+  pool. In the lesson's sentence, the query is the word that looks at the filler's word with this
+  head. A filler of another family replaces the filler's word, such that the weight on the position
+  changes by 0.08 at most.
+- *other*: in the lesson's sentence, the head with the largest weight from the missing word on
+  another content word, 0.4 or more. It is not the head of *neighbour*, and it is in the same layer
+  if possible.
+- *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
+  causal mask. Of these, the rule takes the sentence whose first guess loses most probability.
+- *equal*: two heads whose largest weights, from the missing word, are on the same content word.
+  Both weights are 0.4 or more and differ by 0.01 at most, but ablating one head moves at least 0.1
+  more probability than ablating the other. The rule prefers pairs in which only one ablation
+  changes the first guess, then the largest difference.
+- *worth*: two words that occur once; the second is a word of the filler. The mean weight of all
+  heads on the first word is at least 1.2 times the weight on the second, but masking the second
+  word moves at least 1.3 times as much probability, and at least 0.1 more. The rule prefers pairs
+  in which only masking the second word changes the first guess, then the largest difference.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class Sentence:
 
     @classmethod
     def of(cls, model: Model, sentence: str, candidate: Candidate | None = None) -> Sentence:
-        """A sentence."""
+        """Make a `Sentence`."""
         text = model.tokenize(sentence)
         return cls(model, sentence, text, text.tokens.index(MASK), candidate)
 
     def run(self, edits: Sequence[Edit]) -> tuple[Array, Array]:
-        """The weights (layers, H, T, T) and the chances (V) at the missing word, with edits."""
+        """Return the weights (layers, H, T, T) and the probabilities (V) at the gap."""
         key = repr(edits)
         if key not in self._kept:
             self._kept[key] = self._run(edits)
@@ -113,13 +114,13 @@ class Sentence:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The id of each word."""
+        """Return the id of each word."""
         assert self.model.tokenizer is not None
         return self.model.tokenizer.vocabulary
 
     @property
     def words(self) -> dict[str, list[int]]:
-        """The words, each with its places; not the missing one."""
+        """Return the words with their positions, without the missing word."""
         own: dict[str, list[int]] = {}
         for place, token in enumerate(self.text.tokens):
             if token.isalpha():
@@ -132,7 +133,7 @@ class Sentence:
         return self.run([])[0][:, :, self.place]
 
     def guesses(self, edits: Sequence[Edit], count: int = 1) -> list[tuple[str, float]]:
-        """The likeliest words, with their chances."""
+        """Return the most probable words with their probabilities."""
         _, chances = self.run(edits)
         assert self.model.tokenizer is not None
         best = np.argsort(-chances, kind="stable")[:count]
@@ -160,7 +161,7 @@ class Sentence:
         return self.text.tokens[int(row.argmax())], float(row.max())
 
     def clear(self, head: Head, word: str, query: int | None = None) -> bool:
-        """Whether a head's weight on a word is the largest on any, by 0.1, from a query."""
+        """Return whether a query's weight on a word exceeds its other weights by 0.1."""
         row = self.run([])[0][head][self.place if query is None else query]
         own = {name: float(row[at].sum()) for name, at in self.words.items()}
         return all(own[word] >= x + APART for name, x in own.items() if name != word)
@@ -171,16 +172,15 @@ class Examples:
     """The examples of the cards; None for an example that was not found.
 
     Attributes:
-        sentence: the lesson's.
-        head: the head that looks at `word` there.
+        sentence: the lesson's sentence.
+        head: the head that looks at `word` in this sentence.
         word: the filler's word.
-        second: another sentence that would do for the lesson, and the same of it.
-        neighbour: (head, by how many places it looks aside, the query, another one, the word to
-            put in).
-        other: another head, and the word that it looks at.
+        second: another qualifying sentence, with its head and word.
+        neighbour: (head, distance at which it looks, query, second query, replacing word).
+        other: another head and the word that it looks at.
         causal: a sentence, the head and the word that it looks at.
-        equal: a sentence, the word, the head with less effect, and that with more.
-        worth: a sentence, the word with more weight, and that with more effect.
+        equal: a sentence, the word, the head with less effect, and the head with more effect.
+        worth: a sentence, the word with more weight, and the word with more effect.
     """
 
     sentence: Sentence
@@ -195,7 +195,7 @@ class Examples:
 
 
 def is_content(word: str) -> bool:
-    """Whether a word is one of letters and no function word."""
+    """Return whether a word consists of letters and is no function word."""
     return word.isalpha() and len(word) > 1 and not is_function_word(word)
 
 
@@ -215,7 +215,7 @@ def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
 
 
 def found(sentences: Sequence[Sentence]) -> Examples | None:
-    """Find the examples of the cards; None without a sentence for the lesson."""
+    """Find the examples of the cards; return None without a sentence for the lesson."""
     sure = [one for one in sentences if one.guesses([])[0][1] >= SURE]
     large, lessons = _lessons(sure)
     if not lessons:
@@ -250,13 +250,13 @@ def _serves(sentence: Sentence, head: Head, word: str) -> bool:
 
 
 def _lessons(sentences: Sequence[Sentence]) -> tuple[list[Any], list[Any]]:
-    """The large weights, the largest first, and of these what would do for the lesson."""
+    """Return the large weights, the largest first, and those that qualify for the lesson."""
     large = sorted(_large(sentences), key=lambda one: -one[0])
     return large, [one[1:] for one in large if _serves(*one[1:])]
 
 
 def _best(search: Callable[..., Iterator[tuple[Any, ...]]], *pools: Sequence[Sentence]) -> Any:
-    """The best in the first pool that has any, by what stands first in each, without that."""
+    """Return the best item of the first pool that has items, without its sort key."""
     for sentences in pools:
         best = max(search(sentences), key=lambda one: one[0], default=None)
         if best is not None:
@@ -269,13 +269,13 @@ def _family(sentence: Sentence) -> str:
 
 
 def _cue(sentence: Sentence) -> set[str]:
-    """The content words of the filler."""
+    """Return the content words of the filler."""
     cue = set() if sentence.candidate is None else set(sentence.candidate.cue)
     return {word for word in cue & sentence.words.keys() if is_content(word)}
 
 
 def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Head, str]]:
-    """Large weights on words of the filler, from the missing word."""
+    """Return large weights from the missing word on words of the filler."""
     for sentence in sentences:
         for head in np.ndindex(*sentence.looks.shape[:2]):
             word, weight = sentence.top(head)
@@ -288,7 +288,7 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
 def _neighbour(
     sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
 ) -> tuple[Head, int, int, int, str] | None:
-    """The head that looks aside, and who looks at `word` by it; with it, a second query."""
+    """Return the head that looks at neighbours, the query that looks at `word`, a second query."""
     means = {by: np.mean([_aside(one, by) for one in sentences], axis=0) for by in (-1, 1)}
     by = max(means, key=lambda which: means[which].max())
     layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)
@@ -311,13 +311,13 @@ def _neighbour(
 
 
 def _aside(sentence: Sentence, by: int) -> Array:
-    """The mean weight of each head on the token so many places on: (layers, H)."""
+    """Return the mean weight of each head on the token at a given distance: (layers, H)."""
     pattern, _ = sentence.run([])
     return np.asarray(pattern.diagonal(by, 2, 3).mean(-1))
 
 
 def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
-    """Another head, of the first one's layer if it can be, that looks at another content word."""
+    """Return a head that looks at another content word, in the first head's layer if possible."""
     best = None
     for other in np.ndindex(*sentence.looks.shape[:2]):
         name, weight = sentence.top(other)
@@ -376,6 +376,6 @@ def _worth(
 
 
 def _turns(sentence: Sentence, stays: Sequence[Edit], turns: Sequence[Edit]) -> bool:
-    """Whether the first guess stays with the one, and becomes another word with the other."""
+    """Return whether the first guess stays with the first edit and changes with the second."""
     [(first, _)], [(still, _)] = sentence.guesses([]), sentence.guesses(stays)
     return first == still and sentence.becomes(turns) is not None

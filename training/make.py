@@ -3,21 +3,22 @@
 DIR becomes a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume`
 continues a stopped run; `python -m training.ship DIR` makes the folder of the package from it.
 
-Masking a word's inflected forms with it makes no visible difference. A trial of 2,000 steps each,
-before senses are learned, compared both on the examples for choices: with the forms (`alike`
-"base") the model named 15.5% of masked tokens and 17.9% of masked words, without ("word") 15.8% and
-17.8%; it repeated another content word of the sentence in 0.4% and 0.2%, and was right in 1.6% and
-2.1%.
+It makes no visible difference whether a word's inflected forms are masked together with the word.
+Two trials of 2,000 steps, before senses are learned, compared both ways on the examples for
+choices. With the forms (`alike` "base") the model named 15.5% of masked tokens and 17.9% of masked
+words; without the forms ("word") it named 15.8% and 17.8%. It repeated another content word of the
+sentence in 0.4% and 0.2%, and was right in 1.6% and 2.1%.
 
-`make dictionary` makes the encoder in three runs. After the first it named 17.6% of masked tokens,
-too few, so the second run continues with a rate that falls once more. After the second it named
-19.2%, but repeated another content word of the sentence in 4.4% of 800 examples (2.5% before): a
-model that knows more of a text's topic repeats its words more often. It also often guessed a full
-stop before the full stop at the end of a reader's sentence: WordNet's examples end without one, so
-a full stop had mostly followed an abbreviation. So the third run, a short one, has
-`in_sight` and `ended`. (With `in_sight` alone, 1,400 steps at 3e-4, it named 19.1%, another content
-word in 1.4%, and full stops even more often.) After the third run it named 18.9%; the mean of the
-weights before and after that run, which ships, names 19.3%. That mean was chosen among four on the
+`make dictionary` makes the encoder in three runs. After the first run it named 17.6% of masked
+tokens, too few, so the second run continues with a rate that falls once more. After the second run
+it named 19.2%, but it repeated another content word of the sentence in 4.4% of 800 examples (2.5%
+before): a model that knows more about a text's topic repeats its words more often. It also often
+guessed a full stop before the full stop at the end of a reader's sentence. The reason is that
+WordNet's examples end without a full stop, so in training a full stop mostly followed an
+abbreviation. So the third, short run has `in_sight` and `ended`. (With `in_sight` alone, after
+1,400 steps at 3e-4, the model named 19.1%, repeated another content word in 1.4%, and guessed full
+stops even more often.) After the third run it named 18.9%. The mean of the weights before and after
+the third run names 19.3%, and this mean is included in qkv. It was chosen among four means on the
 same examples on which results are reported.
 """
 
@@ -49,7 +50,7 @@ from training.running import kept_tokenizer, run, trained
 from training.vocabulary import ENTRIES, WHOLE, built
 from training.wordnet import KEPT, WordNet, documents, ended, examples, read
 
-STEPS = 10_000  # about two hours on two cores
+STEPS = 10_000  # takes about two hours on two cores
 
 
 @dataclass(frozen=True)
@@ -60,33 +61,33 @@ class Recipe:
         layers: the number of layers.
         heads: the heads of each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: V, at most.
-        whole: the least share of whole words, the commonest, in the vocabulary; the rest are
-            subwords.
-        held_out: twelfths of the examples that are kept from tokenizer and training; 1 in a final
-            run, which also learns from the examples for choices.
-        alone: how many times each example is a text of its own, beside once in its document.
-        ended: how many of these times the example gets a full stop, as a reader writes it; WordNet
-            sets none.
-        length: the most tokens of a text, special tokens included.
-        tokens: the least number of tokens a step.
+        vocabulary: the largest V.
+        whole: the least share of whole words in the vocabulary; the rest are subwords.
+        held_out: the number of twelfths of the examples kept from tokenizer and training; 1 in a
+            final run, which also learns from the examples for choices.
+        alone: the number of times that each example is a separate text, in addition to once in its
+            document.
+        ended: the number of these times in which the example gets a full stop, which WordNet leaves
+            out.
+        length: the largest number of tokens of a text, including special tokens.
+        tokens: the least number of tokens in a step.
         masked: the share of tokens that are masked.
-        alike: which tokens are masked together: "word" for all occurrences of a word in its text,
-            "base" for those of its inflected forms too, "token" for each token by itself.
-        in_sight: added, in training, to the logits of content words that the text shows
+        alike: the tokens that are masked together: "word" for all occurrences of a word in its
+            text, "base" to include its inflected forms, "token" for each token by itself.
+        in_sight: the constant that training adds to the logits of content words that the text shows
             (`training.objectives.Unseen`).
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
-        begin: the share of the run after which senses are learned too.
-        weight: the weight of the loss on senses; the other loss has 1.
-        uses: the words in sentences whose senses a step learns.
+        begin: the share of the run after which the model also learns senses.
+        weight: the weight of the loss on senses; the other loss has the weight 1.
+        uses: the number of words in sentences whose senses a step learns.
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.
         hidden: the share of a use's other tokens that are masked.
         defined: the share of the uses that are words before their own definitions.
         late: the share of the run after which rarely drawn senses are favoured.
-        late_prior: `prior` of `Senses` from then on; 1 before.
+        late_prior: `prior` of `Senses` after `late`; it is 1 before.
         after: the folder of a model of the same shape that gives the starting weights and the
             tokenizer; both are new by default.
         seed: seeds all random draws.
@@ -125,7 +126,7 @@ class Recipe:
             raise ValueError(f"make: alike is {self.alike!r}: choose word, base or token")
         if self.ended > self.alone:
             raise ValueError(
-                f"make: ended is {self.ended} and alone is {self.alone}: give at most as many"
+                f"make: ended is {self.ended} and alone is {self.alone}: it may not exceed alone"
             )
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -153,9 +154,9 @@ def make(
     Args:
         recipe: the model's sizes and the training's settings.
         wordnet: the texts to learn from.
-        folder: of the run.
+        folder: the folder of the run.
         resume: continue the run in the folder.
-        tokenizer: of an earlier run, to reuse; by default a new one is trained.
+        tokenizer: the tokenizer of an earlier run; by default a new tokenizer is trained.
         limits: further arguments of `qkv.learn.train`.
     """
     if wordnet.kept != recipe.held_out:

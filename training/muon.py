@@ -1,4 +1,4 @@
-"""Muon: an optimizer whose steps of a block's matrices have the same length in every direction."""
+"""Muon: an optimizer whose steps have the same length in every direction of a matrix."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qkv.ops.adamw import adamw
 
 _FACTORS = 3.4445, -4.7750, 2.0315
 _TURNS = 5
-_LIKE_ADAM = 0.2  # the root mean square of a number's step, as a share of the rate
+_LIKE_ADAM = 0.2  # the root mean square of the steps of single numbers, as a share of the rate
 
 
 class Muon(AdamW):
     """Muon for the matrices within blocks, AdamW for all other parameters.
 
     The step of a matrix is about U V^T, made from the running mean of its gradient, U S V^T. The
-    step is scaled to the usual size of AdamW's, so that one rate fits both.
+    step is scaled to the usual size of a step of AdamW, so that both can use the same rate.
 
     Args:
         network: the network to train.
@@ -42,7 +42,7 @@ class Muon(AdamW):
         ]
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Move the parameters one step against the gradient; its length may be given."""
+        """Move the parameters one step against the gradient; the gradient's length may be given."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("Muon: a gradient is not finite")
@@ -76,7 +76,7 @@ class Muon(AdamW):
 
 
 def orthogonal(matrix: Array) -> Array:
-    """Turn a matrix U S V^T into about U V^T: all singular values become about 1.
+    """Convert a matrix U S V^T approximately to U V^T: all singular values become about 1.
 
     The method is five iterations of a polynomial of degree five (Newton-Schulz).
 

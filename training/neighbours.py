@@ -1,8 +1,8 @@
 """Guess the word in a gap from counts of the words around it.
 
-A small network needs far more text than these books to learn which words go together; counts need
-one reading. So the counts teach the encoder: its target is the product of their guess and the
-starting network's (`training.objectives.Taught`).
+A small network needs far more text than these books to learn which words go together, but counts
+need to read the books only once. So the counts teach the encoder: its target is the product of the
+guess of the counts and the guess of the starting network (`training.objectives.Taught`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from qkv.arrays import Array
 from qkv.learn import Words
 
 DISCOUNT = 0.75
-FAR = 10  # most tokens between two words that count as neighbours
+FAR = 10  # largest number of tokens between two words that count as neighbours
 SKIPS = (-3, -2, -1, 1, 2, 3)
 PAIRS = ((-2, -1), (-1, 1), (1, 2))
-_BREAK = 3  # zeros between texts, as many as the farthest skip
+_BREAK = 3  # zeros between texts: as many as the largest distance
 
 
 class Table:
@@ -45,7 +45,9 @@ class Table:
         self._contexts, starts = np.unique(keys, return_index=True)
         self._starts = np.append(starts, len(keys))
         types = np.diff(self._starts)
-        self._once = 1 / (DISCOUNT * types)  # the weight of one more occurrence, without `often`
+        self._once = 1 / (
+            DISCOUNT * types
+        )  # the weight of one more occurrence, without the factor `often`
         self._often = often
         rates = (counts - DISCOUNT) * np.repeat(self._once, types) / often[self.words]
         self.values: Array = np.log1p(rates).astype(np.float32)
@@ -81,7 +83,7 @@ class Neighbours:
         content: (V,) True for content words.
 
     Attributes:
-        weights: (1 + tables,), the weights of `features` in their order; ones at first.
+        weights: (1 + tables,), the weights of `features` in order; they begin as ones.
 
     Source:
         Klakow 1998, "Log-linear interpolation of language models", for the sum.
@@ -131,7 +133,7 @@ class Neighbours:
     def _rows(
         self, ids: Sequence[int], at: int, target: int | None
     ) -> Iterator[tuple[int, tuple[Array, Array, float]]]:
-        """Yield the scores for the word at a position of a text, by the number of the weight."""
+        """Yield scores for the word at a position of a text, each with the number of its weight."""
 
         def there(skip: int) -> int:
             return ids[at + skip] if 0 <= at + skip < len(ids) else 0
@@ -189,7 +191,7 @@ class Neighbours:
 
 
 def fitted(features: Array, targets: Array, *, steps: int = 25, rate: float = 0.05) -> Array:
-    """Fit the weights with which sums of features best name the targets.
+    """Fit the weights of the features so that the weighted sums name the targets best.
 
     Args:
         features: (n, F, V).

@@ -1,13 +1,13 @@
-"""Compute the numbers of shipped models that the docs quote: `python -m training.numbers`.
+"""Compute the numbers of included models that the docs quote: `python -m training.numbers`.
 
-`numbers.toml` has a section for each page: the page, and f-strings by name. The command runs the
-page's cells, evaluates each f-string with the variables of the cells, and writes the results to
-docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the number. A
-section for a page without cells has `code` instead.
+`numbers.toml` has a section for each page, with the page's path and f-strings by name. The command
+runs the page's cells, evaluates each f-string with the variables of the cells, and writes the
+results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
+number. A section for a page without cells has `code` instead.
 
 A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) tests a page's
-statements about the shipped weights that are not numbers. The file lists failing asserts under
-"untrue": an author must correct these statements.
+other statements about the included weights. numbers.json lists failing asserts under "untrue": an
+author must correct these statements.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Read the table: for each section the f-strings by name, and `page` or `code`."""
+    """Read the sections of numbers.toml: f-strings by name, and `page` or `code`."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -163,13 +163,13 @@ def _near(one: str, other: str) -> bool:
 
 
 def kept() -> dict[str, Any]:
-    """What the file has."""
+    """Return the contents of numbers.json."""
     found: dict[str, Any] = json.loads(FILE.read_bytes())
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the file and README.md's outputs, and print the statements that no longer hold."""
+    """Write numbers.json and README.md's outputs, and print statements that are no longer true."""
     parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.parse_args(arguments)

@@ -20,7 +20,7 @@ from qkv.trace.recorder import places
 from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
-HIDDEN_OF_ENTRIES = 0.5  # masked share of a definition that follows its word
+HIDDEN_OF_ENTRIES = 0.5  # share of masked tokens in a definition that follows its word
 
 
 class Stateless:
@@ -37,17 +37,15 @@ class Stateless:
 class Unseen(Masked):
     """Name masked words, and do not repeat visible content words.
 
-    Where all occurrences of a word are masked together, a masked word is never visible elsewhere in
-    its text, but a model that goes by the text's topic names visible words all the same. So
-    training adds a constant to the logits of visible content words; the model learns to make these
-    logits smaller.
+    If all occurrences of a word are masked together, a masked word is never visible elsewhere in
+    its text. But a model that relies on the text's topic still names visible words. So training
+    adds a constant to the logits of visible content words; the model learns to make these logits
+    smaller.
 
     Args:
-        source, tokenizer, named: as for `Masked`.
-        in_sight: the constant.
-        marks: whether punctuation is masked too; otherwise only words are.
-        little: the odds of masking a function word before a content word; content words depend more
-            on their context.
+        source, tokenizer, named: as for `Masked`. in_sight: the constant. marks: whether
+        punctuation is masked too; otherwise only words are. little: the odds of masking a function
+        word instead of a content word; content words depend more on their context.
     """
 
     def __init__(
@@ -109,8 +107,9 @@ class Unseen(Masked):
 class Taught:
     """Name masked words like a teacher that combines an earlier model with counts.
 
-    The teacher's guess is the product of both probabilities, with 0 for visible content words. The
-    target distribution is a mixture of the teacher's guess and the masked word.
+    The teacher's guess is the product of the probabilities of the model and of the counts, with 0
+    for visible content words. The target distribution is a mixture of the teacher's guess and the
+    masked word.
 
     Args:
         objective: chooses the masked words.
@@ -156,10 +155,10 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Name the one masked word of each text, where the word can be guessed.
+    """Name the only masked word of each text, which was chosen because it can be guessed.
 
-    Most randomly masked words cannot be guessed: a name, a number, one adjective of many. Readers
-    who leave a gap for others to fill do not choose such words.
+    Most randomly masked words cannot be guessed: a name, a number, one adjective of many. People
+    who leave a gap for others to fill do not choose these words.
 
     Args:
         gaps: texts with their special tokens, and the position of the word in each.
@@ -206,12 +205,12 @@ class Sentence:
     """A use as token ids.
 
     Attributes:
-        ids: (T,) of the sentence, special tokens included.
+        ids: (T,) the tokens of the sentence, including special tokens.
         begin: the index of the word's first token.
-        end: the index behind its last token.
+        end: the index after its last token.
         synset: the sense.
         wrong: the word's other senses, as this part of speech.
-        synonyms: words that can replace it: their ids, and their own other senses.
+        synonyms: for each word that can replace this word, its ids and its other senses.
     """
 
     ids: Array
@@ -224,7 +223,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Uses:
-    """The batch of one step: U sentences, then M definitions, laid end to end.
+    """The batch of one step: U sentences, then M definitions, end to end.
 
     Attributes:
         ids: (total,) tokens.
@@ -244,25 +243,26 @@ class Uses:
 
 
 class Senses(Stateless):
-    """Pull a word in its sentence towards the definition of its sense, away from all others.
+    """Pull a word's vector towards the definition of its sense, and away from all others.
 
     Most senses have no sentence to learn from, so their definitions would only occur as wrong
-    answers. So some draws are a word before its own definition, half of which is masked. The logits
-    get the log frequency of each drawn sense added, so that the vectors need not learn it.
+    answers. Therefore some draws are a word followed by its own definition, half of which is
+    masked. The log frequency of each drawn sense is added to the logits, so that the vectors need
+    not learn this frequency.
 
     Args:
         sentences: the uses to draw from.
         definitions: token ids of the definition of each synset in `sentences` and `entries`.
         entries: words before their definitions, drawn instead of sentences.
         mask: the id of the mask token.
-        uses: U, the sentences of a step.
-        wrong: the most other senses of each word whose definitions are in the step.
+        uses: U, the number of sentences in a step.
+        wrong: for each word, the largest number of other senses whose definitions are in the step.
         temperature: the divisor of the cosines.
         replaced: the share of the draws in which a synonym, if any, replaces the word.
         hidden: the share of a sentence's other tokens that are masked.
         defined: the share of the draws that are entries.
-        prior: the factor of the log frequency of a sense; above 1, rarely drawn senses are pulled
-            to their words more strongly.
+        prior: the factor of the log frequency of a sense; a factor above 1 pulls rarely drawn
+            senses more strongly to their words.
         used: the probability that another use of a sense, if any, replaces its definition.
         name: the name of the loss.
 
@@ -290,7 +290,7 @@ class Senses(Stateless):
         name: str = "senses",
     ) -> None:
         if not sentences:
-            raise ValueError("Senses: there is no sentence: give at least one")
+            raise ValueError("Senses: the list of sentences is empty: give at least one")
         self.sentences, self.definitions, self.entries = sentences, definitions, entries
         self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
@@ -306,7 +306,7 @@ class Senses(Stateless):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that tell this objective from others of its kind."""
+        """Return the settings in which this objective differs from others of the same class."""
         names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior", "used")
         return {name: getattr(self, name) for name in names}
 
@@ -352,7 +352,7 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """Return a text with a sense, and its span: the definition, or a use that is not drawn."""
+        """Return a text with a sense (the definition or an undrawn use), and its span."""
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)
@@ -414,7 +414,9 @@ def nearest(
     losses, of_logits = cross_entropy(logits, targets)
     of_logits /= temperature * len(targets)
     back = np.concatenate([of_logits @ definitions, of_logits.T @ words])
-    back -= unit * (back * unit).sum(1, keepdims=True)  # a vector's length changes no cosine
+    back -= unit * (back * unit).sum(
+        1, keepdims=True
+    )  # the length of a vector does not change cosines
     back /= lengths * counts
     grad = np.zeros_like(rows)
     for (begin, end), row in zip(spans, back, strict=True):
@@ -427,8 +429,8 @@ def sentences(
 ) -> tuple[list[Sentence], dict[int, Array]]:
     """Return all training uses as token ids, and their definitions.
 
-    A use whose word lies beyond the limit is left out; a definition is cut at the limit. A word
-    that is not inflected has synonyms: the other words of its synset, without compounds.
+    A use is left out if its word lies beyond the limit; a definition is cut at the limit. If a word
+    is not inflected, its synonyms are the other words of its synset, without compounds.
     """
     uses = list(wordnet.uses())
     before, after = around(tokenizer)
@@ -485,7 +487,7 @@ def entries(
     for senses, word in zip(several.values(), words, strict=True):
         for number in senses:
             whole = np.concatenate([before, word, bare[number], after])
-            end = len(before) + len(word) - 1  # the colon is no part of it
+            end = len(before) + len(word) - 1  # the colon is not part of the word
             others = tuple(other for other in senses if other != number)
             found.append(Sentence(cut(whole, limit, after), len(before), end, number, others, ()))
     definitions = {

@@ -1,23 +1,26 @@
-"""Find pairs of words that stand in a relation, such as an article and its noun.
+"""Find pairs of related words, such as an article and its noun.
 
 Each relation has a word that looks and a word that is looked at, and is used in both directions:
 
-- *object*: a verb and its object, where the example is of that verb's synset and the verb is
-  followed by an article or its like, at most two other words, and a noun;
-- *noun of a preposition*: a preposition before the same;
-- *noun of an article*: an article or its like, and its noun, with one or two words between;
+- *object*: a verb and its object, in an example of the verb's synset; the verb is followed by a
+  determiner, at most two other words, and a noun;
+- *noun of a preposition*: a preposition followed by a determiner, at most two other words, and a
+  noun;
+- *noun of an article*: a determiner and its noun, with one or two words between;
 - *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
 - *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
-- *auxiliary*: an article or its like and the nearest auxiliary verb behind it (is, will);
-- *noun of an adjective*: the word before the noun of an article, if it can be an adjective, and it;
-- *noun of a possessive*: a possessive pronoun (his, their), and its noun, with two words between at
-  most;
-- *subject of a possessive*: such a pronoun and the nearest pronoun before it that is a subject;
-- *verb of an auxiliary*: an auxiliary verb and a form of a verb, in -ed or -ing, with nothing but
-  other auxiliary verbs and adverbs between.
+- *auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
+- *noun of an adjective*: the noun of an article and the word before it, if this word can be an
+  adjective;
+- *noun of a possessive*: a possessive pronoun (his, their) and its noun, with at most two words
+  between;
+- *subject of a possessive*: a possessive pronoun and the nearest pronoun before it that is a
+  subject;
+- *verb of an auxiliary*: an auxiliary verb and a form of a verb, in -ed or -ing, with only other
+  auxiliary verbs and adverbs between.
 
-The noun is the last word before a function word, a mark or the end; WordNet has it as a noun, and
-not as an adverb. What is nearest has no mark between.
+The noun is the last word before a function word, a mark or the end; WordNet lists it as a noun and
+not as an adverb. No mark is between a word and the "nearest" word.
 """
 
 from __future__ import annotations
@@ -46,11 +49,11 @@ ARTICLES, PREPOSITIONS, POSSESSIVES, SUBJECTS, AUXILIARIES = (
     frozenset(words.split())
     for words in (_ARTICLES, _PREPOSITIONS, _POSSESSIVES, _SUBJECTS, _AUXILIARIES)
 )
-BETWEEN = 2  # words between an article and its noun, at most
-TRIES = 200  # sentences to try until one has words at the wanted positions
+BETWEEN = 2  # largest number of words between an article and its noun
+TRIES = 200  # number of sentences to try until a sentence has words at the wanted positions
 _TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
 
-Span = tuple[int, int]  # characters of a sentence
+Span = tuple[int, int]  # span of characters in a sentence
 Pair = tuple[str, Span, Span]  # a sentence, the word that looks, the word that is looked at
 RELATIONS = {
     "verb to object": ("object", False),
@@ -77,7 +80,7 @@ RELATIONS = {
 
 
 def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the noun of the article at a position, if an article stands there.
+    """Return the noun of the article at a position, or None if the word is no article.
 
     Args:
         words: of a sentence, in small letters, marks among them.
@@ -123,13 +126,13 @@ def cut(sentence: str) -> list[tuple[str, Span]]:
 
 
 def is_form(word: str, wordnet: WordNet) -> bool:
-    """Whether a word can be a form of a verb, in -ed or -ing."""
+    """Return whether a word can be a form of a verb, in -ed or -ing."""
     bases = wordnet.bases(word, "v") if word.endswith(("ed", "ing")) else ()
     return any((base, "v") in wordnet.index for base in bases)
 
 
 def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the verb of the auxiliary verb at a position, if an auxiliary verb stands there.
+    """Return the verb of the auxiliary verb at a position, or None if the word is none.
 
     Args:
         words: of a sentence, in small letters, marks among them.
@@ -180,7 +183,7 @@ def pairs_of(
 def _pairs_at(
     words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the relations of the word at a position: name, the looking word, the other word."""
+    """Yield the relations of the word at a position: name, looking word, other word."""
     word = words[at][0]
     noun, next_noun = (noun_after(words, one, wordnet) for one in (at, at + 1))
     is_possessive = word in POSSESSIVES and noun is not None
@@ -236,7 +239,7 @@ def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) ->
 
 
 def _place(spans: Sequence[Span], span: Span) -> int:
-    """Return the index of the word that a span is, or ends with."""
+    """Return the index of the word at the end of a span."""
     return next(k for k, (a, b) in enumerate(spans) if a < span[1] and b >= span[1])
 
 

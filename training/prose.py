@@ -30,7 +30,7 @@ from training.fits import PARTS, WORD, words_of
 from training.shares import in_words
 
 BEGINNINGS = Path(__file__).with_name("beginnings.txt")
-FIRST = 10_000  # words of each book
+FIRST = 10_000  # number of words of each book
 WORDS = 40  # of a continuation
 COPIED = 24  # random tokens that come twice
 ROLE = 0.4  # the score from which on a head has one
@@ -71,16 +71,16 @@ class Surprise(NamedTuple):
 def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     """Measure the surprise of a decoder at the known words of a text.
 
-    The text is read in windows of T tokens, the model's positions. A window begins half a window
-    after the one before, and only the tokens in its second half count, so that each has at least
-    T/2 tokens of context (those at the beginning of the text have fewer). A Kneser-Ney model of
-    five words has four words of context throughout, across sentences too.
+    The model reads the text in windows of T tokens, its number of positions. Each window begins
+    half a window after the previous window, and only the tokens in its second half count. So each
+    token has at least T/2 tokens of context, except at the beginning of the text. A Kneser-Ney
+    model of five words always has four words of context, also across sentences.
 
-    A word is a token of `training.counting` that begins with a letter and is known. Its
-    probability is the product of the probabilities of its tokens, capitals included, times the
-    probability that it ends there, divided by the probability that the word before it ended:
-    otherwise "cat" would have the probability of "cats" too. Punctuation does not count, nor does
-    the end of a text. The first token of the text is given, and its word does not count.
+    A word is a token of `training.counting` that begins with a letter and is known. Its probability
+    is the product of the probabilities of its tokens (including capitals), times the probability
+    that the word ends after them, divided by the probability that the previous word has ended.
+    Otherwise "cat" would also have the probability of "cats". Punctuation and the end of a text do
+    not count. The first token of the text is given, so its word does not count.
 
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
@@ -100,7 +100,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     tokens, closed = _log_probabilities(model, found.ids, _closing(tokenizer, model.name))
     for at, (begin, _) in enumerate(spans):
         if not text[max(0, begin - 1) : begin].isalnum():
-            closed[at] = 0  # no word is open before this token
+            closed[at] = 0  # the previous word has ended before this token
     nats, count, at = 0.0, 0, 0
     for match in counting.TOKEN.finditer(text):
         while spans[at][1] <= match.start():
@@ -116,7 +116,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
 
 
 def _closing(tokenizer: Tokenizer, name: str) -> Array:
-    """Which tokens (V,) cannot continue the word before them."""
+    """Return which tokens (V,) cannot continue the word before them."""
     found = np.zeros(len(tokenizer), bool)
     for token, number in tokenizer.vocabulary.items():
         found[number] = not _CONTINUES.match(token)
@@ -129,9 +129,9 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """The log probability of each token, and of any closing one in its place; (N + 1,) both.
+    """Return arrays (N + 1,): log probabilities of each token, and of any closing token instead.
 
-    Those of the first token, and those behind the last one, are 0.
+    The values for the first token and after the last token are 0.
     """
     length = model.max_seq_length or 2 * len(ids)
     half = length // 2
@@ -171,7 +171,7 @@ def perplexity(
         known: words in small letters.
 
     Returns:
-        "perplexity" and "words", the number of words that it is a mean over.
+        "perplexity", and "words", the number of words in the mean.
     """
     texts = ("\n".join(map(" ".join, passages)) for passages in read)
     each = [surprise(model, text, known) for text in texts]
@@ -180,12 +180,12 @@ def perplexity(
 
 
 def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
-    """Measure how much a model copies different random tokens that come twice.
+    """Measure how much a model copies different random tokens that occur twice.
 
     Returns:
-        "tokens": the number of tokens that come twice; "first" and "second": the loss of a token in
-        the first and in the second copy, in nats; "heads": (layers, heads) the mean weight on the
-        token after the earlier copy.
+        "tokens": the number of tokens that occur twice; "first" and "second": the loss of a token
+        in the first and in the second copy, in nats; "heads": (layers, heads) the mean weight on
+        the token after the earlier copy.
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads".
@@ -209,7 +209,7 @@ def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
 
 
 def _losses(model: qkv.Model, ids: Array) -> Array:
-    """The loss (B, T - 1) of each token (B, T) but the first ones."""
+    """Return the loss (B, T - 1) of each token (B, T) except the first."""
     logits = model(ids).logits
     assert logits is not None
     wide = logits[:, :-1].astype(np.float64)
@@ -222,14 +222,14 @@ def _losses(model: qkv.Model, ids: Array) -> Array:
 def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Measure the induction score of each head on three kinds of texts.
 
-    The score is that of `qkv.circuits.head_scores`: the mean weight on the tokens behind earlier
-    copies of the present token. "tokens" are drawn at random and come twice (as in
-    `copying`), "words" are everyday words that are drawn at random and come
-    twice, and "sentences" are held-out sentences that come twice.
+    The score is that of `qkv.circuits.head_scores`: the mean weight on the tokens after earlier
+    copies of the current token. The texts consist of random tokens ("tokens", as in `copying`), of
+    random everyday words ("words"), or of held-out sentences ("sentences"), and each text is
+    repeated.
 
     Args:
         model: a decoder.
-        sentences: of held-out books; those of 8 to 16 words are drawn from.
+        sentences: sentences of held-out books; only sentences of 8 to 16 words are used.
         seed: decides what is drawn.
 
     Returns:
@@ -256,11 +256,12 @@ def _best(scores: Array) -> dict[str, float]:
 def loops(text: str) -> bool:
     """Tell whether a text loops.
 
-    A text loops if four words in a row come three times, if eight in a row come twice, or if a
-    sentence of at least four words comes twice; runs may overlap. Ordinary prose repeats three
-    words easily ("he said that") and short sentences in dialogue ("I see."), so these are no
-    loops. By this rule 7 of the 5,666 stretches of 48 words in the part "choose" of the books loop,
-    a refrain or an answer that quotes each time: a loop is the model's fault.
+    A text loops if four words in a row occur three times, if eight words in a row occur twice, or
+    if a sentence of at least four words occurs twice; the runs of words may overlap. Ordinary prose
+    often repeats three words ("he said that") and short sentences in dialogue ("I see."), so these
+    repetitions are no loops. By this rule, only 7 of the 5,666 stretches of 48 words in the part
+    "choose" of the books loop, and each is a refrain or a quoting answer. So a loop is almost
+    always a fault of the model.
 
     >>> loops("He ran and he ran and he ran and he ran."), loops("He ran, and she ran.")
     (True, False)
@@ -274,7 +275,7 @@ def loops(text: str) -> bool:
 
 
 def _most(words: Sequence[str], run: int) -> int:
-    """How often the commonest run of so many words comes."""
+    """Return how often the most common run of `count` words occurs."""
     runs = Counter(tuple(words[at : at + run]) for at in range(len(words) - run + 1))
     return max(runs.values(), default=0)
 
@@ -304,8 +305,8 @@ class Continued(NamedTuple):
 def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list[Continued]:
     """Continue texts by 40 words at temperature 0.8 and top-k 40.
 
-    Short texts cannot loop. So where the model ends a text before it has 40 new words, the model
-    continues with a new paragraph, up to `TURNS` times, as far as its positions suffice.
+    Short texts cannot loop. So if the model ends a text before it has 40 new words, the model
+    continues with a new paragraph, up to `TURNS` times or until all positions are used.
 
     Args:
         model: a decoder.
@@ -330,20 +331,20 @@ def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list
 
 
 def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
-    """How many tokens can be added to each of some prompts."""
+    """Return the number of tokens that can be added to every prompt."""
     assert model.tokenizer is not None
     longest = max((len(ids) for ids in model.tokenizer.ids_batch(prompts)), default=0)
     return min(_TOKENS, (model.max_seq_length or 2 * _TOKENS) - longest)
 
 
 def _whole(text: str) -> str:
-    """A text without its last word, which may go on."""
+    """Return a text without its last word, which may be incomplete."""
     spans = [match.start() for match in WORD.finditer(text)]
     return text[: spans[-1]].rstrip() if spans else text
 
 
 def _cut(text: str) -> str:
-    """The first 40 words of a text."""
+    """Return the first 40 words of a text."""
     spans = [match.start() for match in WORD.finditer(text)]
     return (text[: spans[WORDS]] if len(spans) > WORDS else text).rstrip(" \n\"'(")
 
@@ -351,18 +352,18 @@ def _cut(text: str) -> str:
 def continued(
     model: qkv.Model, known: Container[str], texts: Sequence[str] | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Count what goes wrong in continuations.
+    """Count loops, unfinished sentences and unknown words in continuations.
 
     Args:
         model: a decoder.
         known: words in small letters.
-        texts: what it continues; the beginnings of the file by default.
+        texts: the texts to continue; by default the beginnings of the file.
         seed: of what is drawn.
 
     Returns:
-        "texts", and how many of them "loop" (beginning and continuation together) and "end" a
-        sentence in the continuation; how many texts the model "closed" before 40 words; "words"
-        of all continuations, and how many are "unknown"; "continuations": the texts.
+        A dict of counts: "texts"; texts that "loop" (beginning and continuation together);
+        continuations that "end" a sentence; texts that the model "closed" before 40 words; "words"
+        of all continuations, and "unknown" words. "continuations" has the texts.
     """
     texts = beginnings() if texts is None else texts
     found = continuations(model, texts, seed)
@@ -390,12 +391,12 @@ def figures(
     Args:
         model: the decoder.
         read: the passages of each held-out book.
-        known: the words of the books that it was trained on, in small letters.
+        known: the words of the training books in lower case.
         seed: of what is drawn.
 
     Returns:
-        "model"; "perplexity", "induction" and "continued", as the functions of these names give
-        them.
+        "model"; "perplexity", "induction" and "continued", the results of the functions with these
+        names.
     """
     sentences = [one for passages in read for passage in passages for one in passage]
     return {
@@ -407,7 +408,7 @@ def figures(
 
 
 def in_card(found: Mapping[str, Any]) -> str:
-    """Write the table of a model card with these results."""
+    """Make the table of a model card from these results."""
     of, read = found["continued"], found["perplexity"]
     n = of["texts"]
     lines = [

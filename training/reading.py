@@ -1,4 +1,4 @@
-"""Training texts of the book models: books and WordNet, each with its share of the tokens."""
+"""The training texts of the book models, mixed from books and WordNet by shares of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.learn.corpus import Source
 from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
-SHORT = 4, 14  # words of a sentence as people type it
+SHORT = 4, 14  # number of words of a sentence as people type it
 _MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # of dialogue, and of long sentences
 
 _BETWEEN = re.compile(
@@ -23,9 +23,9 @@ _JOINING = re.compile(r"(?i)^(?:and|but|for|so|or|yet|then|that|because|though|a
 
 
 class Mixed:
-    """A mixture of several sources in which each keeps its share of the tokens at any time.
+    """A mixture of several sources, in which each source keeps its share of the tokens at any time.
 
-    The next sequence comes from the source furthest behind its share.
+    The next sequence comes from the source that is furthest below its share.
 
     Args:
         sources: the sources by name.
@@ -64,7 +64,7 @@ class Mixed:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self._given = dict(state["given"])
         for name, source in self._sources.items():
             source.restore(state["sources"][name])

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from qkv.cli import main
 
 PLACE = Path(__file__).resolve().parents[1] / "README.md"
-WIDTH = "80"  # columns of the terminal
+WIDTH = "80"  # width of the terminal in columns
 # The shown lines of each command: a pattern, and the number of lines from its first match on.
 LINES = {
     "walk": [

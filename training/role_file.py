@@ -1,4 +1,4 @@
-"""Write the roles of a model's heads into a file beside it: `python -m training.role_file FOLDER`.
+"""Write the roles of a model's heads into its folder: `python -m training.role_file FOLDER`.
 
 The page of `qkv.play` shows the roles in its map. The file has the largest role of each head from
 the model card (`training.roles` measures roles, `training.ship` writes the card and this file):

@@ -1,25 +1,26 @@
-"""Find the heads of a model that have a role, by a rule, on held-out examples.
+"""Find the heads of a model that have a role, by a rule and on held-out examples.
 
 `python -m training.roles MODEL` prints them; MODEL is a folder, a name or nothing for the default.
 
 The rule. A head has a role if one of these is 0.4 or more:
 
-- the mean weight, over all tokens, on the previous token, the next, all tokens that are the same as
-  it (itself included), the first ([CLS]) or the last ([SEP]), as `training.senses` measures them;
-- the mean weight of a relation between words, over all pairs of words that stand in it, if that is
-  more than the weight between other words at the same places: by 0.1 or more at the lower end of
-  the 95% interval, both on the examples that choices are made on and on those of the report.
+- the mean weight of all tokens on the previous token, on the next token, on all tokens equal to the
+  looking token (including itself), on the first token ([CLS]) or on the last token ([SEP]), as in
+  `training.senses`;
+- the mean weight of a relation between words, over all pairs of related words. This weight must
+  exceed the weight between other words at the same positions by 0.1 or more at the lower end of the
+  95% interval, both on the examples for choices and on the examples for reports.
 
-At most three of the heads that are counted have no role but *first* or *last*.
+Heads whose only roles are *first* or *last* count as at most three heads.
 
 Relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
 looking word (*hidden verb to object*). A weight between words is the sum over the subwords of the
-word looked at, and the mean over those of the looking word (Clark et al. 2019, "What Does BERT Look
-At?", section 4). Each pair is compared with unrelated words at the same positions of another
-sentence, masked in the same way; positions leave out punctuation. The relations to an object and of
-a noun to its preposition or article were chosen beforehand. The other relations, and masking, were
-chosen by the behaviour of heads on the examples for choices.
+word looked at, and the mean over the subwords of the looking word (Clark et al. 2019, "What Does
+BERT Look At?", section 4). Each pair is compared with unrelated words at the same positions of
+another sentence, masked in the same way. Positions do not count punctuation. We chose the relations
+of objects, and of nouns to prepositions and articles, before any measurement. We chose the other
+relations, and masking, after looking at the heads on the examples for choices.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Measured:
 def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
     """Return the weight of each pair's looking word on its other word: (n, layers, heads)."""
     found = np.zeros((len(pairs), model.num_layers, model.num_heads))
-    of: dict[str, list[int]] = {}  # indices of the pairs of a text
+    of: dict[str, list[int]] = {}  # the indices of the pairs of each text
     for number, (text, _, _) in enumerate(pairs):
         of.setdefault(text, []).append(number)
     texts = list(of)
@@ -80,7 +81,9 @@ def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
             for number in of[texts[place]]:
                 _, looks, at = pairs[number]
                 queries, keys = (_tokens(trace.offsets[row], span) for span in (looks, at))
-                if queries and keys:  # else it stands behind the longest text that the model takes
+                if (
+                    queries and keys
+                ):  # otherwise the word is beyond the longest text that the model takes
                     for layer, weights in enumerate(trace.attentions):
                         block = weights[row][:, queries][:, :, keys]
                         found[number, layer] = block.sum(-1).mean(-1)
@@ -92,7 +95,7 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Measure each relation on a twelfth's examples, with masked words too if there is a mask."""
+    """Measure each relation on the examples of a twelfth, also with masked words if possible."""
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
@@ -112,7 +115,7 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
 
 
 def compared(pairs: Array, others: Array) -> Measured:
-    """Summarize weights (n, layers, heads) and those between unrelated words."""
+    """Compare weights (n, layers, heads) with the weights between unrelated words."""
     count = len(pairs)
     if count < 2:
         nothing = np.zeros(pairs.shape[1:])
@@ -127,7 +130,8 @@ def roles(
 ) -> tuple[list[dict[str, Any]], dict[str, Measured]]:
     """Return the roles of each head, and the result of each relation.
 
-    A relation must hold on the examples for choices; in a report, on those of the report as well.
+    A relation must hold on the examples for choices, and in a report also on the examples for
+    reports.
     """
     found = relations(model, wordnet, twelfth)
     holds = {name: one.holds() for name, one in found.items()}

@@ -1,4 +1,4 @@
-"""A run of training: its command line, and the tokenizer that it keeps."""
+"""A training run: its command line and its stored tokenizer."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def trained(
     """Train with a recipe, which the checkpoints keep.
 
     Args:
-        recipe: has `rate`, `warmup` and `seed`.
+        recipe: the settings, with `rate`, `warmup` and `seed`.
         network: the network to train.
         parts: the objectives.
         folder: of the run.
-        optimizer: of this network.
+        optimizer: the optimizer of this network.
         limits: further arguments of `qkv.learn.train`: steps, minutes, resume, snapshots, products.
     """
     return train(
@@ -107,7 +107,7 @@ def run(
     if reads_books:
         parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--minutes", type=float, help="how long, at most")
+    parser.add_argument("--minutes", type=float, help="the longest time of training")
     parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
     parser.add_argument("--threads", type=int, help="how many (all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")

@@ -2,24 +2,26 @@
 
 `python -m training.senses MODEL` prints both; MODEL is a folder, a name or nothing for the default.
 
-Method. A use is a held-out example that contains a word of its synset, as spelled there or with an
-ending; its vector is the mean of the rows of the word's tokens. A sense's vector is the mean of all
-rows of its definition alone, [CLS] and [SEP] included. Both vectors are read at the same point of
-the model: the token table, the embeddings (positions and norm included), or the output of a layer,
-counted from 0.
+Method. A use is a held-out example that contains a word of its synset, spelled as in the synset or
+with an ending. The vector of a use is the mean of the rows of the word's tokens. The vector of a
+sense is the mean of all rows of its definition, including [CLS] and [SEP]. Both vectors are read at
+the same point of the model: the token table, the embeddings (including positions and norm), or the
+output of a layer, counted from 0.
 
 *Sense*: the share of uses whose right sense has the largest cosine among the word's senses of this
-part of speech, at least two. *AUC*: the probability that two uses of one word, as one part of
-speech, have a larger cosine in one sense than in two, over all pairs of held-out uses.
+part of speech, at least two. *AUC*: take two uses of one word, as one part of speech. The AUC is
+the probability that the cosine of two uses in the same sense is larger than the cosine of two uses
+in different senses, over all pairs of held-out uses.
 
-For all-MiniLM-L6-v2, beside chance at 0.292 and 0.500, that gives sense 0.299, 0.351 and 0.374, AUC
-0.609, 0.716 and 0.627 at the embeddings, layer 4 and the last layer, from 2,723 uses and 562 pairs.
-With 72 pairs of one sense an AUC is known to about 0.03.
+For all-MiniLM-L6-v2, at the embeddings, layer 4 and the last layer, sense is 0.299, 0.351 and 0.374
+(random guessing: 0.292), and AUC is 0.609, 0.716 and 0.627 (random: 0.500), from 2,723 uses and 562
+pairs. Only 72 of the pairs have one sense, so the error of an AUC is about 0.03.
 
-Choices that were tried and left: all inflected forms (sense 0.294, 0.347, 0.371; AUC 0.625, 0.739,
-0.665); and with these, no special tokens in a definition's mean (sense 0.288, 0.341, 0.368), the
-senses of every part of speech (0.258, 0.296, 0.317), or "word, synonyms: definition" in the place
-of the definition, where the word finds itself (0.294, 0.347, 0.428).
+We tried other choices and did not keep them. With all inflected forms, sense is 0.294, 0.347, 0.371
+and AUC is 0.625, 0.739, 0.665. With all inflected forms and no special tokens in the mean of a
+definition, sense is 0.288, 0.341, 0.368; with the senses of every part of speech it is 0.258,
+0.296, 0.317; and with "word, synonyms: definition" instead of the definition, in which the word
+finds itself, it is 0.294, 0.347, 0.428.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from training.guesses import named
 from training.shares import in_words
 from training.wordnet import CHOSEN, FOLDER, REPORTED, Use, WordNet, is_in, read
 
-LETTERS = 16_000  # letters of the texts of one batch
-MASKED = 0.15  # masked share of a sentence's words
+LETTERS = 16_000  # number of letters of the texts in one batch
+MASKED = 0.15  # share of masked words in a sentence
 HEAD_SCORES = ("previous", "next", "same", "first", "last", "uniform")
 
 
@@ -71,7 +73,7 @@ def held_out_uses(wordnet: WordNet, twelfth: int = REPORTED) -> list[Use]:
 
 
 def held_out_sentences(wordnet: WordNet, twelfth: int = REPORTED) -> list[str]:
-    """All of them, each once."""
+    """Return all held-out sentences, each once."""
     examples = (sentence for synset in wordnet.synsets for sentence in synset.examples)
     return list(dict.fromkeys(sentence for sentence in examples if is_in(sentence, twelfth)))
 
@@ -111,7 +113,7 @@ def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str,
 
 
 def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
-    """Return pairs of uses of one word in different sentences, and whether in one sense."""
+    """Return pairs of uses of one word in different sentences, and whether both have one sense."""
     groups: dict[tuple[str, str], list[int]] = {}
     for at, use in enumerate(uses):
         groups.setdefault((use.lemma, wordnet.synsets[use.synset].part), []).append(at)
@@ -147,7 +149,7 @@ def vectors(
     """Return the mean of the rows of each text, or of a span of its characters.
 
     Returns:
-        (K, n, D): of the token table, the embeddings, and each layer.
+        (K, n, D), for the token table, the embeddings and each layer.
     """
     names = ["embed", "blocks.0.hook_resid_pre", "resid_post"]
     design: Any = getattr(model.design, "encoder", model.design)
@@ -264,7 +266,7 @@ def traces(
     for begin, end in pairwise(int(cut) for cut in cuts):
         part = order[begin:end]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that some are cut
+            warnings.simplefilter("ignore", UserWarning)  # the warning that some texts are cut
             yield part, model.trace([texts[k] for k in part], names=names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_SIGMAS = 1.959964  # of a normal distribution, on each side of 95% of it
+_SIGMAS = 1.959964  # the quantile of a normal distribution that bounds its central 95%
 
 
 def wilson(right: int, tries: int) -> tuple[float, float]:

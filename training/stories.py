@@ -1,4 +1,4 @@
-"""Find sentences in which masking one word, or removing one head, changes the first guess.
+"""Find sentences in which masking one word, or ablating one head, changes the first guess.
 
 `python -m training.stories MODEL` prints the stories that it finds, the best first; MODEL is a
 folder, a name, or nothing for the shipped encoder. `--keep 3 8 21` writes the stories with these
@@ -43,7 +43,7 @@ from training.frames import MASK, Candidate, Repeats, candidates
 from training.told import STORIES, keep, story
 from training.wordnet import FOLDER, read
 
-NAME = "books"  # the model that ships
+NAME = "books"  # the included model
 LEAST = 0.04  # the chance of a guess
 RATIO = 2.0  # by which the chance of the first guess falls
 TOP = 40  # found ones that are printed
@@ -60,13 +60,13 @@ class Found:
 
     Attributes:
         candidate: the sentence.
-        before: the likeliest words without the edit.
-        after: the likeliest words with the edit.
+        before: the most probable words without the edit.
+        after: the most probable words with the edit.
         swing: the fall of the log odds of the first guess against the second.
         drop: the fall of the log probability of the first guess.
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
-        median: for a head, the same fall without the median head.
+        median: for a head, the fall of the log odds without the median head.
         looks: the word that the head looks at most from the gap, and the weight.
         alike: whether masking that word leads to the same guess.
     """
@@ -91,7 +91,7 @@ class Found:
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """Return the key of the order, the largest first."""
+        """Return the sort key; the story with the largest key comes first."""
         return *self.marks, self.swing
 
     @property
@@ -121,7 +121,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Run:
-    """A sentence as a model reads it, with an edit."""
+    """The tokens of a sentence, with an edit."""
 
     number: int  # of the sentence
     ids: list[int]
@@ -136,7 +136,7 @@ class _Guesser:
     def __init__(self, model: qkv.Model) -> None:
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.mask is None or model([[0, 1]]).logits is None:
-            raise ValueError(f"stories: {model.name} names no missing words: take one that does")
+            raise ValueError(f"stories: {model.name} names no missing words: choose another model")
         self.model = model
         self.tokenizer = tokenizer
         self.mask = tokenizer.mask
@@ -149,7 +149,7 @@ class _Guesser:
         """Return an unedited sentence, and the tokens of each of its words."""
         sentence = candidate.sentence
         text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
-        grown = len(self.mask) - len(MASK)  # characters behind the mask stand so much later
+        grown = len(self.mask) - len(MASK)  # characters after the mask are shifted by this distance
         start = sentence.index(MASK)
         words = {}
         for word, spans in candidate.words.items():
@@ -178,7 +178,7 @@ class _Guesser:
             [run.ids for run in runs],
             names=[self.last],
             ablate=runs[0].ablate,
-            hide=list(runs[0].hide),  # of two places, a tuple would be an edge
+            hide=list(runs[0].hide),  # a tuple of two positions would be a link
         )
         rows = trace[self.last][np.arange(len(runs)), [run.place for run in runs]]
         logits = self.model.unembed(rows).astype(np.float64)
@@ -187,7 +187,7 @@ class _Guesser:
         yield from zip(runs, logits.astype(np.float32), strict=True)
 
     def ranked(self, chances: Array) -> Ranked:
-        """Return the likeliest words, with their probabilities."""
+        """Return the most probable words with their probabilities."""
         best = np.argsort(-chances, kind="stable")[:RANKED]
         return tuple((self.words[k].lower(), float(np.exp(chances[k]))) for k in best)
 
@@ -264,7 +264,7 @@ def _explained(
     words: Mapping[str, tuple[int, ...]],
     every: Mapping[_Edit, tuple[float, str]],
 ) -> Found:
-    """What was found, with the word or the head that did it; `every` is what each edit does."""
+    """Complete a story with its word or head; `every` has the effect of each edit."""
     if run.hide:
         return replace(found, hide=next(word for word, at in words.items() if at == run.hide))
     [head] = run.ablate
@@ -281,7 +281,7 @@ def _explained(
 
 
 def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    """Yield an edit for each word to mask, then for each head to remove."""
+    """Yield an edit for each word to mask, then for each head to ablate."""
     if len(words) > 1:
         yield from ({"hide": places} for places in words.values())
     for layer in range(model.num_layers):
@@ -289,7 +289,7 @@ def _edits(model: qkv.Model, words: Mapping[str, tuple[int, ...]]) -> Iterator[d
 
 
 def _best(found: Sequence[Found]) -> list[Found]:
-    """Sort stories; keep at most one word and one head of each sentence."""
+    """Sort stories; keep at most one masked word and one head for each sentence."""
     order = sorted(found, key=lambda one: (*(-x for x in one.rank), one.candidate.sentence))
     kept: dict[tuple[str, bool], Found] = {}
     for one in order:
@@ -314,7 +314,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
             moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
             moved += ", as with that hidden" if one.alike else ""
         lines.append(f"         {moved}")
-    lines += ["", "***: the first guess is right; the filler is what did it; the second guess fits"]
+    lines += ["", "***: the first guess is right; the filler caused it; the second guess fits"]
     return "\n".join(lines)
 
 
@@ -327,17 +327,21 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.stories", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", default=NAME, help=f"a folder or a name ({NAME})")
-    parser.add_argument("--top", type=int, default=TOP, help=f"how many are printed ({TOP})")
-    parser.add_argument("--least", type=float, default=LEAST, help=f"chance of a guess ({LEAST})")
+    parser.add_argument("--top", type=int, default=TOP, help=f"number of stories to print ({TOP})")
+    parser.add_argument(
+        "--least", type=float, default=LEAST, help=f"least probability of a guess ({LEAST})"
+    )
     parser.add_argument("--keep", type=int, nargs="*", metavar="NUMBER", help="write these")
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser.add_argument("--json", action="store_true", help="print the stories as JSON")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     model, every = qkv.load(given.model), candidates()
     found = search(model, every, Repeats(read(given.wordnet)), given.least)
     if given.keep is not None:
         if odd := [number for number in given.keep if not 1 <= number <= len(found)]:
-            raise ValueError(f"stories: --keep has {odd[0]} and {len(found)} are found: give 1 on")
+            raise ValueError(
+                f"stories: --keep has {odd[0]} and {len(found)} are found: give 1 to {len(found)}"
+            )
         folder = find_model(given.model)
         told = [story(model, found[number - 1].told) for number in given.keep]
         sentences = {one.candidate.sentence for one in found}

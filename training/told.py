@@ -1,4 +1,4 @@
-"""The stories of a model: sentences in which one edit changes its guess, kept as data beside it.
+"""The stories of a model: sentences in which one edit changes its guess, stored in its folder.
 
 `training.stories` finds the stories and `training.ship` copies them. A model's folder has them in
 stories.json and, as a table, in its card:
@@ -8,8 +8,8 @@ stories.json and, as a table, in its card:
         "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
         "reason": "The hidden word says whose young it is."}]}
 
-The file also has the number of sentences searched and of stories found, so that no reader takes
-five chosen stories for the usual case.
+The file also has the number of searched sentences and of found stories, so that readers do not
+mistake five chosen stories for the usual case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import qkv
 from qkv.files import replacing
 from qkv.see.page.play import FILE
 
-STORIES = FILE  # where views read them
+STORIES = FILE  # the file that views read
 NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}
 _HEADING = "## What one word, or one head, does"
 _SECTION = """{heading}
@@ -56,7 +56,7 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_in(folder: Path) -> dict[str, Any]:
-    """Read the stories of a folder; none without a file."""
+    """Read the stories of a folder, if it has any."""
     path = folder / STORIES
     found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else NONE
     return found
@@ -69,16 +69,16 @@ def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Give a story a model's own probabilities; None if its guesses differ or a head is missing."""
+    """Update a story's probabilities; return None if guesses differ or a head is missing."""
     try:
         now = story(model, one)
-    except ValueError:  # no such head, or a word that its vocabulary does not have
+    except ValueError:  # the head does not exist, or the vocabulary lacks a word
         return None
     return now if all(now[x]["word"] == one[x]["word"] for x in ("before", "after")) else None
 
 
 def keep(folder: Path, kept: Mapping[str, Any]) -> None:
-    """Write stories beside a model, and into its card, if it has one."""
+    """Write stories into the folder of a model, and into its card, if it has a card."""
     with replacing(folder / STORIES) as file:
         file.write((json.dumps(kept, indent=2) + "\n").encode())
     card = folder / "README.md"
@@ -100,7 +100,7 @@ def in_card(card: str, kept: Mapping[str, Any]) -> str:
 
 
 def section(kept: Mapping[str, Any]) -> str:
-    """Write the section of a card."""
+    """Make the section of a card."""
     if not kept["stories"]:
         return ""
     rows = [

@@ -1,16 +1,17 @@
-"""The tokenizer of the shipped model: the commonest words whole, subwords for the others.
+"""The tokenizer of the included model: common words are whole tokens, others are subwords.
 
 `python -m training.vocabulary -o tokenizer.json` makes it, and prints how many of the everyday
 words are split.
 
 Ordinary WordPiece training joins the most frequent neighbours everywhere, so much of a vocabulary
-goes to endings and parts of names. Here the commonest words of definitions and examples, inflected
-words included, are whole entries; the rest of the vocabulary is trained by the usual rule (Wu et
-al. 2016, section 4.1) on all other words of the texts.
+goes to endings and parts of names. Here the most common words of definitions and examples,
+including inflected words, are whole entries; the rest of the vocabulary is trained by the usual
+rule (Wu et al. 2016, section 4.1) on all other words of the texts.
 
 Small counts say little about a word's frequency: "cooks" occurs five times in these texts, "cook"
 and its forms 346 times. So each form gets a quarter of the count of all forms. Definitions have
-five times as many words as examples but are less like speech, so both have the same total weight.
+five times as many words as examples but are less like speech, so definitions and examples have the
+same total weight.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
 WHOLE = 0.85  # of the entries; 13,926 words
-OF_FORMS = 0.25  # share of the count of all its forms that a word gets
+OF_FORMS = 0.25  # the share of the count of all its forms that a word gets
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
 def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tokenizer:
     """Train a lower-case tokenizer like BERT's.
 
-    The order of its tokens is: special tokens, the commonest words, the rest.
+    The order of its tokens is: special tokens, the most common words, the rest.
 
     Args:
         wordnet: the texts; held-out examples are not read.
-        entries: V, at most.
+        entries: the largest V.
         whole: the least share of whole words; 0 for the usual training alone.
     """
     texts = list(documents(wordnet))
@@ -53,7 +54,7 @@ def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tok
 
 
 def running_text(wordnet: WordNet) -> tuple[list[str], list[str]]:
-    """Return definitions, without the words they explain, and training examples."""
+    """Return `(definitions, examples)`: definitions without their words, and training examples."""
     definitions = [synset.definition for synset in wordnet.synsets]
     examples = [text for synset in wordnet.synsets for text in synset.examples]
     return definitions, list(filter(wordnet.may_learn, examples))
@@ -65,7 +66,7 @@ def commonest(
     base: Callable[[str], str] = str,
     of_forms: float = OF_FORMS,
 ) -> list[str]:
-    """Return all words of letters, in the tokenizer's lower case, the commonest first.
+    """Return all words of letters, in the tokenizer's lower case, the most common first.
 
     Args:
         definitions: texts to count.
@@ -93,12 +94,12 @@ def commonest(
 def commonest_of_books(
     books: Iterable[Iterable[Sequence[str]]], wordnet: WordNet
 ) -> tuple[list[str], Counter[str]]:
-    """Return the words of books and WordNet's examples, the commonest first, with their counts.
+    """Return the words of books and WordNet's examples, the most common first, with their counts.
 
-    A word's count is its share of the books' words, plus its share of the words of the examples
-    (modern English), plus a quarter of its share of the definitions'; it also gets a quarter of the
-    count of all its forms. A word in fewer than six books and in no text of WordNet is left out: it
-    is mostly a name from a novel.
+    A word's count is its share of the books' words, plus its share of the examples' words (modern
+    English), plus a quarter of its share of the definitions' words. A word also gets a quarter of
+    the count of all its forms. A word in fewer than six books and in no text of WordNet is left
+    out, because it is usually a name from a novel.
 
     Args:
         books: the passages of each book, from `training.books.read`.
@@ -142,7 +143,7 @@ def with_whole_words(
 
     Args:
         texts: the texts on which subwords are trained.
-        words: the commonest first.
+        words: words, the most common first.
         entries: V.
         whole: the number of words that are entries before subwords are trained.
 
@@ -177,7 +178,7 @@ def _text(tokenizer: SubwordTokenizer) -> str:
 
 
 def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:
-    """Split a text into words and marks as BERT's tokenizer does before finding subwords."""
+    """Split a text into words and marks, as BERT's tokenizer does before it finds subwords."""
     small, cut = _rules()
     found: list[tuple[str, tuple[int, int]]] = cut.pre_tokenize_str(small.normalize_str(text))
     return found

@@ -1,4 +1,4 @@
-"""WordNet 3.0: its words, their senses, definitions and examples, and the held-out examples."""
+"""WordNet 3.0: words, senses, definitions, examples, and the held-out examples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
-TWELFTHS = 12  # the parts that examples fall into, by their text alone
+TWELFTHS = 12  # the number of parts into which examples are divided, by their text alone
 REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choices
 KEPT = 2  # first twelfths, kept from tokenizer and training
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
-# Endings and what a word has in their place when it is looked up (Debian's `man 7WN morphy`).
+# Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
 _ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "n": (
         *(("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh")),
@@ -29,7 +29,7 @@ _ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 _WORD = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*")
 _QUOTED = re.compile(r'"([^"]*)"')
-_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # the position that an adjective may have
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Synset:
     """Words that share a meaning.
 
     Attributes:
-        part: of speech: "n", "v", "a" or "r" (an adverb).
-        lemmas: the words as they are spelled, those of several words with blanks.
-        definition: what they mean.
-        examples: sentences, or parts of sentences, that use one of them.
+        part: the part of speech: "n", "v", "a" or "r" (an adverb).
+        lemmas: the words as spelled; compounds contain blanks.
+        definition: the meaning of the words.
+        examples: sentences, or parts of sentences, that use one of the words.
     """
 
     part: str
@@ -55,10 +55,10 @@ class Use:
 
     Attributes:
         sentence: an example of the synset.
-        lemma: the word, in small letters, as `WordNet.senses` knows it.
+        lemma: the word in lower case, as in `WordNet.senses`.
         synset: the number of the synset.
-        start: where the word, as inflected there, begins in the sentence.
-        end: where it ends.
+        start: the index in the sentence at which the (inflected) word begins.
+        end: the index after the word.
     """
 
     sentence: str
@@ -73,7 +73,7 @@ class WordNet:
     """The whole of WordNet.
 
     Attributes:
-        synsets: in the order of the files: nouns, verbs, adjectives, adverbs.
+        synsets: all synsets in the order of the files: nouns, verbs, adjectives, adverbs.
         index: a word in small letters and its part of speech -> the numbers of its synsets, the
             most common sense first.
         exceptions: for each part of speech, irregular forms -> the words they are forms of.
@@ -94,7 +94,7 @@ class WordNet:
         return tuple(number for one in parts for number in self.index.get((lemma, one), ()))
 
     def bases(self, word: str, part: str) -> set[str]:
-        """Return the words of which a lower-case word may be a form, itself included."""
+        """Return the words of which a lower-case word may be a form, including the word itself."""
         found = {word, *self.exceptions[part].get(word, ())}
         if part == "n" and word.endswith("ful"):
             return found
@@ -117,8 +117,9 @@ class WordNet:
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
         """Return the examples of a twelfth that contain a word of their synset.
 
-        Without a twelfth, return the training examples: see `may_learn`. A compound comes before a
-        shorter word, then the order of the synset decides. The first occurrence of a word counts.
+        Without a twelfth, return the training examples: see `may_learn`. If an example contains
+        several words of its synset, a compound is preferred, and then the order of the synset
+        decides. The first occurrence of a word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -129,7 +130,7 @@ class WordNet:
                         yield Use(sentence, lemma, number, start, end)
 
     def may_learn(self, sentence: str) -> bool:
-        """Tell whether an example is, and contains, no held-out example of several words."""
+        """Tell whether an example neither is nor contains a held-out example of several words."""
         if is_held_out(sentence, self.kept):
             return False
         words = _words(sentence)
@@ -171,7 +172,7 @@ def is_in(sentence: str, twelfth: int) -> bool:
 
 
 def is_held_out(sentence: str, kept: int = KEPT) -> bool:
-    """Tell whether an example is in one of the first so many twelfths, kept from training."""
+    """Tell whether an example is in one of the first `kept` twelfths, which training never sees."""
     return any(is_in(sentence, twelfth) for twelfth in range(kept))
 
 
@@ -217,12 +218,12 @@ def documents(wordnet: WordNet) -> Iterator[str]:
     """Return a training text for each synset, "word, synonyms: definition. examples"."""
     for synset in wordnet.synsets:
         examples = [text for text in synset.examples if wordnet.may_learn(text)]
-        if synset.lemmas:  # all may be dropped, see `training.reading`
+        if synset.lemmas:  # all examples may be dropped, see `training.reading`
             yield document(synset, examples)
 
 
 def examples(wordnet: WordNet) -> list[str]:
-    """Return the training examples, each by itself."""
+    """Return the training examples as separate texts."""
     every = (text for synset in wordnet.synsets for text in synset.examples)
     return [text for text in every if wordnet.may_learn(text)]
 
@@ -255,7 +256,7 @@ def lines_of(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"wordnet: there is no file {path}: apt-get install wordnet-base"
+            f"wordnet: {path} is missing: apt-get install wordnet-base"
         ) from None
     return [line for line in text.splitlines() if line and not line.startswith("  ")]
 

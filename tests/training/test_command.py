@@ -15,7 +15,7 @@ from training import command
     [
         (ValueError("no steps"), "no steps"),
         (FileNotFoundError("there is no file x"), "there is no file x"),
-        (Interrupted("stopped at step 3"), "stopped at step 3; --resume goes on"),
+        (Interrupted("stopped at step 3"), "stopped at step 3; --resume continues the run"),
     ],
 )
 def test_it_is_said_in_one_line(error: BaseException, line: str) -> None:

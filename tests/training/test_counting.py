@@ -118,7 +118,7 @@ def test_the_command_reads_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     expected = perplexity(
         KneserNey(corpus), Corpus.of(["the dog sat on the mat."], corpus.vocabulary)
     )
-    assert f"perplexity {expected:.1f} a known word" in said[-1]
+    assert f"perplexity {expected:.1f} per known word" in said[-1]
 
 
 def test_the_same_first_words_of_each_book_are_measured(
@@ -135,6 +135,6 @@ def test_the_same_first_words_of_each_book_are_measured(
     corpus = Corpus.of(SENTENCES * 2)
     first = [*passages[0], *passages[1]]  # nine words, and two more
     expected = perplexity(KneserNey(corpus), Corpus.of(first * 2, corpus.vocabulary))
-    assert f"perplexity {expected:.1f} a known word" in said[-1]
+    assert f"perplexity {expected:.1f} per known word" in said[-1]
     main([str(tmp_path), "--choose"], said.append)
     assert said[-1] != said[2]

@@ -77,6 +77,6 @@ def test_the_next_word_is_one_by_itself(text: str, words: tuple[str, ...]) -> No
 def test_the_command_measures_by_what_a_model_does() -> None:
     said: list[str] = []
     main(["books-decoder", "--choose", "--wrong"], said.append)
-    assert said[0].startswith("books-decoder: the first fits in ")
+    assert said[0].startswith("books-decoder: the first guess fits in ")
     assert " of 25, " in said[0]
     assert len(said) == 1 + 25 - int(said[0].split("fits in ")[1].split()[0])

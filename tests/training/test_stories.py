@@ -98,7 +98,7 @@ def test_frames_and_fillers() -> None:
         "young": [(16, 21)],
     }
     assert every["We cut bread with a [MASK]."].cue == frozenset()
-    with pytest.raises(ValueError, match=r"The owl flew\. has not one \[MASK\]"):
+    with pytest.raises(ValueError, match=r"The owl flew\. needs exactly one \[MASK\]"):
         candidates("== a\nwhy: b\nThe {} flew.\n> owl: x")
 
 
