@@ -745,12 +745,12 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(5, 6)),
             ValueError,
-            r"w_k \(4, 6\) takes vectors of 4 and w_v \(5, 6\) of 5",
+            r"w_k \(4, 6\) takes vectors of 4 and w_v \(5, 6\) takes vectors of 5",
         ),
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(5, 6), ones(5, 6)),
             ValueError,
-            r"w_q \(4, 6\) takes vectors of 4 and w_k \(5, 6\) of 5",
+            r"w_q \(4, 6\) takes vectors of 4 and w_k \(5, 6\) takes vectors of 5",
         ),
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 8), ones(6, 4)),
@@ -760,12 +760,12 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(3, 4), ones(4), ones(4, 6), ones(4, 6)),
             ValueError,
-            r"w_q \(4,\): a weight is 2-D",
+            r"w_q \(4,\): a weight must be 2-D",
         ),
         (
             lambda: self_attention(ones(3, 4), ones(4, 0), ones(4, 0), ones(4, 6)),
             ValueError,
-            r"w_q \(4, 0\): a weight is 2-D.* no side of it is 0",
+            r"w_q \(4, 0\): a weight must be 2-D.* no size may be 0",
         ),
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 6).astype(int)),
@@ -776,7 +776,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(25, 10)),
             ValueError,
-            r'w_k \(20, 10\) takes vectors of 20 and w_v \(25, 10\) of 25.*layout="out_in"',
+            r'w_k \(20, 10\) takes vectors of 20 and w_v \(25, 10\) takes vectors of 25.*layout="out_in"',
         ),
         (
             lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(20, 10)),
@@ -936,7 +936,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),
             ValueError,
-            "key_lengths does not go with cu_lengths: choose from attn_mask, bias, is_causal",
+            "key_lengths cannot be used with cu_lengths: choose from attn_mask, bias, is_causal",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 1, 3], attn_mask=ones(3, 3) > 0),
@@ -946,7 +946,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], return_weights=True),
             ValueError,
-            "return_weights does not go with cu_lengths",
+            "return_weights cannot be used with cu_lengths",
         ),
     ],
 )

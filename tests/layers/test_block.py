@@ -379,17 +379,17 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
         (
             lambda: Block(parts()[0], *parts(4)[1:], post_norm=True),
             ValueError,
-            "norm1 takes vectors of 4 and attn of 8",
+            "norm1 takes vectors of 4 and attn takes vectors of 8",
         ),
         (
             lambda: Block(*parts()[:2], *parts(4)[2:], post_norm=True),
             ValueError,
-            "mlp takes vectors of 4 and attn of 8",
+            "mlp takes vectors of 4 and attn takes vectors of 8",
         ),
         (
             lambda: Block(*parts()[:3], LayerNorm(2), post_norm=True),
             ValueError,
-            "norm2 takes vectors of 2 and attn of 8",
+            "norm2 takes vectors of 2 and attn takes vectors of 8",
         ),
         (
             lambda: Block(
@@ -401,12 +401,12 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
         (
             lambda: Block(*parts()[:2], None, None, post_norm=False, parallel=True),
             ValueError,
-            "in parallel there is an mlp .*: give mlp and post_norm=False",
+            "a parallel block needs an mlp, .*: give mlp and post_norm=False",
         ),
         (
             lambda: Block(*parts(), post_norm=True, parallel=True),
             ValueError,
-            "in parallel there is an mlp .*: give mlp and post_norm=False",
+            "a parallel block needs an mlp, .*: give mlp and post_norm=False",
         ),
         (
             lambda: block_of(True)(np.ones((3, 4))),

@@ -144,7 +144,7 @@ def test_infinite_rows_draw_no_warning() -> None:
             ValueError,
             "no activation 'glu': did you mean 'gelu",
         ),
-        (lambda: MLP(2, 3, activation="x"), ValueError, "choose gelu, gelu_tanh, silu, relu"),
+        (lambda: MLP(2, 3, activation="x"), ValueError, "choose from gelu, gelu_tanh, silu, relu"),
         (lambda: MLP(2, 3)(np.ones((4, 5))), ValueError, r"\(4, 5\) .* \(\.\.\., 2\)"),
         (lambda: MLP(2, 3)(np.ones(2)), ValueError, r"x has shape \(2,\)"),
         (lambda: MLP(2, 3)(["a", "b"]), TypeError, "x is <U1"),

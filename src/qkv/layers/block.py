@@ -1,4 +1,4 @@
-"""A block: attention, then the MLP, each with a norm and a residual connection around it."""
+"""A block: attention and MLP, each with a norm and a residual connection."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from qkv.trace.recorder import of_rows, unkept
 class BlockSaved(NamedTuple):
     """Values of the forward pass of a block for its backward pass."""
 
-    parts: dict[str, Any]  # the same of each part, by its name
+    parts: dict[str, Any]  # the saved values of each part, by its name
     shape: tuple[int, ...]  # (..., T, D)
     dtype: np.dtype[Any]
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts that add to the residual connection, in order: for each part its norm, the parts that
-# follow, and the name of the resulting sum in a trace.
+# The parts that add to the residual connection, in order. The values are the part's norm, the parts
+# after it, and the name of the resulting sum in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
-    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # of a decoder's block
+    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only in a block of a decoder
     "mlp": ("norm2", ("out_norm2", "scale2"), "hook_resid_post"),
 }
 
@@ -53,16 +53,15 @@ _ADDED = {
 class Block:
     """One layer of a transformer.
 
-    With the norm after (post-norm, as in the first transformer and BERT):
-    `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`. With the norm before (pre-norm, as in GPT-2
-    and Llama): `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`. The output of a part may have
-    a norm before it is added (Gemma 2): `h = x + out_norm1(attn(norm1(x)))`, which may be
-    the only norm (OLMo 2): `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. In parallel
-    both parts read the input (GPT-NeoX): `y = x + attn(norm1(x)) + mlp(norm2(x))`, or with
-    one norm for both (GPT-J) `y = x + attn(norm1(x)) + mlp(norm1(x))`.
+    Post-norm, as in BERT: `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`.
+    Pre-norm, as in GPT-2 and Llama: `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`.
+    An additional norm of the output of a part, as in Gemma 2: `h = x + out_norm1(attn(norm1(x)))`.
+    Only norms of outputs, as in OLMo 2: `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`.
+    Parallel parts, as in GPT-NeoX: `y = x + attn(norm1(x)) + mlp(norm2(x))`.
+    Parallel parts with the same norm, as in GPT-J: `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
-    The residual connections are float32 if the parts compute in half precision. A part whose
-    parameters are bfloat16 gets bfloat16.
+    The residual connections are float32 if the parts compute in half precision. A part with
+    bfloat16 parameters gets bfloat16 inputs.
 
     Args:
         attn: the attention layer.
@@ -75,8 +74,8 @@ class Block:
         out_norm2: the norm of the MLP's output, unless `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
-        parallel: whether the MLP reads the block's input, like the attention, and not the sum
-            after the attention. A trace then has no `resid_mid`.
+        parallel: whether the MLP reads the block's input, as the attention does, instead of the sum
+            after the attention. The trace of a parallel block has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
@@ -93,7 +92,7 @@ class Block:
     ['attn.out_proj.weight', 'norm1.weight', 'norm1.bias']
     """
 
-    # The names of the norms in a trace; TransformerLens numbers them by their order.
+    # The names of the norms in a trace, which TransformerLens numbers in order.
     _norm_names: ClassVar[Mapping[str, str]] = {
         "norm1": "ln1",
         "norm2": "ln2",
@@ -119,18 +118,18 @@ class Block:
         if attn.output_dim != attn.embed_dim:
             raise ValueError(
                 f"{call}: attn takes vectors of {attn.embed_dim} and gives {attn.output_dim}: "
-                "they are added, so both must be the same"
+                "input and output are added, so their sizes must be the same"
             )
         if parallel and (mlp is None or post_norm):
             raise ValueError(
-                f"{call}: in parallel there is an mlp and the norms stand before the parts: give "
+                f"{call}: a parallel block needs an mlp, and its norms come before the parts: give "
                 "mlp and post_norm=False"
             )
         normed = norm2 is not None or out_norm2 is not None
         if (mlp is None) == normed and not parallel:
             raise ValueError(
-                f"{call}: mlp and norm2 belong together: give both or None for both, or out_norm2 "
-                "in the place of norm2"
+                f"{call}: mlp and norm2 belong together: give both, or None for both, or out_norm2 "
+                "instead of norm2"
             )
         behind: dict[str, Any] = {"out_norm1": out_norm1, "out_norm2": out_norm2}
         behind |= {"scale1": scale1, "scale2": scale2}
@@ -138,16 +137,16 @@ class Block:
             None in (norm1, norm2) or any(one is not None for one in behind.values())
         ):
             raise ValueError(
-                f"{call}: with post_norm there are norm1 and norm2, and no other norm or scale: "
-                f"give both and leave {', '.join(behind)} out"
+                f"{call}: with post_norm, the block has norm1 and norm2, and no other norm or "
+                f"scale: give both and leave {', '.join(behind)} out"
             )
         parts = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2, **behind}
         self._parts: dict[str, Any] = {n: part for n, part in parts.items() if part is not None}
         for name, part in self._parts.items():
             if name != "attn" and part.dim != attn.embed_dim:
                 raise ValueError(
-                    f"{call}: {name} takes vectors of {part.dim} and attn of {attn.embed_dim}: "
-                    "all parts of a block must take the same"
+                    f"{call}: {name} takes vectors of {part.dim} and attn takes vectors of "
+                    f"{attn.embed_dim}: all parts of a block must take the same size"
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
         self.out_norm1, self.out_norm2 = out_norm1, out_norm2
@@ -199,7 +198,7 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), where each packed text begins and the last one ends.
+            cu_lengths: (B + 1,), the first row of each packed text, and the end of the last.
             cache: keys and values of the words before `x` (B, T, D), as for the attention.
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
@@ -207,7 +206,7 @@ class Block:
             options: the options of `qkv.attention`.
 
         Returns:
-            An array of the shape of `x`, of the type that it and the parameters promote to.
+            An array of the shape of `x`, and of the type that `x` and the parameters promote to.
         """
         array, cu, options["plan"] = self._checked(x, cu_lengths, cache, lengths, options)
         return self.run(
@@ -218,7 +217,7 @@ class Block:
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Apply the block; return its result (..., T, D) and the values for `backward`."""
+        """Return `(result, saved)`: the block's result (..., T, D), and values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
@@ -226,7 +225,7 @@ class Block:
     def _checked(
         self, x: ArrayLike, cu_lengths: Any, cache: Any, lengths: Any, options: Mapping[str, Any]
     ) -> tuple[Array, Array | None, Call | None]:
-        """Check the arguments: return `x` and `cu_lengths` as arrays, and the attention's plan."""
+        """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
         check_options(options, packed=cu_lengths is not None, call=call, returns=False)
         array = vectors_of(x, self.attn.embed_dim, call=call, of="block")
@@ -247,8 +246,8 @@ class Block:
     ) -> tuple[Array, BlockSaved]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
-        `options` are the options of `MultiHeadAttention.run`. A decoder's attention to another text
-        gets some of them.
+        `options` are the options of `MultiHeadAttention.run`. In a decoder, the attention to
+        another text gets only `cache`, `lengths` and `top_k`.
         """
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
@@ -259,7 +258,7 @@ class Block:
         rows = of_rows(record, cu)
         keep = rows or unkept
         for name, more in of_parts.items():
-            recorder = rows if name == "mlp" else record  # attention shapes its own activations
+            recorder = rows if name == "mlp" else record  # attention adds batch axes itself
             more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
@@ -272,7 +271,7 @@ class Block:
             return array
 
         def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
-            """Apply a part and the parts that follow it, and add the residual."""
+            """Apply a part and the parts after it, and add the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
             array = narrowed_to(array, part.parameters)
             out: Array
@@ -294,7 +293,7 @@ class Block:
                 read = x
             elif not self.parallel:
                 read = normed(norm, x)
-            elif norm in self._parts:  # else it reads the same as the attention
+            elif norm in self._parts:  # without it, both parts read the same
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
@@ -309,7 +308,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The parts of `_ADDED` that the block has; in parallel only the last sum has a name."""
+        """The parts in `_ADDED` that the block has; if parallel, only the last sum has a name."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -346,7 +345,7 @@ class Block:
         keep = rows or unkept
 
         def through(part: str | None, grad: Array) -> Array:
-            """Return the gradient of a part's input, from the gradient of its output."""
+            """Compute the gradient of a part's input from the gradient of its output."""
             if part is None or part not in self._parts:
                 return grad
             recorder = record if part == "attn" else rows
@@ -375,7 +374,7 @@ class Block:
                 read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # the attention reads the same
+                shared = read  # the attention has the same input
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
@@ -395,9 +394,9 @@ class Block:
     ) -> Trace:
         """Return every activation of `block(x, ...)` by its name, as layer 0.
 
-        2-D `x` gets a batch axis in front, and packed rows become (B, T, ...). The trace has no
-        `attn.hook_result`, the output of each head; a `Recorder` that wants it gets it. With
-        `top_k`, `top_indices`, `top_weights`, `received` and `lse` replace scores and
+        2-D `x` gets a batch axis in front, and packed rows become (B, T, ...). The trace lacks
+        `attn.hook_result`, the output of each head, which only a `Recorder` can get. With `top_k`,
+        the trace has `top_indices`, `top_weights`, `received` and `lse` instead of scores and
         pattern (see `qkv.summarize_attention`).
 
         >>> import numpy as np
@@ -409,10 +408,10 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = word_vectors(x, call=call, name="x").copy()  # it is kept as hook_resid_pre
+        array = word_vectors(x, call=call, name="x").copy()  # a copy, because the trace keeps it
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
-        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # which the call has checked
+        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # already checked
         return Trace(record.arrays, settings={0: settings(options, cu)})

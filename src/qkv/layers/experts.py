@@ -38,7 +38,7 @@ class RoutedSaved(NamedTuple):
     rows: Array  # (rows, D)
     chosen: Array  # (rows, top_k), the experts of each row
     weights: Array  # (rows, top_k), the weights of their results
-    probabilities: Array | None  # (rows, E), of all experts, unless they are `normalized`
+    probabilities: Array | None  # (rows, E), of all experts; None if `normalized`
     shape: tuple[int, ...]  # (..., T, D)
 
 
@@ -46,8 +46,8 @@ class Routed(Feed, ABC):
     """A router and experts; a subclass computes one expert in `_expert` and `_expert_back`.
 
     The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
-    with the largest scores. The weight of an expert's result is the softmax of the scores of these
-    experts or, if it is not `normalized`, of all experts.
+    with the largest scores. The softmax of the scores of these experts gives the weights of their
+    results; if not `normalized`, it is the softmax of the scores of all experts.
     """
 
     parameters: dict[str, Array]
@@ -61,7 +61,8 @@ class Routed(Feed, ABC):
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
         if self.top_k > self.count:
             raise ValueError(
-                f"{call}: top_k is {top_k} and there are {self.count} experts: choose no more"
+                f"{call}: top_k is {top_k} and there are {self.count} experts: "
+                f"choose at most {self.count}"
             )
 
     @abstractmethod
@@ -106,7 +107,7 @@ class Routed(Feed, ABC):
     ) -> Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        The choice of experts has no gradient, the weights of their results have one.
+        The weights of the experts' results have a gradient; the choice of experts has none.
 
         Args:
             grad: (..., T, D), the gradient of the layer's result. The gradient of a residual is the
@@ -151,9 +152,8 @@ class Routed(Feed, ABC):
 
         The softmax is None if the weights are `normalized`.
         """
-        wide = rows.astype(
-            compute_type(rows.dtype), copy=False
-        )  # scores may be close to each other
+        # Scores may be close to each other, so half precision would be too coarse.
+        wide = rows.astype(compute_type(rows.dtype), copy=False)
         scores = project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         if self.normalized:
@@ -172,15 +172,15 @@ class Experts(Routed):
 
     Args:
         parameters: "router_proj.weight" (D, E) for E experts and "router_proj.bias" (E,);
-            "experts.gate_up" (E, D, 2 * F), with columns of gate and up in turn, and
+            "experts.gate_up" (E, D, 2 * F), with alternating columns of gate and up, and
             "experts.gate_up_bias" (E, 2 * F); "experts.down" (E, F, D) and
             "experts.down_bias" (E, D). They are not copied.
         top_k: the number of experts for each token.
         alpha: the factor in the sigmoid.
         limit: the limit of the numbers in an expert.
 
-    The result has the type that `x` and the parameters promote to. Integers take the type of the
-    parameters. Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
+    the type of the parameters. Half precision is computed in float32.
 
     Raises:
         ValueError: parameters are missing or do not fit, or `top_k` is more than E.
@@ -218,7 +218,7 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """Return the arrays of each expert: the same objects each time, which stay packed."""
+        """Return each expert's arrays, always the same objects, because these stay packed."""
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
@@ -259,7 +259,7 @@ class Experts(Routed):
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# The names of the arrays of all experts, by the names of one expert's linear layers.
+# The names of the arrays for all experts, by the names of the parameters of one expert.
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -310,8 +310,8 @@ class GatedExperts(Routed):
         activation: as for `MLP`.
         normalized: whether the weights of a token's experts sum to 1.
 
-    The result has the type that `x` and the parameters promote to. Integers take the type of the
-    parameters. Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
+    the type of the parameters. Half precision is computed in float32.
 
     Raises:
         ValueError: parameters are missing or do not fit, or `top_k` is more than E.
@@ -393,8 +393,8 @@ def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, in
     if parameters.keys() != shapes.keys():
         wrong = sorted(parameters.keys() ^ shapes.keys())
         raise ValueError(
-            f"{call}: router_proj.weight has {count} columns, which do not go with "
-            f"{', '.join(wrong[:4])}: give {', '.join(_GATED)} for each of {count} experts"
+            f"{call}: router_proj.weight has {count} columns, and these parameters are missing or "
+            f"unknown: {', '.join(wrong[:4])}: give {', '.join(_GATED)} for each of {count} experts"
         )
     for name, shape in shapes.items():
         why = f"experts.0.down_proj.weight has shape {down.shape}"

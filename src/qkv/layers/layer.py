@@ -1,4 +1,4 @@
-"""Functions that layers share: checks of parameters and inputs, types, linear layers, gradients."""
+"""Functions that layers share: checks of inputs and parameters, types, and linear layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder
 
-# Padding may hold any numbers, and infinities follow IEEE 754: neither causes a warning.
+# No NumPy warnings, because padding may hold any numbers, and infinities follow IEEE 754.
 quiet = np.errstate(all="ignore")
 
 
@@ -24,8 +24,9 @@ def first_parameters(
 ) -> dict[str, Array]:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
-    Weights are normal numbers of variance 1 / rows, so that a product with them keeps the size of
-    its input. They are drawn in float64: a seed gives the same in every type, up to rounding.
+    Weights are normal numbers of variance 1 / rows, so that a product has numbers as large as its
+    input. Weights are drawn in float64, so that a seed gives the same weights in every type, except
+    for rounding.
     """
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -38,7 +39,7 @@ def first_parameters(
 
 
 def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of the weight of a layer or norm and, with `bias`, of its bias."""
+    """Yield the name and shape of the weight of a layer and, with `bias`, those of its bias."""
     yield f"{name}.weight", weight
     if bias:
         yield f"{name}.bias", weight[-1:]
@@ -50,14 +51,14 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
     for name, array in arrays.items():
         if not is_float(array.dtype):
             raise TypeError(
-                f"{call}: {name} is {array.dtype}: parameters are floats, "
+                f"{call}: {name} is {array.dtype}: parameters must be floats, "
                 f"write {name}.astype(np.float32)"
             )
     return arrays
 
 
 def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, why: str) -> None:
-    """Raise unless `array` has this shape; `why` says where the shape comes from."""
+    """Raise an error unless `array` has this shape; `why` says where the shape comes from."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
@@ -65,7 +66,7 @@ def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, wh
 def need_shapes(
     parameters: Mapping[str, Array], shapes: Mapping[str, Shape], *, call: str, why: str
 ) -> None:
-    """Raise unless each parameter is known and has its shape; `why` is as for `need_shape`."""
+    """Raise an error for an unknown parameter or another shape; `why` is as in `need_shape`."""
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(
@@ -87,7 +88,7 @@ def common_type(types: Iterable[np.dtype[Any]], *, call: str) -> np.dtype[Any]:
 
 
 def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Array:
-    """Return `x` as an array of floats or integers, of shape (..., T, D) if it is `of_texts`."""
+    """Return `x` as an array of floats or integers; with `of_texts` it must be (..., T, D)."""
     array = as_array(x, call=call, name=name)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: give floats or integers")
@@ -105,7 +106,7 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
 
 
 def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
-    """Return a parameter, and raise unless it exists and has the axes of `shape`, "(D, F)"."""
+    """Return a parameter, after checking that it exists and has the axes in `shape`, "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "nothing"
         raise ValueError(f"{call}: {name} is missing: there is {has}")
@@ -116,7 +117,7 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
 
 
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
-    """Return the type of a layer's result: its inputs and parameters promoted, without integers."""
+    """Return the type of a layer's result, to which floating inputs and parameters promote."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
@@ -124,7 +125,7 @@ def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, cal
 def promoted(
     x: Array, parameters: Mapping[str, Array], *, call: str
 ) -> tuple[Array, np.dtype[Any]]:
-    """Return `x` in the type of the computation, and the type of the layer's result."""
+    """Return `(x, dtype)`: `x` in the type of the computation, and the type of the result."""
     dtype = result_type([x], parameters, call=call)
     return working(x, dtype), dtype
 
@@ -156,12 +157,12 @@ def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Return whether a sum of this residual and half precision is float32."""
+    """Return whether the sum of half precision and this residual is float32."""
     return residual is not None and residual.dtype == np.float32
 
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `x` in the type in which `dtype` is computed, without a copy if it has that type."""
+    """Convert `x` to the type in which `dtype` is computed, without a copy if possible."""
     return x.astype(working_type(dtype), copy=False)
 
 
@@ -192,12 +193,12 @@ class Gradient:
 
 
 def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None:
-    """Raise if the layer computes in half precision, in which the backward pass does not work."""
+    """Raise an error if the layer computes in half precision, which has no backward pass."""
     dtype = result_type([x], parameters, call=call)
     if compute_type(dtype) != dtype:
         raise TypeError(
-            f"{call}: training_forward is for training and the layer computes in {dtype}: "
-            "train in float32, as load(..., dtype=np.float32) gives it"
+            f"{call}: training_forward needs float32 or float64 and the layer computes in {dtype}: "
+            "load the model with load(..., dtype=np.float32)"
         )
 
 
@@ -235,7 +236,7 @@ def project_back(
     grad: Array,
     gradients: dict[str, Array] | None,
 ) -> Array:
-    """Return the gradient of `x` of `project`, and add those of the parameters to `gradients`."""
+    """Return the gradient of `x` in `project`; add those of the parameters to `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -271,7 +272,7 @@ class Layer:
     dim: int
     hooks: Sequence[str] = ()
     run: Callable[..., tuple[Array, Any]]
-    _reads_texts: ClassVar[bool] = True  # (..., T, D), not any (..., D)
+    _reads_texts: ClassVar[bool] = True  # takes (..., T, D), not every (..., D)
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
@@ -284,7 +285,7 @@ class Layer:
 
     @quiet
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:
-        """Return the layer's result, and the values for `backward`."""
+        """Return `(result, saved)`: the layer's result, and the values for `backward`."""
         array = self._checked(x)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, save=True)

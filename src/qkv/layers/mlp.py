@@ -1,4 +1,4 @@
-"""The MLP of a block: up, activation, down, with or without a gate."""
+"""The MLP of a block: projection up, activation and projection down, with or without a gate."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class MLPSaved(NamedTuple):
     pre: Array  # (..., T, F), before the activation
     hidden: Array  # (..., T, F), the input of the projection down
     gate: Array | None  # (..., T, F), the activation of a gated MLP
-    up: Array | None  # (..., T, F), its other factor
+    up: Array | None  # (..., T, F), the other factor of a gated MLP
 
 
 class MLP(Feed):
-    """`down(activation(up(x)))`, or with a gate `down(activation(gate(x)) * up(x))`.
+    """An MLP: `down(activation(up(x)))`, or with a gate `down(activation(gate(x)) * up(x))`.
 
     Args:
         dim: D, the size of the vectors.
@@ -52,8 +52,8 @@ class MLP(Feed):
         seed: the seed of the weights, which are normal with variance 1 / (their number of rows).
         dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to. Integers take the type of the
-    parameters. Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
+    the type of the parameters. Half precision is computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants Improve Transformer".
@@ -180,9 +180,9 @@ class MLP(Feed):
     def trace(self, x: ArrayLike) -> Trace:
         """Return every activation of `layer(x)` by its name.
 
-        These are `hook_pre` (..., T, F) before the activation, for a gated MLP its other factor
-        `hook_pre_linear`, `hook_post`, the input of the projection down, and
-        `hook_mlp_out` (..., T, D), the layer's output.
+        `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the
+        projection down, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
+        `hook_pre_linear`, the factor of the activation's result.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
         (3, 16)
@@ -193,6 +193,6 @@ class MLP(Feed):
 
 
 def mlp_sizes(dim: int, hidden: int, *, gated: bool) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of an MLP, each with its rows and columns."""
+    """Return the linear layers of an MLP by name, with their numbers of rows and columns."""
     gate = {"gate_proj": (dim, hidden)} if gated else {}
     return {**gate, "up_proj": (dim, hidden), "down_proj": (hidden, dim)}

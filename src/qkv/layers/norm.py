@@ -1,4 +1,4 @@
-"""Norms of vectors and scales of parts of a block: layers with a number for each column."""
+"""Norms, and scales for parts of a block: layers whose weight has one number for each column."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class NormSaved(NamedTuple):
     """Values of the forward pass of a norm for its backward pass."""
 
     x: Array  # (..., D)
-    scale: Array  # (..., 1), the divisor
+    scale: Array  # (..., 1), the divisors
 
 
 class _Norm(Layer):
-    """The common part of the two norms, which take vectors (..., D)."""
+    """The base of LayerNorm and RMSNorm, which take vectors (..., D)."""
 
     hooks = ("hook_scale", "hook_normalized")
     _is_centred: bool
@@ -112,7 +112,7 @@ class _Norm(Layer):
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def _back_by_scale(self, grad: Array, saved: NormSaved, record: Recorder) -> Array:
-        """Return the gradient of `x`, and record the gradient of the divisor."""
+        """Compute the gradient of `x`, and record the gradient of the divisor."""
         x, scale = saved
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         weighted = grad * self.scaled().astype(x.dtype, copy=False)
@@ -154,7 +154,7 @@ class _Norm(Layer):
 
 
 class LayerNorm(_Norm):
-    """Each vector shifted to mean 0 and scaled to variance 1, then `* weight + bias`.
+    """Layer normalization: vectors with mean 0 and variance 1, then `* weight + bias`.
 
     Args:
         dim: D, the size of the vectors.
@@ -162,8 +162,8 @@ class LayerNorm(_Norm):
         bias: whether a bias is added.
         dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to. Integers take the type of the
-    parameters. Half precision is computed in float32.
+    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
+    the type of the parameters. Half precision is computed in float32.
 
     Source:
         Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
@@ -193,15 +193,15 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """Each vector divided by the root of its mean square, then `* weight`.
+    """RMS normalization: vectors divided by the root of their mean square, then `* weight`.
 
     Args:
         dim: D, the size of the vectors.
         eps: added to the mean square.
         dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to. Integers take the type of the
-    weight. Half precision is computed in float32.
+    The result has the type that `x` and the weight promote to. Integer inputs are converted to the
+    type of the weight. Half precision is computed in float32.
 
     Source:
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
@@ -224,7 +224,7 @@ class RMSNorm(_Norm):
         Args:
             parameters: "weight" (D,).
             eps: as for the class.
-            offset: added to the weight: 1 if a model's files hold the distance from 1.
+            offset: added to the weight; 1 if a model's files store the weight minus 1.
         """
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)
@@ -232,7 +232,7 @@ class RMSNorm(_Norm):
 
 
 def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
-    """Return the parameters of a norm: a weight (D,) and others of its shape."""
+    """Check the parameters of a norm, a weight (D,) and others of the same shape."""
     arrays = checked(parameters, call=call)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise ValueError(
@@ -254,14 +254,15 @@ class ScaleSaved(NamedTuple):
 
 
 class LayerScale(Layer):
-    """`x * weight`, for the output of a part of a block before it joins the residual connection.
+    """A scale `x * weight` for the output of a part of a block, before the residual is added.
 
     Args:
         dim: D, the size of the vectors.
         first: the first value of each number of the weight.
         dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to. Integers take the weight's type.
+    The result has the type that `x` and the weight promote to. Integer inputs are converted to the
+    type of the weight.
 
     Source:
         Touvron et al. 2021, "Going deeper with Image Transformers", equation 4.

@@ -1,7 +1,8 @@
-"""Blocks for one new token of each text, with everything constant looked up once.
+"""Fast steps that run blocks on one new token of each text.
 
-For a token of a small model, Python's checks of arguments take longer than the computation. Here
-nothing is checked: blocks for which `steps_for` returns None run as usual.
+For one token of a small model, checks of arguments in Python take longer than the computation. The
+code here checks nothing, and looks up constants once. If `steps_for` returns None, the blocks run
+as usual.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Rotation = tuple[Array, Array]
 
 
 class Steps:
-    """Several blocks, one after the other.
+    """Several blocks that run one after the other.
 
     Args:
         blocks: the blocks.
@@ -52,9 +53,9 @@ class Steps:
     def __call__(
         self, x: Array, places: Array, caches: Sequence[KVCache], lengths: Array | None
     ) -> Array:
-        """Apply the blocks to vectors (B, 1, D) of tokens at these positions (B, 1).
+        """Apply the blocks to the vectors (B, 1, D) of tokens at `places`, their positions (B, 1).
 
-        `lengths` are None, or 0 for a text without a further token.
+        `lengths` are 1, or 0 for a text without a new token; None if all texts have a new token.
         """
         rotation = {
             key: _rotation(rotary, size, places)
@@ -70,7 +71,7 @@ class Steps:
 def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
 ) -> Steps | None:
-    """Return these blocks as steps; None if a block has a part or an option that steps lack."""
+    """Return steps for these blocks; None if steps do not support a part or an option."""
     here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
@@ -95,7 +96,7 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return the objects in steps for these blocks, which are made again if one changes."""
+    """Return the objects that steps for these blocks use; if one changes, make new steps."""
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -110,7 +111,7 @@ def made_of(blocks: Sequence[Any]) -> list[Any]:
 
 
 class _Step:
-    """One block for one new token."""
+    """One block that runs on one new token of each text."""
 
     def __init__(self, block: Block, options: Mapping[str, Any], kernel: Prepared) -> None:
         attn = block.attn
@@ -138,7 +139,7 @@ class _Step:
     def __call__(
         self, x: Array, cache: KVCache, lengths: Array | None, rotation: Rotation | None
     ) -> Array:
-        """Apply the block to (B, D), in float32."""
+        """Apply the block to vectors (B, D), in float32."""
         attn_in = x if self.post_norm or self.norm1 is None else self.norm1(x)
         if self.out_norm1 is None:
             mid = self._attend(attn_in, cache, lengths, rotation, x)
@@ -147,7 +148,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # in parallel, both parts share one norm
+        elif self.norm2 is None:  # both parts of a parallel block have the same norm
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
@@ -182,7 +183,7 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # the plan of one token serves any number of keys: the kernel reads it from the arrays
+        # The plan is for one key, but the kernel reads the number of keys from the arrays.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -197,7 +198,10 @@ class _Step:
 
 
 def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
-    """Return a function of (B, D): queries and keys (B, Hq + Hkv, d), values (B, Hkv, dv)."""
+    """Return a function that computes all queries, keys and values of vectors (B, D).
+
+    Queries and keys are one array (B, Hq + Hkv, d), and values are (B, Hkv, dv).
+    """
     names, own, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
     heads, size = attn.num_heads + attn.num_kv_heads, attn.d_query
     weights = [own[f"{name}.weight"] for name in names]
@@ -235,7 +239,7 @@ def _linear(
 
 
 def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
-    """Return a function of rows (B, D) and a residual, which applies the MLP."""
+    """Return a function that applies the MLP to rows (B, D) and adds a residual."""
     if type(mlp) is not MLP:
 
         def usual(x: Array, residual: Array | None) -> Array:
@@ -252,7 +256,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """Return for each number of a head the index of the other number of its pair."""
+    """Return the index of the other number of the pair, for each number of a head."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
     pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
@@ -261,7 +265,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
-    """Return the factors (B, 1, d) of numbers (B, H, d) and of the other numbers of their pairs."""
+    """Return two factors (B, 1, d), for the numbers of a head and for their partners in pairs."""
     cos, sin = rotary.rotation(
         np.empty((len(places), 1, size), np.float32), places, 1 + int(places.max(initial=0))
     )
@@ -272,7 +276,7 @@ def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
 
 
 def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
-    """Rotate queries or keys (B, H, d), which may change."""
+    """Rotate queries or keys (B, H, d), whose memory may be reused."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)
     other *= sin

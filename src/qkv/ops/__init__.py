@@ -1,1 +1,1 @@
-"""Linear layers, norms, activations, the loss and AdamW: forward pass beside backward pass."""
+"""Forward and backward passes of linear layers, norms, activations and the loss, and AdamW."""

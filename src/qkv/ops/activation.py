@@ -1,4 +1,4 @@
-"""The activations between linear layers and their derivatives, as native/activation.h has them."""
+"""The activations between linear layers and their derivatives, like those in the native kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def activate(x: Array, name: str) -> Array:
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
-    """Apply an activation with NumPy: every backend gives the same bits."""
+    """Apply an activation with NumPy, which gives the same bits with every backend."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):
@@ -59,7 +59,7 @@ def activation_named(name: str, *, call: str) -> Activation:
     """Return the activation `name`, or raise an error that lists the known names."""
     if name not in ACTIVATIONS:
         near = difflib.get_close_matches(str(name), ACTIVATIONS, n=1, cutoff=0.3)
-        meant = f"did you mean {near[0]!r}? There are " if near else "choose "
+        meant = f"did you mean {near[0]!r}? Choose from " if near else "choose from "
         raise ValueError(
             f"{call}: there is no activation {name!r}: {meant}{', '.join(ACTIVATIONS)}"
         )
@@ -74,7 +74,7 @@ def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
     return y
 
 
-# From here on each activation's derivative equals its limit at infinity.
+# For larger numbers, each activation's derivative equals its limit at infinity.
 _BEYOND = 50.0
 
 
@@ -107,7 +107,7 @@ def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
 
 
 class Activation(NamedTuple):
-    """An activation, the gradient of its input, and its code in native/problem.h."""
+    """An activation, the function that computes its gradient, and its code in native/problem.h."""
 
     function: Callable[[Array], Array]
     gradient: Callable[[Array, Array], Array]
@@ -129,8 +129,9 @@ ACTIVATIONS = {
     ),
 }
 
-# erf(x) = tanh(x * P(x * x)) for |x| <= 4.2, where float32 has reached 1, highest power first:
-# fitted by weighted least squares to atanh(erf(x)) / x on Chebyshev points, within 9.1e-8 of erf.
+# The coefficients of P, highest power first, in erf(x) = tanh(x * P(x * x)) for |x| <= 4.2. Beyond
+# 4.2, erf is 1 in float32. P was fitted to atanh(erf(x)) / x by weighted least squares on Chebyshev
+# points. The largest error of erf is 9.1e-8.
 _ERF = (
     1.5361411e-10, -7.4093776e-09, 1.3827980e-07, -1.1327262e-06, 5.6051601e-07,
     7.1455099e-05, -5.9857761e-04, -2.0412552e-04, 1.0277134e-01, 1.1283792e00,
@@ -138,7 +139,7 @@ _ERF = (
 
 
 def _erf(x: Array) -> Array:
-    """Compute the error function of float32, or of contiguous float64."""
+    """Compute the error function of a float32 array, or of a contiguous float64 array."""
     if x.dtype == np.float64:
         return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
     x = np.clip(x, -4.2, 4.2)

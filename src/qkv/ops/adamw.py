@@ -1,4 +1,4 @@
-"""The step of AdamW, and the norm of a gradient."""
+"""One step of AdamW, and the norm of a gradient."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def adamw(
         betas: the decay rates of the two means.
         eps: added to the root of the mean square.
         decay: the weight decay, a number or `(n,)`; each step multiplies it by `rate`.
-        step: counts from 1.
-        factor: scales the gradient first.
+        step: the number of the step, from 1.
+        factor: multiplies the gradient before the step.
 
     Source:
         Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.

@@ -1,4 +1,4 @@
-"""The native kernel: whether it is installed, which body computes, and on how many threads."""
+"""The native kernel: whether it is installed, its variant for this processor, and its threads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from qkv.arrays import whole_number
 
 try:
     from qkv import _kernel
-except ImportError:  # not built here, or not for this machine
+except ImportError:  # the kernel was not built, or was built for another machine
     _kernel = None  # type: ignore[assignment]
 kernel = _kernel
 BODIES = (
     {} if kernel is None else {f"native-{name}": i for i, (name, _) in enumerate(kernel.bodies())}
 )
-BACKENDS = (*BODIES, "numpy")  # those that this machine can run, the best first
-MOST_THREADS = 1024  # native/arguments.h
+BACKENDS = (*BODIES, "numpy")  # the backends that this machine can run, the best first
+MOST_THREADS = 1024  # the same limit as in native/arguments.h
 _threads: int | None = None
-_here = threading.local()  # whether a thread computes alone
+_here = threading.local()  # whether the thread must not use other threads
 
 
 def backend() -> str:
@@ -38,25 +38,28 @@ def backend() -> str:
     if not name:
         return BACKENDS[0]
     if name not in BACKENDS:
-        raise ValueError(f"QKV_BACKEND={name} is not available here: choose {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"QKV_BACKEND={name} is not available here: choose from {', '.join(BACKENDS)}"
+        )
     return name
 
 
 def body() -> int | None:
-    """Return the kernel's body that computes, the first argument of its functions; or None."""
+    """Return the index of the kernel's selected body, which its functions take; None for NumPy."""
     return BODIES.get(backend())
 
 
 def body_and_threads() -> tuple[int | None, int]:
-    """Return `body()` and `get_num_threads()`: every call of the kernel needs both."""
+    """Return `body()` and `get_num_threads()`, which every call of the kernel needs."""
     return BODIES.get(backend()), get_num_threads()
 
 
 def get_num_threads() -> int:
-    """Return how many threads may compute: `set_num_threads`, `QKV_NUM_THREADS` or the cores.
+    """Return the number of threads that may compute.
 
-    The cores are those that this process may use. Attention and linear layers give the same bits
-    with any number of threads.
+    The number comes from `set_num_threads`, else from `QKV_NUM_THREADS`, else it is the number of
+    cores that this process may use. Attention and linear layers give the same bits with any number
+    of threads.
     """
     if getattr(_here, "alone", False):
         return 1
@@ -86,9 +89,9 @@ def set_num_threads(n: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute only on the calling thread, whatever number of threads is set.
+    """Compute only on the calling thread, and ignore the number of threads that is set.
 
-    Tasks of a scheduler need this: the scheduler already runs one task per core.
+    Tasks of a scheduler need this, because the scheduler already runs one task per core.
     """
     before, _here.alone = getattr(_here, "alone", False), True
     try:

@@ -1,4 +1,4 @@
-"""Arrays as the kernel reads them, and the float types of computation."""
+"""Conversions of arrays for the kernel, and the float types of computation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from qkv.arrays import Array, compute_type
 from qkv.ops.kernel import body, get_num_threads, kernel
 
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # numbers at a time, so that intermediate results stay in the cache
+CHUNK = 1 << 14  # the numbers in a chunk, so few that intermediate results stay in the cache
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Return whether operations pass numbers of `dtype`, half precision, to each other unchanged.
+    """Return whether results of half precision stay in `dtype` between operations.
 
-    The kernel multiplies bfloat16 as it is, with sums in float32. NumPy widens all half precision.
+    The kernel multiplies bfloat16 directly, with sums in float32. NumPy code converts all half
+    precision to float32.
     """
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 
 
 def narrowed(x: Array, weight: Array) -> Array:
-    """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies it as it is.
+    """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies bfloat16 directly.
 
-    Otherwise the product of float32 with bfloat16 would be computed in float32.
+    Without rounding, a product of float32 and bfloat16 would be computed in float32.
     """
     chosen, kind = body(), weight.dtype
     if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:
@@ -38,13 +39,13 @@ def narrowed(x: Array, weight: Array) -> Array:
 
 
 def working(*arrays: Array) -> tuple[Array, ...]:
-    """Convert all arrays to the one type that computes them: float32 or float64."""
+    """Convert all arrays to the type of their computation, which is float32 or float64."""
     kind = compute_type(np.result_type(*arrays))
     return tuple(array.astype(kind, copy=False) for array in arrays)
 
 
 def body_for(*arrays: Array) -> int | None:
-    """Return the kernel's body if it computes these arrays (all float32); else None."""
+    """Return the kernel's body if all arrays are float32, which the kernel computes; else None."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
     return body() if plain else None
 
@@ -68,13 +69,13 @@ def is_contiguous(array: Array) -> bool:
 
 
 def bits(array: Array) -> Array:
-    """View a bfloat16 array by its bits, as the kernel takes it; return others unchanged."""
+    """View a bfloat16 array as integers, as the kernel reads it; return other arrays unchanged."""
     return array.view(np.uint16) if is_bfloat16(array.dtype) else array
 
 
 @functools.cache
 def bits_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type by which the kernel knows numbers of `dtype`."""
+    """Return the type in which the kernel reads numbers of `dtype`."""
     return np.dtype(np.uint16) if is_bfloat16(dtype) else dtype
 
 

@@ -1,4 +1,4 @@
-"""The linear layer, which every product by weights goes through, and its gradients."""
+"""The linear layer, which computes every product with weights, and its gradients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ _narrow: ContextVar[np.dtype[Any] | None] = ContextVar("_narrow", default=None)
 
 @contextmanager
 def products_in_bfloat16() -> Iterator[None]:
-    """Round factors of float32 to bfloat16 inside the `with` block where the kernel multiplies.
+    """Let the kernel round float32 factors to bfloat16 inside the `with` block.
 
-    The kernel does so in `linear`, and in `linear_grad` for the gradient of `x`; sums and results
-    stay float32. Without a kernel nothing changes.
-
-    Source:
+    The kernel rounds the factors of `linear`, and the factors of the gradient of `x` in
+    `linear_grad`. Sums and results stay float32. Without the kernel, nothing changes. Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
         BFLOAT16 for Deep Learning Training".
     """
@@ -51,10 +49,10 @@ def linear(
     residual: Array | None = None,
     wide: bool = False,
 ) -> Array:
-    """Compute `activation(x @ weight + bias) * gate + residual`, for every linear layer.
+    """Compute `activation(x @ weight + bias) * gate + residual`.
 
-    The kernel packs weights before it multiplies by them. It packs a frozen weight (read-only, see
-    `is_frozen`) once, and keeps the packed copy for the weight's lifetime.
+    The kernel packs a weight before the product. A frozen weight (read-only, see `is_frozen`) is
+    packed once, and its packed copy is kept for the weight's lifetime.
 
     Args:
         x: `(..., in)`.
@@ -63,7 +61,7 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, multiplies the result of the activation.
         residual: `(..., out)`, added last.
-        wide: whether results of half precision stay float32.
+        wide: whether the result is float32 instead of half precision.
 
     Returns:
         `(..., out)` of the type that `x` and `weight` promote to. Half precision is summed in
@@ -74,7 +72,9 @@ def linear(
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
     (chosen, threads), kind = body_and_threads(), _product_type(x.dtype, weight.dtype)
-    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]  # else NumPy raises the error
+    fits = (
+        weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
+    )  # if shapes do not fit, NumPy raises the error
     if chosen is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
@@ -114,7 +114,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]
 
 @functools.cache
 def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Return the float type of a product of these types; None where NumPy decides."""
+    """Return the float type of a product of these types; None if NumPy decides."""
     if not (is_float(x) and is_float(weight)):
         return None
     try:
@@ -168,7 +168,7 @@ def linear_grad(
 
 
 def input_grad(weight: Array, grad: Array) -> Array:
-    """Compute the gradient of `x` `(..., in)` from that of `x @ weight` `(..., out)`.
+    """Compute the gradient of `x` `(..., in)` from the gradient `(..., out)` of `x @ weight`.
 
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]
@@ -188,9 +188,9 @@ def input_grad(weight: Array, grad: Array) -> Array:
 
 
 def multiply(left: Array, right: Array) -> Array:
-    """Multiply floats `left (..., in) @ right (in, out)` by NumPy, in pieces cut by shapes alone.
+    """Multiply floats `left (..., in) @ right (in, out)` with NumPy, in pieces.
 
-    The result has the same bits on any number of threads.
+    The pieces depend only on shapes, so any number of threads gives the same bits.
     """
     if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
         return np.asarray(left @ right)  # NumPy raises the error
@@ -209,7 +209,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return the size of a product's pieces: enough pieces to share, each large enough to pay."""
+    """Return the size of the pieces of a product: enough pieces for threads, none too small."""
     work = (rows + 8) * columns * depth  # reading `right` takes as long as multiplying a few rows
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

@@ -19,10 +19,11 @@ def cross_entropy(
     Args:
         logits: `(N, V)`.
         targets: `(N,)` integers, each at least 0 and below V.
-        weights: `(N,)` factors of the losses and of their gradients.
+        weights: `(N,)` factors of the losses and their gradients.
 
     Returns:
-        The losses `(N,)`, `-log(softmax(logits)[target])`, and `(N, V)` the gradient of each loss.
+        `(losses, gradients)`: the losses `-log(softmax(logits)[target])` `(N,)`, and the gradient
+        of each loss `(N, V)`.
 
     >>> losses, grad = cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]))
     >>> losses, grad

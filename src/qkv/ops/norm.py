@@ -24,7 +24,8 @@ def normalize(
         centred: whether the mean of each vector is subtracted first.
 
     Returns:
-        The normalised vectors times `weight`, plus `bias`; and the divisors (..., 1).
+        `(result, divisors)`: the normalised vectors times `weight`, plus `bias`, and the divisors
+        (..., 1).
 
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
@@ -40,8 +41,8 @@ def normalize(
         kernel.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
-        # The mean of the squares less the square of the mean would lose every digit where the mean
-        # is large, so the variance is computed from centred numbers.
+        # The variance is computed from centred numbers, because the formula "mean of squares minus
+        # square of the mean" loses all digits if the mean is large.
         x = x - x.mean(-1, keepdims=True)
     scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + kind.type(eps))  # (..., 1)
     y = x / scale

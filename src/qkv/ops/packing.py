@@ -1,4 +1,4 @@
-"""Weights packed for the kernel's products; the packed copies of frozen weights are kept."""
+"""Weights in the packed layout of the kernel, and the kept copies of frozen weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qkv.ops.kernel import kernel
 from qkv.ops.layout import bits
 from qkv.ops.threads import lock
 
-# Packed weights by identity, body and type, each for as long as the weight itself lives.
+# Packed weights by id, body and type; an entry is removed when its weight is deleted.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
 
 
 def is_frozen(array: Array) -> bool:
-    """Return whether nothing can write to `array`, nor to an array that it is a view of.
+    """Return whether `array`, and each array of which it is a view, is read-only.
 
     >>> weight = np.ones((2, 3))
     >>> view = weight.T
@@ -35,7 +35,7 @@ def is_frozen(array: Array) -> bool:
         if array.base is None or isinstance(array.base, bytes | mmap.mmap):
             return True
         if not isinstance(array.base, np.ndarray):
-            return False  # the memory of another library
+            return False  # memory that belongs to another library
         array = array.base
     return False
 
@@ -43,8 +43,8 @@ def is_frozen(array: Array) -> bool:
 def frozen(array: Array) -> Array:
     """Make `array` read-only in place, and return a view of it.
 
-    NumPy lets no view of a frozen array be made writeable. The arrays that `array` is a view of are
-    frozen too, so they must not belong to the user.
+    NumPy cannot make a view of a frozen array writeable. If `array` is a view, the arrays under it
+    are frozen too, so these must not belong to the user.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -54,7 +54,7 @@ def frozen(array: Array) -> Array:
 
 
 def packed(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
-    """Return the weight packed for products: the kept copy of a frozen weight, else a new one."""
+    """Return a packed copy of the weight, which is kept if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
         _forget(key)  # it was thawed
@@ -88,7 +88,7 @@ def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -
 
 
 def packed_size(shape: tuple[int, ...], chosen: int, kind: np.dtype[Any]) -> int:
-    """Return how many float32 a packed weight of this shape takes."""
+    """Return the size of a packed weight of this shape, counted in float32 numbers."""
     depth, width = shape
     return kernel.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
@@ -96,7 +96,7 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: np.dtype[Any]) -> int
 def _pack_into(
     packed: Array, weight: Array, chosen: int, kind: np.dtype[Any], threads: int
 ) -> None:
-    """Pack a weight into memory of `packed_size`."""
+    """Pack a weight into the memory `packed`, which has the size `packed_size`."""
     kernel.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
@@ -105,16 +105,16 @@ def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
         _count(kept[1].base, -kept[1].nbytes)
 
 
-# Kept weights lie side by side: NumPy asks for large pages (2 MB) only for large arrays, and from
-# small pages the processor reads a weight, once per token, at half its rate.
+# Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
+# for large arrays. From small pages the processor reads weights at half the rate.
 _LARGE_PAGE = 1 << 21
-_SHELF = 1 << 24  # bytes of an array that several weights share
-_shelf = np.empty(0, np.float32)  # what is left of the last one
-_taken: dict[int, int] = {}  # by the id of a shelf: the bytes of weights still in use
+_SHELF = 1 << 24  # bytes of a shelf
+_shelf = np.empty(0, np.float32)  # the free part of the newest shelf
+_taken: dict[int, int] = {}  # for each id of a shelf, the bytes of weights in use
 
 
 def _lasting_memory(count: int) -> Array:
-    """Return memory for `count` float32 on large pages, from a multiple of 64 bytes on."""
+    """Return memory for `count` float32 on large pages, aligned to 64 bytes."""
     global _shelf
     size = -(-count // 16) * 16
     if size * 4 > _SHELF // 4:
@@ -129,11 +129,11 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Count `size` more bytes of a shelf as taken, and drop a shelf that becomes nearly empty.
+    """Count `size` more bytes of a shelf as taken, and drop the shelf if it is nearly empty.
 
-    The few weights that are still on it are packed again at their next use.
+    The few weights that are left on the shelf are packed again at their next use.
     """
-    if shelf is None:  # there was none yet
+    if shelf is None:  # before the first shelf
         return
     with lock():
         taken = _taken.get(id(shelf), 0) + size

@@ -1,4 +1,4 @@
-"""Products and norms for many small calls."""
+"""Products and norms with little overhead, for many small calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from qkv.ops.packing import packed, packed_size, packed_together
 
 
 class Prepared:
-    """Products and norms in the kernel for many small calls: constants are looked up once.
+    """Products and norms in the kernel for many small calls, which look up constants once.
 
-    Arrays are (rows, size), each row contiguous; bfloat16 by its bits, see `handed`.
+    Arrays are (rows, size) with contiguous rows. bfloat16 arrays are passed as integers by
+    `handed`.
 
     Attributes:
         body: the kernel's body that computes.
@@ -31,23 +32,29 @@ class Prepared:
         self.bits = bits_type(kind)
 
     def handed(self, x: Array) -> Array:
-        """Convert numbers to the type that products take."""
+        """Convert numbers to the type of the factors of products."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Return whether one product can compute these frozen weights (in, out): no padding."""
+        """Return whether one product can compute these frozen weights (in, out) unpadded."""
         shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
     def linear(
         self, weight: Array, bias: Array | None = None, activation: str | None = None
     ) -> Callable[..., Array]:
-        """Return `linear` by a frozen weight; a float32 residual makes the result float32."""
+        """Return a function that applies `linear` with a frozen weight.
+
+        A float32 residual makes the result float32.
+        """
         whole = packed(weight, self.body, self.kind, self.threads)
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return one product by several weights that `joins` accepts; `bias` is of all of them."""
+        """Return a function for one product with several weights that `joins` accepts.
+
+        `bias` is the bias of all weights, end to end.
+        """
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
 
@@ -68,7 +75,7 @@ class Prepared:
     def norm(
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
-        """Return `normalize` by this weight; the result has the type of its input."""
+        """Return a function that applies `normalize`; its result has the type of its input."""
         threads, chosen = self.threads, self.body
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])

@@ -15,20 +15,20 @@ from qkv.ops.kernel import get_num_threads
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # the errors of the `run_all` that a thread works for
+_here = threading.local()  # for each thread, the errors of the `run_all` call whose cases it runs
 
 
 def lock() -> threading.RLock:
-    """Return the lock of state that threads of this process share; hold it for a few lines only."""
+    """Return the lock for state that threads share; hold it only for a few lines."""
     return _lock
 
 
 def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
     """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
-    The cases must be independent of each other, and the number of threads must not decide how work
-    is cut into cases. After an error or an interrupt no further case begins; `run_all` raises it
-    when all running cases have ended. Long cases call `go_on` in between.
+    The cases must be independent of each other, and must not depend on the number of threads.
+    After an error or an interrupt, no further case begins; when all running cases have ended,
+    `run_all` raises the error. Long cases call `go_on` between two steps, to end early.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
@@ -36,7 +36,7 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
             for case in cases:
                 task(*case)
         return
-    remaining = iter(cases)  # next() on it is atomic: each case is taken once
+    remaining = iter(cases)  # next(remaining) is atomic, so each case runs once
     errors: list[BaseException] = []
     changed = threading.Condition()
     open_, active = True, 0
@@ -71,7 +71,9 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
                 with changed:
                     open_ = False
                     changed.wait_for(lambda: not active)
-            except BaseException as error:  # an interrupt: other threads still write results
+            except (
+                BaseException
+            ) as error:  # an interrupt; wait for threads that still write results
                 errors.append(error)
     if errors:
         raise errors[0]
@@ -82,7 +84,7 @@ class _Stopped(Exception):
 
 
 def go_on() -> None:
-    """End this case of `run_all` if another case has failed; call it between steps of a case."""
+    """End this case of `run_all` if another case has failed; call `go_on` between two steps."""
     if getattr(_here, "errors", None):
         raise _Stopped
 
@@ -94,7 +96,7 @@ def _ask_for_help(count: int, join: Callable[[], None]) -> None:
             helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
             helper.start()
             _helpers.append(helper)
-    except RuntimeError:  # too many, or the process is about to end
+    except RuntimeError:  # too many threads, or the process is about to end
         count = len(_helpers)
     for _ in range(count):
         _jobs.put(join)
@@ -105,18 +107,18 @@ def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
         jobs.get()()
 
 
-_one_blas_thread = 0  # how many callers are in `one_blas_thread`
-_blas_threads: dict[int, int] = {}  # what the first caller found set, by index in `_blas()`
+_one_blas_thread = 0  # the number of callers inside `one_blas_thread`
+_blas_threads: dict[int, int] = {}  # numbers of threads to restore, by index in `_blas()`
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute NumPy's products on the calling thread.
+    """Compute NumPy's products on the calling thread inside the `with` block.
 
-    Products that BLAS shares among threads round differently, and if several of our threads used
-    several BLAS threads each, all would compete for the same cores (up to ten times slower on a
-    busy machine). The setting applies to the whole process: the first caller makes it, and the last
-    caller restores the previous one.
+    If BLAS divided products among threads, rounding would depend on the number of threads. If each
+    of our threads used several BLAS threads, all would compete for the same cores (up to ten times
+    slower on a busy machine). The limit applies to the whole process: the first caller sets it, and
+    the last caller restores the previous number of threads.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0
@@ -140,10 +142,10 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
-    """Return the libraries that multiply for NumPy, each with the function that sets its threads.
+    """Return NumPy's BLAS libraries, each with the function that sets its number of threads.
 
-    From version 3.7, threadpoolctl obeys only the first Python thread that sets a number, while
-    that thread lives. `one_blas_thread` counts callers itself, so it calls the wrapped function.
+    From version 3.7, threadpoolctl obeys only the first Python thread that sets a number, as long
+    as this thread lives. `one_blas_thread` counts its callers, so it calls the wrapped function.
     """
     from threadpoolctl import ThreadpoolController
 
@@ -152,7 +154,7 @@ def _blas() -> list[tuple[Any, Callable[[int], None]]]:
 
 
 def _forget_threads() -> None:
-    """Reset the state of a child process, which has none of its parent's threads and locks."""
+    """Reset the state after a fork, because the child process lacks the parent's threads."""
     global _helpers, _jobs, _lock, _one_blas_thread
     _helpers, _jobs, _one_blas_thread = [], SimpleQueue(), 0
     _lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""The attention layer: projections, heads and what joins them, forward and backward."""
+"""The attention layer: projections, heads and output, forward and backward."""
 
 from qkv.layers.attention.forward import Norm
 from qkv.layers.attention.layer import MultiHeadAttention, SelfAttention, self_attention

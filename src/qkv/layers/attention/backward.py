@@ -1,4 +1,4 @@
-"""The backward pass of attention: the steps of its forward pass, in reverse."""
+"""The backward pass of the attention layer: the steps of the forward pass in reverse order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 def attention_backward(
     layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
 ) -> Gradient:
-    """Return the gradients of the layer's inputs, from the gradient of its output."""
+    """Compute the gradients of the layer's inputs from the gradient of its output."""
     gradients = for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
@@ -46,7 +46,7 @@ def attention_backward(
         heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
-        """Return the gradient of vectors, from that of queries, keys or values (..., H, T, d)."""
+        """Compute the gradient of `x` from that of queries, keys or values (..., H, T, d)."""
         if changed and name != "v":
             part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:
@@ -75,7 +75,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Return the gradient of `z`, through the output of each head, from that of the layer."""
+    """Compute the gradient of `z` from that of the layer, through the output of each head."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
@@ -83,7 +83,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
-    """Return the gradients through scores and weights, without those of options."""
+    """Compute the gradients through scores and weights; options get no gradients."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
@@ -97,7 +97,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
-    """Return the gradients of rotated queries and keys and of values, in the layer's layout."""
+    """Compute the gradients of rotated queries, rotated keys and values, in the layer's layout."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     assert lse is not None

@@ -50,18 +50,18 @@ class Inputs:
     """The checked arguments of one call of the layer."""
 
     words: Array  # (..., L, D), or rows (total, D)
-    context: Array | None  # (..., S, D), for keys and values, if not the words
+    context: Array | None  # (..., S, D), for keys and values; None for the words
     dtype: np.dtype[Any]  # of the result
     options: Mapping[str, Any]  # of `qkv.attention`
     call: str  # the name of the call in errors
-    cu: Array | None = None  # (B + 1,), where each packed text begins and the last one ends
+    cu: Array | None = None  # (B + 1,), first rows of packed texts, and the end
     cache: KVCache | None = None
-    lengths: Any = None  # (B,), with a cache the number of real words in each row
-    positions: Positions | None = None  # of packed rows, unless each text counts from 0
+    lengths: Any = None  # (B,), the number of real words in each row; only with a cache
+    positions: Positions | None = None  # of packed rows; None if each text counts from 0
 
     @property
     def others(self) -> Array:
-        """The vectors from which keys and values are computed, (..., S, D)."""
+        """The vectors for keys and values, (..., S, D)."""
         return self.words if self.context is None else self.context
 
     @property
@@ -85,12 +85,12 @@ class AttentionSaved:
     shapes: dict[str, tuple[int, ...]]  # of q, k and v after their projections
     norms: dict[str, NormSaved]  # of q and k
     positions: dict[str, Positions]  # of q and k, if they were rotated
-    query: Array  # (..., Hq, L, d), the input of the formula, and so on
+    query: Array  # (..., Hq, L, d), after norm and rotation, like `key`
     key: Array
     value: Array
     z: Array
-    lse: Array | None  # None if there are weights
-    weighed: Weighed | None  # if scores or weights were edited
+    lse: Array | None  # None if `weighed` is given
+    weighed: Weighed | None  # only if scores or weights were edited
 
 
 class Weighed(NamedTuple):
@@ -105,7 +105,7 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # for all positions, or for each
+    length: int | Array  # a number for all positions, or one for each
 
 
 class Result(NamedTuple):
@@ -126,7 +126,7 @@ def attention_forward(
     top_k: int | None = None,
     save: bool = False,
 ) -> Result:
-    """Compute the context of word vectors; `plan` is the result of `attention_plan`, if known."""
+    """Compute the context of word vectors; `plan` is the result of `attention_plan`, or None."""
     inputs, cu = _in_working_type(inputs), inputs.cu
     parts, shapes, norms, positions = project_heads(layer, inputs, record)
     if inputs.cache is not None:
@@ -167,7 +167,7 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # each row may have its own positions
+        # Each row may have its own positions, so leading dimensions are broadcast first.
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, where in positions.items():
             parts[name] = layer.rotary.rotate(parts[name], *where)
@@ -178,9 +178,9 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
-    """Return the call of attention, checked by shapes before queries, keys and values exist.
+    """Check the call of attention by shapes, before queries, keys and values are computed.
 
-    Packed rows are checked with their padded shapes (B, ...).
+    Packed rows are checked with the shapes (B, ...) that they have after padding.
     """
     (*lead, length, _), (*other_lead, keys, _) = inputs.words.shape, inputs.others.shape
     options = formula_options(inputs.options)
@@ -204,16 +204,16 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     call = check_call(*stand_ins, **options, call=inputs.call)
     if inputs.cu is None:
         return call
-    return call._replace(query_lengths=lengths, key_lengths=lengths)  # of the texts, which fit
+    return call._replace(query_lengths=lengths, key_lengths=lengths)  # known to fit
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that change the computation, not only the return values."""
+    """Return the options that change the computation, without those that select results."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
 def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
-    """Normalise queries or keys (..., H, L, d), each head or all heads side by side."""
+    """Normalise queries or keys (..., H, L, d): each head alone, or all heads side by side."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)
     joined, saved = norm.run(join_heads(part))
@@ -229,7 +229,7 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of queries (..., 1, L) and keys (S,), or of packed rows (total,).
 
-    Each packed text has its own length; without packing, the longest length counts for all texts.
+    Each packed text has its own length. Without packing, all texts get the longest length.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
@@ -273,9 +273,9 @@ def _with_cache(
 
 
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
-    """Cut a mask `(..., S)` of all keys so far to the `keys` that a cache still has of each row.
+    """Select the columns of a mask `(..., S)` that belong to the `keys` kept by a cache.
 
-    `dropped` is the number of keys that it dropped before them, () or (B,).
+    `dropped` is the number of earlier keys that the cache dropped, () or (B,).
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]
@@ -292,10 +292,10 @@ def _attend(
     top_k: int | None,
     save: bool,
 ) -> tuple[Array, list[Array], Weighed | None]:
-    """Return the weighted values `(..., Hq, L, dv)`, other wanted results, and recorded weights.
+    """Return `(z, extra, weighed)`: weighted values, other results, and recorded weights.
 
-    `parts` are query, key and value; those of packed rows are `(H, total, d)`. With `save` the
-    log-sum-exp is the last result, unless `record` made the weights.
+    `z` is `(..., Hq, L, dv)`. `parts` are query, key and value; packed rows are `(H, total, d)`.
+    With `save`, the log-sum-exp is the last result in `extra`, unless `weighed` is given.
     """
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
@@ -316,11 +316,10 @@ def _attend(
 
 
 def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
-    """Record scores and weights, or their summary, if wanted.
+    """Record scores and weights, or a summary of the weights, if `record` wants them.
 
     Returns:
-        The weighted values and their weights, if scores or weights were changed, or if the values
-        were computed with the weights.
+        The weighted values and their weights, if they were computed here; else None.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -330,7 +329,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # twice as fast; a trace has the formula's weights, so that they never depend on its names
+        # This call is twice as fast. A trace gets weights from the formula instead, so that the
+        # weights do not depend on which names are recorded.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)
@@ -359,8 +359,8 @@ def attention_out(
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
-    The output of each head is recorded as (..., L, Hq, D), if `record` wants it. It does not
-    include the bias of the output projection.
+    The output of each head is recorded as (..., L, Hq, D) if `record` wants it. The output of a
+    head does not include the bias of the output projection.
     """
     weight = parameters.get("out_proj.weight")
     if weight is None:

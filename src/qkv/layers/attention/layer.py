@@ -1,4 +1,4 @@
-"""The attention layer: checks every argument once, then runs the forward or backward pass."""
+"""The attention layer, which checks all arguments and runs the forward or backward pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ Layout = Literal["in_out", "out_in"]
 class MultiHeadAttention(Parts):
     """Attention from word vectors to context, with its own projections.
 
-    Queries come from `x`, keys and values from `context`, which is `x` unless given.
+    Queries are computed from `x`; keys and values are computed from `context`, or from `x` if no
+    context is given.
 
     Args:
         embed_dim: D, the size of the word vectors.
@@ -59,8 +60,8 @@ class MultiHeadAttention(Parts):
             that scores of normal word vectors have a variance near 1 after scaling.
         dtype: the type of the parameters.
 
-    The result has the type that the inputs and the parameters promote to. Integers take the type of
-    the parameters. Half precision is computed in float32.
+    The result has the type that the inputs and the parameters promote to. Integer inputs are
+    converted to the type of the parameters. Half precision is computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.2.2; fewer key heads: Ainslie et al. 2023.
@@ -134,9 +135,9 @@ class MultiHeadAttention(Parts):
 
         Args:
             w_q: (D, Hq * d).
-            w_k: (D, Hkv * d), or with the context's own size in place of D.
-            w_v: (D, Hkv * dv), as `w_k`.
-            w_o: (Hq * dv, D); without it the heads are joined side by side.
+            w_k: (D, Hkv * d); D may be another size, the size of the context.
+            w_v: (D, Hkv * dv), with the same D as `w_k`.
+            w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
             num_heads: Hq.
             layout: "in_out" for these shapes, "out_in" for transposed weights.
 
@@ -196,7 +197,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # rotating a row raises its errors
+        if self.rotary is not None:  # Rotate a row once, so that errors are raised here.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @quiet
@@ -218,10 +219,10 @@ class MultiHeadAttention(Parts):
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; `x` unless given.
-            cu_lengths: (B + 1,), where each packed text begins and the last one ends. The options
-                `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks`, `scale`,
-                `return_lse`, `attn_mask` and `bias` are allowed with it; the last two broadcast to
-                (B, Hq, T, T), T the length of the longest text.
+            cu_lengths: (B + 1,), the first row of each packed text, and the end of the last.
+                Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
+                `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`; the last two broadcast to
+                (B, Hq, T, T), where T is the length of the longest text.
             cache: keys and values of the words before `x` (B, L, D). Queries attend to them too,
                 and the keys and values of `x` are added. The cache gives the positions of `x`, so
                 leave out `q_offset`.
@@ -260,7 +261,7 @@ class MultiHeadAttention(Parts):
         cu_lengths: ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, AttentionSaved]:
-        """Return the result (..., L, D) of calling the layer, and the values for `backward`."""
+        """Return `(result, saved)`: the layer's result (..., L, D), and values for `backward`."""
         call = self._weights.call
         check_options(options, packed=cu_lengths is not None, call=call, returns=False)
         inputs, plan, _ = self.check(x, context, cu_lengths=cu_lengths, **options)
@@ -281,7 +282,7 @@ class MultiHeadAttention(Parts):
         top_k: int | None = None,
         **options: Any,
     ) -> tuple[Inputs, Call | None, Array | None]:
-        """Check the arguments of a call: return its inputs, its plan, and the array of `out=`."""
+        """Check the arguments of a call; return its inputs, its plan, and the array `out`."""
         call = self._weights.call
         check_options(options, packed=cu_lengths is not None, call=call)
         words = self._weights.vectors(x, "x")
@@ -319,7 +320,7 @@ class MultiHeadAttention(Parts):
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all activations that it records, those of `top_k` included."""
+        """The names of all activations that the layer records, including those of `top_k`."""
         changed = self.rotary is not None or self.q_norm is not None or self.k_norm is not None
         names = ["q", "k", "v", *["rot_q", "rot_k"] * changed, "attn_scores", "pattern", "z"]
         names += ["result"] * ("out_proj.weight" in self.parameters)
@@ -412,7 +413,9 @@ class MultiHeadAttention(Parts):
             context = None if context is None else _in_front(context, "context", call=call)
         record = Recorder()
         out = self(x, context, record=record, top_k=top_k, **options)
-        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # which the call has checked
+        cu = (
+            None if cu_lengths is None else np.asarray(cu_lengths)
+        )  # the call has checked `cu_lengths`
         (of_rows(record, cu) or unkept)("hook_attn_out", out)
         return Trace(record.arrays)
 
@@ -441,8 +444,8 @@ class SelfAttention(MultiHeadAttention):
         if self.context_dim != self.embed_dim:
             raise ValueError(
                 f"{weights.call}: {weights.shown('q_proj.weight')} takes vectors of "
-                f"{self.embed_dim} and {weights.shown('k_proj.weight')} of {self.context_dim}: "
-                "both read the same words"
+                f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of "
+                f"{self.context_dim}: both must take the same"
             )
 
 
@@ -464,14 +467,14 @@ def self_attention(
         w_q: (D, Hq * d).
         w_k: (D, Hkv * d).
         w_v: (D, Hkv * dv).
-        w_o: (Hq * dv, D); without it the heads are joined side by side.
+        w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
         num_heads: Hq.
         layout: "in_out" for these shapes, "out_in" for transposed weights.
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:
-        Context (..., L, D), without `w_o` (..., L, Hq * dv); with `return_weights` also weights
-        (..., Hq, L, L), for one head and 2-D `x` (L, L).
+        The context (..., L, D), or (..., L, Hq * dv) without `w_o`. With `return_weights`, a tuple
+        with the context and the weights (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:
         ValueError: shapes that do not fit; the error names both.

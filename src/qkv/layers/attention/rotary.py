@@ -1,4 +1,4 @@
-"""Rotary positions of an attention layer: the rotation of its queries and keys."""
+"""Rotary positions: the rotation of the queries and keys of an attention layer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from qkv.embed.rotary import rotate_pairs, rotation_at
 
 
 class Scaling(Protocol):
-    """How rotary positions are stretched for longer texts."""
+    """A method that stretches rotary positions for longer texts."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Return `speeds` of `qkv.apply_rotary` (dims / 2,), and the scale of queries and keys.
 
-        `length` is the length of the text: some kinds stretch only as far as it needs.
+        `length` is the length of the text: some methods depend on it.
         """
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """How queries and keys are rotated by their positions; see `qkv.apply_rotary`."""
+    """The rotation of queries and keys by their positions; see `qkv.apply_rotary`."""
 
     base: float = 10000.0
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # the last results with their arguments, which the next layers ask for again
+    # The last arguments and results, because the next layers need the same results.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -43,7 +43,7 @@ class Rotary:
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """Return the gradient of `x`, from that of its rotation: rotated in the other direction."""
+        """Compute the gradient of `x` from that of its rotation, by rotating in reverse."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
@@ -60,7 +60,9 @@ class Rotary:
             dims = self.dims or x.shape[-1]
             made = [self.scaling.speeds(self.base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
-            speeds = speeds[each.reshape(about[1].shape)]  # (dims / 2,), or one for each position
+            speeds = speeds[
+                each.reshape(about[1].shape)
+            ]  # (dims / 2,), or with a row for each position
             scale = made[0][1] if made else scale  # the same for all lengths
         result = rotation_at(
             x,
@@ -84,5 +86,5 @@ def as_rotary(rotary: Any, *, call: str) -> Rotary | None:
     except TypeError:
         raise TypeError(
             f"{call}: rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
-            "or a dict of those"
+            "or a dict of these fields"
         ) from None

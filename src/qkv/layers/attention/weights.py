@@ -29,10 +29,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters, and how the user passed them, which errors name.
+    """The parameters of a layer, with the names and the layout that the user passed, for errors.
 
     The weights in `parameters` are (in, out). `layout` is the layout that the user passed, and
-    `short` says that the user passed w_q, w_k, w_v and w_o.
+    `short` is True if the user passed w_q, w_k, w_v and w_o.
     """
 
     parameters: Mapping[str, Array]
@@ -42,7 +42,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Return w_q, w_k, w_v and w_o (or None) of a layout, "in_out" or "out_in"."""
+        """Return w_q, w_k, w_v and w_o (unless None) as (in, out), from "in_out" or "out_in"."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
@@ -59,14 +59,14 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return the advice to pass the other layout, if that would fit."""
+        """Return the advice to pass the other layout, if the other layout would fit."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
         return f'; if the weights are transposed, give layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
-        """Return `x`, or the context, as an array of vectors of the size that its weight takes."""
+        """Return `x` or the context as an array; check the size of the vectors by the weight."""
         array = word_vectors(x, call=self.call, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape
@@ -79,7 +79,7 @@ class Weights:
         return array
 
     def sizes(self, num_heads: int) -> Sizes:
-        """Return the sizes, and raise for the first two weights that do not fit."""
+        """Return the sizes; raise an error if two weights do not fit each other."""
         self._check_names()
         call = self.call
         query, key, value = (self.parameters[name].shape for name in WEIGHTS[:3])
@@ -99,13 +99,13 @@ class Weights:
         kv_heads = key[1] // size
         if key[0] != value[0]:
             raise ValueError(
-                f"{call}: {shown_k} takes vectors of {key[0]} and {shown_v} of {value[0]}: "
-                "both read the same words" + self.hint(key[1] == value[1])
+                f"{call}: {shown_k} takes vectors of {key[0]} and {shown_v} takes vectors of "
+                f"{value[0]}: both must take the same" + self.hint(key[1] == value[1])
             )
         if value[1] % kv_heads:
             raise ValueError(
                 f"{call}: {shown_k} and {shown_v}: there are {kv_heads} key heads, "
-                f"and the {value[1]} columns of values must be a multiple of that"
+                f"and the {value[1]} columns of values must be a multiple of this number"
             )
         joined = num_heads * (value[1] // kv_heads)
         output = joined
@@ -114,13 +114,13 @@ class Weights:
             if taken != joined:
                 raise ValueError(
                     f"{call}: {shown_v} and {self.shown('out_proj.weight')}: the joined heads "
-                    f"have {joined} columns and the output projection takes {taken}"
+                    f"have {joined} columns and the output projection takes {taken} columns"
                     + self.hint(output == joined)
                 )
         return Sizes(query[0], key[0], output, num_heads, kv_heads, size, value[1] // kv_heads)
 
     def _check_names(self) -> None:
-        """Raise unless each parameter is known, none is missing, and each has the right axes."""
+        """Raise an error for an unknown or missing parameter, or one that has other axes."""
         call = self.call
         known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
         for name in self.parameters:
@@ -138,8 +138,8 @@ class Weights:
             shape = self.parameters[name].shape
             if len(shape) != 2 or 0 in shape:
                 raise ValueError(
-                    f"{call}: {self.shown(name)}: a weight is 2-D, the heads side by side, "
-                    "and no side of it is 0"
+                    f"{call}: {self.shown(name)}: a weight must be 2-D, with the heads side by "
+                    "side, and no size may be 0"
                 )
             if bias in self.parameters:
                 why = f"{name} has {shape[1]} columns"
@@ -147,6 +147,6 @@ class Weights:
 
 
 def _columns(num_heads: int, size: int) -> str:
-    """Return the numbers of columns that keys may have: a head for one or more query heads."""
+    """Return the numbers of columns that keys may have, as text for an error."""
     fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
     return " or ".join(map(str, fitting))
