@@ -120,7 +120,7 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # for each owner: the mask of its last run, and the number of runs in the same pass before it
+        # for each owner: the mask of its last run, and how often it ran before in the same pass
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # the identity of the last call
         self._spans: list[slice] = []  # for each text, the span of its tokens in the batch
