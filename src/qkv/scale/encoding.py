@@ -266,12 +266,7 @@ def _done(
 
 
 def _run(
-    plan: _Plan,
-    done: dict[int, dict[str, Any]],
-    folder: Folder,
-    client: Any,
-    run: str,
-    skip: bool,
+    plan: _Plan, done: dict[int, dict[str, Any]], folder: Folder, client: Any, run: str, skip: bool
 ) -> None:
     """Write the missing parts; list complete parts in the manifest, even after an error."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
