@@ -250,13 +250,14 @@ class SAE:
         """
         heads = self.at is not None and self.at.endswith("attn.hook_z")
         config: dict[str, Any] = {
+            "architecture": self.architecture,
             "apply_b_dec_to_input": self.subtracts_bias,
             "reshape_activations": "hook_z" if heads else "none",
             "metadata": {**self.metadata, "hook_name": self.at},
         }
         if self.k is not None:
             config |= {"k": self.k, "rescale_acts_by_decoder_norm": False}
-        write_folder(folder, self.parameters, self.architecture, config, dtype, "SAE.save")
+        write_folder(folder, self.parameters, config, dtype)
 
     def encode(self, x: ArrayLike) -> Array:
         """Return the features of vectors, (..., n); all are at least 0.

@@ -116,40 +116,36 @@ def _arrays(path: Path, architecture: str) -> dict[str, Any]:
 def write_folder(
     folder: str | os.PathLike[str],
     arrays: Mapping[str, Array],
-    architecture: str,
     config: Mapping[str, Any],
     dtype: Any,
-    call: str,
 ) -> None:
     """Write an autoencoder. Each file is written completely or not at all.
 
     Args:
         folder: created if it does not exist.
         arrays: the arrays by their names in the file.
-        architecture: one of `ARCHITECTURES`.
-        config: the other entries of cfg.json, with "metadata".
+        config: entries of cfg.json, with "architecture" and "metadata".
         dtype: the type in the file: float16, bfloat16, float32 or float64; None for the arrays'
             type.
-        call: named in errors.
 
     Raises:
         ValueError: a number is too large for the type.
     """
     from safetensors.numpy import save
 
+    call = "SAE.save"
     path = named_folder(folder, call)
     kind = arrays["W_enc"].dtype if dtype is None else float_type(dtype, call=call)
     converted = {name: narrowed(array, kind, call, name) for name, array in arrays.items()}
     size, features = arrays["W_enc"].shape
     whole = {
-        "architecture": architecture,
         "d_in": size,
         "d_sae": features,
         "dtype": kind.name,
         "device": "cpu",
         "normalize_activations": "none",
         **config,
-        "metadata": {**config.get("metadata", {}), "sae_lens_version": _VERSION},
+        "metadata": {**config["metadata"], "sae_lens_version": _VERSION},
     }
     path.mkdir(parents=True, exist_ok=True)
     with replacing(path / WEIGHTS) as file:

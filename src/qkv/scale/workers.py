@@ -193,15 +193,10 @@ def each(
 
 
 def all_of(
-    client: Any,
-    function: Callable[[Any, _C], _R],
-    cases: Sequence[_C],
-    *,
-    call: str,
-    model: Named | None = None,
+    client: Any, function: Callable[[Any, _C], _R], cases: Sequence[_C], **others: Any
 ) -> list[_R]:
     """Like `each`, but return a list of all results, in the order of the cases."""
-    results = dict(each(client, function, cases, call=call, model=model))
+    results = dict(each(client, function, cases, **others))
     return [results[number] for number in range(len(cases))]
 
 

@@ -90,16 +90,13 @@ def dataset(
     return xarray.Dataset(variables, coords=coordinates, attrs=dict(about))
 
 
-def frame(
-    rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]], *, value: str
-) -> Any:
+def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]]) -> Any:
     """Return a `pandas.DataFrame` with a row for each number of the arrays.
 
     Args:
         rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,
             and the text's part of the array, (1, ...), without padding.
         tokens: the tokens of each text.
-        value: the name of the column with the numbers.
     """
     pandas = need("pandas", _EXTRA)
     columns: dict[str, list[Array]] = {}
@@ -115,14 +112,12 @@ def frame(
         for axis in [axis for axis in WORDS if axis in own]:
             if own[axis].size == 0 or own[axis].max() < len(words):
                 own[f"{axis}_text"] = words[own[axis]]
-        for name, column in (own | {value: array.ravel()}).items():
+        for name, column in (own | {"value": array.ravel()}).items():
             columns.setdefault(name, []).append(column)
     return pandas.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def html(
-    title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array], prefix: str = ""
-) -> str:
+def html(title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array]) -> str:
     """Return HTML: a heading, the first tokens, and a table with a row for each activation."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, array in arrays.items():
@@ -131,7 +126,7 @@ def html(
     lines = []
     for (local, alone, shape, dtype), layers in rows.items():
         name = local if alone else f"blocks.{_span(layers)}.{local}"
-        cells = (prefix + name, "(" + ", ".join(map(str, shape)) + ")", str(dtype))
+        cells = (name, "(" + ", ".join(map(str, shape)) + ")", str(dtype))
         lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     first = [" ".join(text[:_SHOWN]) + " …" * (len(text) > _SHOWN) for text in tokens[:3]]
     shown = "".join(f"<p><code>{escape(text)}</code></p>" for text in first)

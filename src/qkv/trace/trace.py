@@ -193,7 +193,7 @@ class Trace:
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))
-        return exports.frame(rows, words, value="value")
+        return exports.frame(rows, words)
 
     @property
     def tokens(self) -> list[Any]:
