@@ -133,10 +133,10 @@ def with_einsum(x, parameters, num_heads=1):
             built(lambda x, scale, shift: rms_norm(x, scale, shift) + shift),
             ["Its norm is RMSNorm."],
         ),
-        (built(mlp=lambda x, p: mlp(x, p, gelu_tanh)), ["Its GELU is the one by tanh."]),
+        (built(mlp=lambda x, p: mlp(x, p, gelu_tanh)), ["Its GELU is the approximation by tanh."]),
         (
             built(rms_norm, mlp=lambda x, p: mlp(x, p, gelu_tanh)),
-            ["Its norm is RMSNorm.", "Its GELU is the one by tanh."],
+            ["Its norm is RMSNorm.", "Its GELU is the approximation by tanh."],
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_right_block_gets_all_points(block, said):
     result = check(block, task="block")
     assert (result.passed, result.points) == (True, 10), str(result)
     assert (result.fragile, result.conventions) == ((), ())
-    for style in ("Its norm is RMSNorm.", "Its GELU is the one by tanh."):
+    for style in ("Its norm is RMSNorm.", "Its GELU is the approximation by tanh."):
         assert (style in result.message) == (style in said)
 
 

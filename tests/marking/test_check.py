@@ -1304,7 +1304,7 @@ def test_mistakes_of_different_steps_add_up():
         (lambda q, k, v: plain(q, k, v)[0], ["shape (2,)", "(2, 2)"]),
         (
             attend(scaled_by(lambda q, k: 1 / 8)),
-            ["the scores are divided by 8, whatever the size d", "only the sharpness"],
+            ["the scores are divided by 8 for every size d", "only the sharpness"],
         ),
         (
             attend(scaled_by(lambda q, k: 1 / 8 / q.shape[-1])),
@@ -1312,9 +1312,9 @@ def test_mistakes_of_different_steps_add_up():
         ),
         (
             attend(scaled_by(lambda q, k: -1 / np.sqrt(q.shape[-1]))),
-            ["-0.7071 instead of 0.7071 (d = 2)", "the order is reversed"],
+            ["-0.7071 instead of 0.7071 (d = 2)", "the order of the weights is reversed"],
         ),
-        (attend(scaled_by(lambda q, k: 0)), ["0 instead of", "takes the same weight"]),
+        (attend(scaled_by(lambda q, k: 0)), ["0 instead of", "get the same weight"]),
         (lambda q, k, v: plain(q, k, v) + 0.001, ["off by as much as 0.001"]),
         (lambda q, k, v: 0.9 * plain(q, k, v), ["sum to 1 but to 0.9, 0.9"]),
         (lambda q, k, v: -plain(q, k, v), ["below zero"]),
@@ -1335,7 +1335,7 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
     message = check(with_loops).message
     assert "scores of 1000" in message
     assert "It takes one text at a time" in message
-    assert "It takes arrays of 3 dimensions only" in check(with_einsum_for_batches_only).message
+    assert "It takes only arrays of 3 dimensions" in check(with_einsum_for_batches_only).message
     assert "TypeError: query must be float" in check(that_refuses_whole_numbers).message
     message = check(with_everything).message
     for tried in (

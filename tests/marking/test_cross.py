@@ -284,7 +284,7 @@ def block_with_loops(x, context, parameters, mask):
         (built(in_order), []),
         (block_with_loops, []),
         (built(in_order, rms_norm), ["Its norm is RMSNorm."]),
-        (built(in_order, activation=gelu_tanh), ["Its GELU is the one by tanh."]),
+        (built(in_order, activation=gelu_tanh), ["Its GELU is the approximation by tanh."]),
         (built(lambda *given: in_order(*given).astype(np.float32)), []),
     ],
 )
@@ -438,7 +438,7 @@ def test_the_part_with_a_mistake_that_is_not_known_is_found_by_zeros():
     block = built(lambda x, own, cross, *rest: in_order(x, own, lambda h: cross(h) ** 3, *rest))
     result = check(block, task="decoder-block")
     assert result.mistakes == ("unknown",)
-    assert "right where cross_o are zeros: look into cross-attention" in " ".join(
+    assert "right if cross_o are zeros: look into cross-attention" in " ".join(
         result.message.split()
     )
 

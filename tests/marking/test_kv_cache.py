@@ -125,7 +125,7 @@ def test_a_first_cache_other_than_none_is_said():
 
     result = check(wants_a_dict, task="kv-cache")
     assert (result.passed, result.points) == (True, 10)
-    assert "Its first cache must be {}" in result.message
+    assert "The cache of its first call has to be {}" in result.message
 
 
 # -- wrong ones -----------------------------------------------------------------------------------

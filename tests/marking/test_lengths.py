@@ -49,7 +49,7 @@ def text_by_text(one):
 def test_blocks_of_keys_that_are_right_pass(size):
     result = check(text_by_text(tiled(size)))
     assert result.points == 10, str(result)
-    assert "131 keys, and as many queries, scores of 1000 and 2000 of 131 keys" in result.message
+    assert "131 keys and 131 queries, scores of 1000 and 2000 for 131 keys" in result.message
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 16, 64, 128])
@@ -105,7 +105,7 @@ def test_a_scale_that_is_fixed_is_told_as_one_and_leaves_points(size, d):
 
     result = check(function)
     assert (result.mistakes, result.points) == (("scale-wrong",), 6)
-    assert f"divided by {size:.4g}, whatever the size d" in result.message
+    assert f"divided by {size:.4g} for every size d" in result.message
     assert "q.shape[-1]" not in result.text(2)
 
 

@@ -172,7 +172,7 @@ def test_a_right_class_gets_all_points(right):
 
 def test_what_it_does_not_take_is_said():
     assert "It takes one text at a time" in check(HeadsInAList, task=TASK).message
-    assert "It takes batches (B, T, D) only" in check(BatchesOnly, task=TASK).message
+    assert "It takes only batches (B, T, D)" in check(BatchesOnly, task=TASK).message
 
 
 def attended(layer, x, visible):

@@ -118,8 +118,8 @@ def test_what_was_not_tried_and_what_it_refuses_is_said():
     said = check(along_an_axis, task="softmax").message
     assert "another axis" in said
     assert "Not tried" not in said
-    assert "A row of -inf alone gives nan" in said
-    assert "of -inf alone" not in check(with_a_row_of_nothing, task="softmax").message
+    assert "A row of only -inf gives nan" in said
+    assert "of only -inf" not in check(with_a_row_of_nothing, task="softmax").message
 
 
 # -- wrong ones -----------------------------------------------------------------------------------

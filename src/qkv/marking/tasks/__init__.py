@@ -1,4 +1,4 @@
-"""The tasks by their names, in the order of the course: a module each."""
+"""All tasks by name, in the order of the course."""
 
 from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv.marking.tasks.block import BLOCK

@@ -1,4 +1,4 @@
-"""The task `block`: attention and an MLP, a norm before each, a residual connection around each.
+"""The task `block`: attention and an MLP, each with a norm before it and a residual connection.
 
 Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), Ba et al. 2016
 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
@@ -44,14 +44,14 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class BlockCall:
-    """Word vectors (T, D), the block's parameters by name, and how many heads they make."""
+    """Word vectors (T, D), the block's parameters by name, and the number of heads."""
 
     x: Array
     parameters: Mapping[str, Array]
     heads: int = 1
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         heads = {"num_heads": self.heads} if self.heads > 1 else {}
         return {
             "x": self.x,
@@ -95,7 +95,7 @@ def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Multiply each number by the share of a normal distribution below it."""
+    """Multiply each number by the share of the standard normal distribution below this number."""
     out: Array = x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
     return out
 
@@ -209,12 +209,12 @@ MLPS = _TEXTS.mistakes(
 
 
 def _whole_mean(x: Array) -> Any:
-    """Return a mean whose sum is divided with //."""
+    """Return a mean that is computed with // instead of /."""
     return x.sum(axis=-1, keepdims=True) // x.shape[-1]
 
 
 def _mean_divided(x: Array) -> Any:
-    """Subtract the mean of `x`, dividing the mean alone by the deviation."""
+    """Divide only the mean by the standard deviation, and subtract the result from `x`."""
     return x - (x - _centred(x)) / np.sqrt(_variance(x) + EPS)
 
 
@@ -290,7 +290,7 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 def _drawn(
     seed: int | np.random.Generator, tokens: int, width: int, wide: int, heads: int = 1
 ) -> BlockCall:
-    """Draw parameters in multiples of 1/2, and words for which no eps of a norm counts."""
+    """Draw parameters that are multiples of 1/2, and words for which eps has no effect."""
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     shapes = {
         "norm1_scale": (width,),
@@ -314,15 +314,15 @@ def words() -> list[BlockCall]:
     """Return the inputs of the first test, smallest first."""
     return [
         *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
-        _drawn(57, 2, 5, 3),  # its weights are far from 0 and 1
+        _drawn(57, 2, 5, 3),  # its attention weights are not close to 0 or 1
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    """Return the tests after the first; the last is for functions that take a number of heads."""
+    """Return the tests after the first test; the last test needs a function that takes heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
-    zeros.x[0] = 0  # and not in a longer text, where the eps of a norm would count
+    zeros.x[0] = 0  # only in a short text: in longer texts, eps would have an effect
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (
@@ -332,11 +332,11 @@ def _others() -> tuple[Group, ...]:
     )
 
 
-# styles that are as right as LayerNorm and GELU, to the last digit
+# styles that count as right; each is computed exactly
 _RMS: Steps = {"normalize": rms_norm}
 _NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
 _TANH: Steps = {"activation": gelu_tanh}
-_IS_RMS, _IS_TANH = "Its norm is RMSNorm.", "Its GELU is the one by tanh."
+_IS_RMS, _IS_TANH = "Its norm is RMSNorm.", "Its GELU is the approximation by tanh."
 STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
     ({}, ()),
     (_TANH, (_IS_TANH,)),
@@ -350,13 +350,15 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 def style_of(
     runs: list[Outcome], right: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, tuple[str, ...]]:
-    """Return the style in which a function is right, or wrong by one mistake; else the first.
+    """Return the first style in which the function is right or has one known mistake.
+
+    If no style fits, return the first of all styles.
 
     Args:
-        runs: its calls.
-        right: the right steps, in the first style.
+        runs: the function's calls.
+        right: the right steps in the first style.
         known: the mistakes.
-        compute: computes the output of a case by some steps.
+        compute: computes the output of a case by given steps.
     """
     none: Steps = {}
     for variants in ((none,), *(one.variants for one in known)):
@@ -373,11 +375,11 @@ class BlockMarking(Marking):
     Args:
         task: the task's name.
         function: a learner's block.
-        call: calls the block for a case, and returns its output.
-        compute: computes the output of a case by some steps.
-        steps: the right steps, in the first style.
+        call: calls the block for a case, and returns the block's output.
+        compute: computes the output of a case by given steps.
+        steps: the right steps in the first style.
         first: the first test.
-        parts: the parameters that switch a part off if they are zero, by the part's name.
+        parts: for each part by name, the parameters that switch the part off if they are zero.
         returns: the right return statement.
     """
 
@@ -408,13 +410,13 @@ class BlockMarking(Marking):
         self.limits += said
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Find the part with the mistake, by parameters that are zero."""
+        """Find the part with the mistake: switch off one part after the other."""
         case = first_wrong(runs).case
         hints = []
         for part, names in self.parts.items():
             zeros = {name: np.zeros_like(case.parameters[name]) for name in names}
             if self.call(replace(case, parameters={**case.parameters, **zeros})).is_right:
-                hints.append(f"right where {' and '.join(names)} are zeros: look into {part}")
+                hints.append(f"right if {' and '.join(names)} are zeros: look into {part}")
         return findings.unexplained(runs, what, self.returns, hints)
 
 

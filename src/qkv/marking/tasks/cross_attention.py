@@ -1,4 +1,4 @@
-"""The task `cross-attention`: queries of one text, keys and values of another.
+"""The task `cross-attention`: queries come from one text, keys and values from another text.
 
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.2.3 (encoder-decoder attention).
 """
@@ -46,7 +46,7 @@ class TwoTexts:
     mask: Array
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
 
 
@@ -58,13 +58,13 @@ def attend(
     causal: bool = False,
     output: Array | None = None,
 ) -> Array:
-    """Return attention with the queries, the keys and the values of a text each, (..., L, dv).
+    """Return attention (..., L, dv) with queries, keys and values from three texts.
 
     Args:
-        texts: the word vectors that become queries, keys and values.
+        texts: the word vectors for the queries, for the keys and for the values.
         weights: w_q, w_k and w_v.
-        steps: compute the attention.
-        visible: where a query sees a key, (..., L, S).
+        steps: the steps that compute attention.
+        visible: a mask (..., L, S) that is True where a query sees a key.
         causal: whether each word sees only itself and the words before it.
         output: w_o, or None.
     """
@@ -78,13 +78,13 @@ def attend(
 
 
 def compute(case: TwoTexts, steps: Steps) -> Array:
-    """Return what each word of x takes from the context, (..., L, dv)."""
+    """Return the output (..., L, dv): what each word of x takes from the context."""
     texts = steps["texts"](case.x, case.context)
     return attend(texts, case.parameters, steps, steps["keys"](case.mask))
 
 
 def of_keys(mask: Array) -> Array:
-    """Return a mask of keys (..., S) as one that holds for each query, (..., 1, S)."""
+    """Return a mask of keys (..., S) as a mask (..., 1, S) that all queries share."""
     return mask[..., None, :]
 
 
@@ -93,7 +93,7 @@ RIGHT: Steps = MappingProxyType(
         **ATTENTION,
         "texts": lambda x, context: (x, context, context),
         "keys": of_keys,
-        "blank": same,  # no case masks every key of a query
+        "blank": same,  # every query of every case sees a key
     }
 )
 
@@ -113,14 +113,14 @@ CAUSAL = _TEXTS.mistakes(
     {
         "cross-causal": [
             lambda i, j: j <= i,
-            lambda i, j: j <= i + j.max() - i.max(),  # counts from the end
+            lambda i, j: j <= i + j.max() - i.max(),  # the axis is counted from the end
         ]
     },
     step="not_causal",
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# _LOW gives no nan if a query sees no key
+# with _LOW, a query that sees no key does not give nan
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -128,7 +128,7 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# mistakes of one attention; of two attentions, exchanged roles are not sought in pairs of mistakes
+# mistakes in one attention; with two attentions, exchanged roles are reported only alone
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -145,7 +145,7 @@ KNOWN = (
     *CORE,
 )
 
-# a decoder's two attentions read each other's projections, or both the same ones
+# self-attention and cross-attention exchange their projections, or both read the same
 EXCHANGED: tuple[Callable[..., Any], ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),
@@ -156,13 +156,13 @@ EXCHANGED: tuple[Callable[..., Any], ...] = (
 
 
 def masks_of(*words: str) -> Array:
-    """Return a mask (S,), or (B, S) of several texts, from a digit for each word: 1 is visible."""
+    """Return a mask (S,), or a mask (B, S) for several texts, from digits: 1 is visible."""
     masks = np.array([[digit == "1" for digit in text] for text in words])
     return masks if len(words) > 1 else masks[0]
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw multiples of 1/2 between -2 and 2, of sizes L, D, d, dv; masks as of `masks_of`."""
+    """Draw multiples of 1/2 between -2 and 2 of sizes L, D, d, dv; `masks_of` reads the masks."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}
@@ -173,7 +173,7 @@ def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
 
 @per_seed
 def one_text() -> list[TwoTexts]:
-    """Draw single texts, smallest first; the first word is never masked."""
+    """Draw single texts, smallest first; the first word of the context is never masked."""
     return [
         _drawn(600, (2, 2, 2, 2), "11"),
         _drawn(601, (3, 3, 4, 4), "111"),
@@ -199,7 +199,7 @@ def _others() -> tuple[Group, ...]:
 
 
 def one_text_only(wrong: Outcome) -> Finding | None:
-    """Report a function that raises an unexplained error for a batch."""
+    """Report a function that raises an error for a batch, if no mistake explains the error."""
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 
 

@@ -1,4 +1,4 @@
-"""The task `decoder-block`: self-attention, cross-attention and an MLP, each with a norm before it.
+"""The task `decoder-block`: self-attention, cross-attention and an MLP, each after a norm.
 
 Sources: Vaswani et al. 2017 (three parts a block), Xiong et al. 2020 (the norm before each).
 """
@@ -47,16 +47,16 @@ _TEXTS = Texts(__name__)
 
 
 class BlockOfTwoTexts(TwoTexts):
-    """One call: x (..., T, D), context (..., S, D), named parameters, a mask of the context."""
+    """One call: x (..., T, D), context (..., S, D), parameters by name, and a context mask."""
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         named = {f'parameters["{name}"]': a for name, a in self.parameters.items()}
         return {"x": self.x, "context": self.context, **named, "mask": self.mask}
 
 
 def compute(case: TwoTexts, steps: Steps) -> Array:
-    """Return the word vectors after the block, (..., T, D)."""
+    """Return the word vectors (..., T, D) after the block."""
     p, visible = case.parameters, of_keys(case.mask)
 
     def norm(number: int) -> Part:
@@ -98,7 +98,7 @@ RIGHT: Steps = MappingProxyType(
         "context": same,
         "other_mask": same,
         "other_causal": lambda: False,
-        "blank": same,  # no case masks every key of a query
+        "blank": same,  # every query of every case sees a key
     }
 )
 
@@ -108,12 +108,12 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Wire some of the three parts in another way, for each choice of parts."""
+    """Connect one, two or three of the parts in another way, for each choice of parts."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
 def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
-    """Put the parts into another order, each with its own norm or with the norm of its position."""
+    """Put the parts into another order; each part keeps its norm, or the norms keep their order."""
     return wire(
         lambda x, parts, norms: pre_norm(
             x, [parts[n] for n in order], [norms[n] for n in order] if norms_too else norms
@@ -129,7 +129,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the last part to the x from before cross-attention."""
+    """Add the output of the last part to the x from before cross-attention."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))
@@ -221,7 +221,7 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Select the mistakes that do not name a block of two parts."""
+    """Select the mistakes with texts that do not describe a block of two parts."""
     for mistake in known:
         wires = any("wire" in variant for variant in mistake.variants)
         if not wires and not mistake.key.startswith("block-"):
@@ -246,14 +246,14 @@ _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: layer_norm(x, eps=0.0)}
 def _drawn(
     seed: int | np.random.Generator, words: int, width: int, wide: int, *masks: str
 ) -> BlockOfTwoTexts:
-    """Draw parameters in multiples of 1/2, and words for which no eps of a norm counts.
+    """Draw parameters that are multiples of 1/2, and words for which eps has no effect.
 
     Args:
-        seed: seeds the numbers.
-        words: the number of words of x, in each text.
+        seed: the seed of the numbers.
+        words: the number of words of x in each text.
         width: the size of a word vector.
         wide: the size inside the MLP.
-        masks: as of `masks_of`.
+        masks: the digits that `masks_of` reads.
     """
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     mask = masks_of(*masks)
@@ -273,7 +273,7 @@ def _drawn(
 
     while True:
         parameters = {name: rng.integers(-4, 5, shape) / 2 for name, shape in shapes.items()}
-        context = vectors(*mask.shape) / 4  # otherwise one key takes all the weight
+        context = vectors(*mask.shape) / 4  # smaller scores, so that no key takes all the weight
         case = BlockOfTwoTexts(vectors(*mask.shape[:-1], words), context, parameters, mask)
         with np.errstate(all="ignore"):
             if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):
@@ -282,7 +282,7 @@ def _drawn(
 
 @per_seed
 def one_text() -> list[BlockOfTwoTexts]:
-    """Draw single texts, smallest first; the first word is never masked."""
+    """Draw single texts, smallest first; the first word of the context is never masked."""
     return [
         _drawn(701, 1, 2, 2, "1"),
         _drawn(721, 2, 2, 3, "11"),

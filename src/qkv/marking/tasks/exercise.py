@@ -1,4 +1,4 @@
-"""Tasks that are one short function: the right function, wrong functions by name, and inputs."""
+"""Tasks that ask for one short function: the right function, known wrong functions, and inputs."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def exercise(
         name: the task's name.
         right: the right function; the learner's function has the same name.
         draw: draws the arguments of each call, smallest first.
-        mistakes: each replaces the step `DO` by another function.
-        tried: the tested inputs, as in "Tried: angles".
+        mistakes: the known mistakes, each of which replaces the step `DO` by another function.
+        tried: describes the tested inputs, for example "angles" in "Tried: angles".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
-        otherwise: describes the first wrong call that no mistake explains.
-        within: the allowed error of a number that is measured on a trained model.
+        otherwise: describes the first wrong call if no mistake explains it.
+        within: the allowed error, for numbers that are measured on a trained model.
     """
     names = tuple(parameters_of(right).parameters)
     cases = per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in draw()])
@@ -114,7 +114,7 @@ def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
     return Finding(
         "wrong-parts",
         str(wrong.error),
-        "its caller unpacks these arrays from the result",
+        "the caller unpacks these arrays from the result",
         returns,
         nudge="Print the returned object, and the shape of each array in it.",
         where="the return statement",
@@ -123,22 +123,23 @@ def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
 
 
 def _joined(returned: Sequence[Array]) -> Array:
-    """Join several arrays to one row of numbers, in which they are compared."""
+    """Join several arrays to one row of numbers, so that they can be compared at once."""
     return np.concatenate([np.ravel(a) for a in returned])
 
 
 def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Array | None:
-    """Join the arrays that a learner's function returned, after checking them."""
+    """Check the arrays that a learner's function returned, and join these arrays."""
     if returned is None:
         return None
     arrays = [numbers(part) for part in returned] if isinstance(returned, tuple | list) else []
     several = f" of {len(arrays)}" if arrays else ""
     if len(arrays) != len(parts) or any(a is None for a in arrays):
-        error = f"it returns {kind_of(returned)}{several}, not the arrays {', '.join(parts)}"
+        wanted_parts = ", ".join(parts)
+        error = f"it returns {kind_of(returned)}{several}, but should return {wanted_parts}"
         raise _NotParts(returned, error)
     for part, a, right in zip(parts, arrays, wanted, strict=True):
         if a is not None and a.shape != right.shape:
-            error = f"{part} has the shape {a.shape}, it should be {right.shape}"
+            error = f"{part} has the shape {a.shape}, but should have the shape {right.shape}"
             raise _NotParts(returned, error)
     return _joined([a for a in arrays if a is not None])
 
@@ -146,7 +147,7 @@ def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Ar
 def _apart(
     example: Mapping[str, Any], wanted: Sequence[Array], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """Split the joined outputs of an example into named arrays again."""
+    """Split the joined outputs of an example into the arrays, with their names."""
     split: dict[str, Any] = {}
     ends = np.cumsum([a.size for a in wanted])
     for name, value in example.items():

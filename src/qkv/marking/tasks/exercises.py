@@ -1,4 +1,4 @@
-"""The tasks that are one short function each: lessons 1, 2, 4, 7 and 9.
+"""The tasks of lessons 1, 2, 4, 7 and 9 that each ask for one short function.
 
 Sources: Vaswani et al. 2017, section 3.5 (the rotation of sinusoidal positions).
 """
@@ -29,7 +29,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return the weights (length, length) of a state that keeps a part of itself at each word."""
+    """Return the weights (length, length) of a loop whose state keeps a part of its old value."""
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
 
@@ -40,7 +40,7 @@ def _rows_of_one(length: int, keep: float) -> Any:
 
 
 def _from_first(length: int, keep: float) -> Array:
-    """Begin the state at the word that is read first, not at zero."""
+    """Let the state begin as the word that is read first instead of zero."""
     table = recurrence_table(length, keep)
     table[:, -1] /= 1 - keep
     return table
@@ -67,7 +67,7 @@ RECURRENCE_TABLE = exercise(
 
 
 def score_needed(weight: float, others: float) -> Any:
-    """Return the score with which one word gets this weight among others of score 0."""
+    """Return the score with which a word gets this weight if the other words have the score 0."""
     return np.log(others * weight / (1 - weight))
 
 
@@ -94,7 +94,7 @@ SCORE_NEEDED = exercise(
         },
         DO,
     ),
-    tried="weights among 3, 17 and 1000 others",
+    tried="weights among 3, 17 and 1000 other words",
     returns="return score",
 )
 
@@ -108,21 +108,21 @@ def _ids(words: Iterable[str], vocabulary: Mapping[str, int], unknown: int) -> l
 
 
 def to_ids(sentence: str, vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the id of each word of a sentence; a word without an id gets that of [UNK]."""
+    """Return the id of each word in a sentence; an unknown word gets the id of [UNK]."""
     return _ids(sentence.split(), vocabulary, vocabulary[_UNKNOWN])
 
 
 def _sentences() -> list[tuple[Any, ...]]:
     words = ["the", "bank", "of", "river", "gave", "a", "loan"]
     generator(0).shuffle(words)
-    words.insert(4, _UNKNOWN)  # neither the first nor the last
+    words.insert(4, _UNKNOWN)  # not the first or the last id
     vocabulary = {word: number for number, word in enumerate(words)}
     texts = ("bank", "the bank of the river", "the creek gave a bank to the the river")
     return [(text, vocabulary) for text in texts]
 
 
 def _no_such_word(wrong: Outcome) -> Finding | None:
-    """Recognize a function that looks up a word without an id."""
+    """Recognize a function that raises an error for a word without an id."""
     if not isinstance(wrong.error, KeyError):
         return None
     return _TEXTS.finding("ids-unknown-raises", wrong, error=told(wrong))
@@ -149,12 +149,12 @@ TO_IDS = exercise(
         },
         DO,
     ),
-    tried="one word, words that stand twice, unknown words",
+    tried="one word, repeated words, unknown words",
     returns="return ids  # a list of T numbers",
     otherwise=_no_such_word,
 )
 
-# lesson 4: the matrix that moves sinusoidal positions on
+# lesson 4: the matrix that moves a sinusoidal position by some steps
 
 _BASE = 10000.0
 _SIGNS = ([[1, -1], [1, 1]], [[1, 1], [-1, 1]], [[1, 1], [1, -1]], [[-1, 1], [1, 1]])
@@ -175,7 +175,7 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 
 def rotation(dim: int, steps: int) -> Array:
-    """Return the matrix (dim, dim) by which a row of positions moves on by some positions."""
+    """Return the matrix (dim, dim) that turns a row of positions into the row `steps` later."""
     return _turned(dim, _angles(dim, steps))
 
 
@@ -210,15 +210,15 @@ ROTATION = exercise(
         },
         DO,
     ),
-    tried="one pair and more, one step and more, forwards and back",
+    tried="one pair and several, one step and several, forwards and backwards",
     returns="return matrix  # (dim, dim)",
 )
 
-# lesson 7: how much a head looks at a neighbour, and what it does
+# lesson 7: how much a head attends to a neighbour, and the effect of heads
 
 
 def neighbour_score(weights: Array, step: int) -> Any:
-    """Return the mean weight of a pattern (T, T) on the token some steps on."""
+    """Return the mean weight that tokens give to the token `step` positions later, from (T, T)."""
     return np.diagonal(weights, step).mean()
 
 
@@ -227,7 +227,7 @@ def _wrapped(weights: Array, step: int) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Return rows of weights that sum to 1, no two of which are alike."""
+    """Return rows of weights that sum to 1; all rows are different."""
     cases: list[tuple[Any, ...]] = []
     for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
         weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)
@@ -260,13 +260,13 @@ NEIGHBOUR_SCORE = exercise(
         },
         DO,
     ),
-    tried="one and two steps, forwards and back",
+    tried="one and two steps, forwards and backwards",
     returns="return score",
 )
 
-# of the two words bank in qkv's own encoder without these heads: their cosine; the cosine if the
-# heads are removed from the first text only, or from the second; the cosine if layer and head are
-# exchanged; the dot product (a test measures these numbers)
+# Measured in qkv's own encoder without these heads, for the two vectors of bank: the cosine; the
+# cosine if the heads are removed only for the first text, or only for the second text; the cosine
+# if layer and head are exchanged; the dot product. A test measures these numbers again.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -280,7 +280,7 @@ def _measured(column: int) -> Callable[..., Any]:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine of the two words bank without some heads."""
+    """Return the cosine between the two vectors of bank, without these heads."""
     return _measured(0)(heads)
 
 
@@ -298,16 +298,16 @@ CLOSENESS = exercise(
         },
         DO,
     ),
-    tried="no head, one and two",
+    tried="no head, one head and two heads",
     returns="return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads",
     within=2e-3,
 )
 
-# lesson 9: back through the softmax, and through a whole head
+# lesson 9: the backward pass through the softmax, and through a whole head
 
 
 def softmax_back(weights: Array, d_weights: Array) -> Array:
-    """Return the gradient of the scores, from the weights and their gradient (L, S)."""
+    """Return the gradient of the scores, given the weights (L, S) and their gradient (L, S)."""
     out: Array = weights * (d_weights - (weights * d_weights).sum(axis=-1, keepdims=True))
     return out
 
@@ -340,13 +340,13 @@ SOFTMAX_BACK = exercise(
         },
         DO,
     ),
-    tried="one row and more",
+    tried="one row and several",
     returns="return weights * (...)  # (L, S)",
 )
 
 
 def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
-    """Return the gradients of a head's projections, from the gradient of its context (T, d_v)."""
+    """Return the gradients of a head's projections, given the gradient (T, d_v) of its context."""
     return _head(x, w_q, w_k, w_v, d_context)
 
 
@@ -358,7 +358,7 @@ def _head(
     values: bool = True,
     changed: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Return these gradients with a step of the backward pass changed."""
+    """Return the gradients of a backward pass in which one step is changed."""
     x, w_q, w_k, w_v, d_context = arrays
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))
@@ -398,7 +398,7 @@ GRADIENTS = exercise(
         },
         DO,
     ),
-    tried="square projections and others",
+    tried="square projections and other shapes",
     returns="d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v",
     parts=("d_w_q", "d_w_k", "d_w_v"),
 )

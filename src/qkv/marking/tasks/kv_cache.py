@@ -1,4 +1,4 @@
-"""The task `kv-cache`: a step that keeps keys and values, and gives what the whole run gives.
+"""The task `kv-cache`: a step that keeps keys and values, so that no word is projected twice.
 
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention).
 """
@@ -33,19 +33,19 @@ _WEIGHTS = ("w_q", "w_k", "w_v")
 
 
 class Kept(NamedTuple):
-    """What a step keeps for the next one."""
+    """The keys and values that a step keeps for the next step."""
 
     key: Array
     value: Array
 
 
 def compute(case: Run, steps: Steps) -> Array:
-    """Return the outputs of all calls below each other, (T, dv)."""
+    """Return the outputs (T, dv) of all calls, one below the other."""
     w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
-    words = case.arrays["x"][:0]  # of earlier calls, whose number is `before`
+    words = case.arrays["x"][:0]  # the words of earlier calls, `before` in number
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
@@ -62,17 +62,17 @@ def compute(case: Run, steps: Steps) -> Array:
 def advance(
     x: Array, weights: tuple[Array, Array, Array], kept: Kept, steps: Steps
 ) -> tuple[Array, Kept]:
-    """Return the causal attention of new words to all words, and what is kept then."""
+    """Return `(out, kept)`: causal attention from the new words to all words, and the new cache."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
     keys, values = steps["reads"](kept, k, v)
-    first = steps["first"](len(kept.key), len(keys), len(x))  # where new word 0 stands
+    first = steps["first"](len(kept.key), len(keys), len(x))  # the position of new word 0
     i, j = np.arange(len(q))[:, None], np.arange(len(keys))
     out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
     return out, Kept(*steps["keeps"](kept, k, v))
 
 
 def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
-    """Return the attention of new queries to the keys that they see, (n, dv)."""
+    """Return the output (n, dv) of attention from new queries to the keys that they see."""
     if not len(k):
         return np.zeros((len(q), v.shape[1]))
     sizes = Sizes(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
@@ -104,12 +104,12 @@ RIGHT: Steps = MappingProxyType(
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Put keys and values together in this way, for attention and for the next call."""
+    """Combine old and new keys and values in this way, for attention and for the next call."""
     return {"reads": way, "keeps": way}
 
 
 def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Put the new rows after the kept rows, and once more."""
+    """Put the new rows after the kept rows twice."""
     return after(Kept(*after(kept, k, v)), k, v)
 
 
@@ -132,7 +132,7 @@ CACHING = _TEXTS.mistakes(
         "cache-summed": [
             _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
         ],
-        # the new words stand after the kept words, though they are not among the keys
+        # the keys are only the kept keys, but the positions of the new words are right
         "cache-late": [
             {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
             {
@@ -142,9 +142,9 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# for a step whose first cache is None: its output is the same as if the cache were unused
+# for a step that returns None as its cache: the output is the same as without a cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# later calls get other projections: kept keys and values still have the earlier projections
+# shown by calls with changed projections: kept keys and values come from the earlier projections
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -194,7 +194,7 @@ def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Ru
 
 
 def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
-    """Draw texts that are split into calls in these ways, each in two sizes."""
+    """Draw texts that are split into calls in these ways; each split has texts of two sizes."""
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
@@ -202,7 +202,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     ]
 
 
-# scores of 0 and 1000: word by word, then both words at once
+# scores of 0 and 1000: first in two calls of one word, then in one call of two words
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
@@ -228,7 +228,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of positions, with more rows than words; its last row is zeros."""
+    """Add a table of positions that has more rows than the text has words; the last row is 0."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0
@@ -269,7 +269,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _with_other_projections(case: Run) -> Run:
-    """Change the projections of keys and values from the second call on."""
+    """Return the case with other key and value projections from the second call on."""
     w = {name: case.arrays[name] for name in _WEIGHTS}
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 

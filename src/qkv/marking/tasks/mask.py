@@ -42,12 +42,12 @@ class Length:
     length: int
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         return {"length": self.length}
 
 
 def compute(case: Length, steps: Steps) -> Array:
-    """Compute where query i sees key j, (L, S), as 1 and 0."""
+    """Return a matrix (L, S) of 1 and 0: 1 where query i sees key j."""
     i, j = np.arange(case.length)[:, None], np.arange(case.length)
     visible: Array = np.broadcast_to(steps["sees"](i, j, 0), (case.length, case.length))
     return visible.astype(np.float64)
@@ -70,7 +70,7 @@ KNOWN = mended(
         "key-forgotten",
         lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
     ),
-    where="the comparison of positions, or the argument k of np.tril",
+    where="the line that compares positions, or the argument k of np.tril",
 )
 
 _TRUE_MASKS = _TEXTS.mistake("mask-true-hides")
@@ -79,7 +79,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Return where a mask lets a query see a key as 1 and 0, and the mistake in its numbers."""
+    """Return `(visible, mistake)`: a mask as 1 and 0, and a mistake in the mask's numbers."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -93,7 +93,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 
 
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
-    """Describe a mask that is the same everywhere, as an unfinished function returns it."""
+    """Describe a mask in which all numbers are equal, as in an unfinished function."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):
@@ -144,9 +144,9 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
     return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
 
-# scores [[1000, 0], [-1000, 0]], of which the larger score of each row is masked; then scores
-# [[636, 0], [-636, -636], [25, 0]], of which 636, one -636 and 25 are masked: they distinguish
-# a finite number for masked scores from a maximum that includes masked scores
+# First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
+# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. Together they tell a
+# finite number for masked scores from a maximum that includes masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(
@@ -158,7 +158,7 @@ _LARGE = (
 
 
 def _nothing_but_nan(wrong: Outcome) -> Finding | None:
-    """Describe a mask that masks nothing, and makes every output nan."""
+    """Describe a function that gives only nan without a mask."""
     if wrong.out is None or wrong.out.shape != wrong.right.shape:
         return None
     if wrong.case.mask is not None or not np.isnan(wrong.out).all():
@@ -168,9 +168,9 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: AttentionMarking) -> Finding | None:
-    """Describe a mask that removes the scores of visible keys, then the weights of other keys."""
+    """Describe a function that masks visible scores before softmax, and other weights after it."""
     values = (run.case.arrays["value"] for run in m.runs)
-    means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # as many queries as keys
+    means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)
     if not all(run.out is not None and close(run.out, mean) for run, mean in pairs):
         return None
@@ -178,7 +178,7 @@ def _no_row_left(m: AttentionMarking) -> Finding | None:
     if any(run.out is None or run.out.any() for run in masked):
         return None
     (inverted,) = pick(masks.MASK, "mask-inverted")
-    shows = "if all keys are visible, all scores are equally low; otherwise, no weight is left"
+    shows = "if all keys are visible, all scores are equally low; otherwise, every weight is 0"
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
 
@@ -191,7 +191,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     call = learner(function, "qkv")
     if "mask" not in call.options:
         raise TypeError(
-            f"check: {call.name} has no parameter for a mask: call it mask, attn_mask or"
+            f"check: {call.name} has no parameter for a mask: name a parameter mask, attn_mask or"
             " attention_mask"
         )
     m = AttentionMarking(task, call, "qkv", batches=batches)
@@ -203,7 +203,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)
-    )  # its first query sees every key
+    )  # the first query sees every key
     batches = not m.wrong and takes_batches(m)
     each_pair = try_masks(m, batches, masks.WEAK, replace(PER_KEY, kind="wrong"))
     if each_pair and not m.wrong:
@@ -230,7 +230,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _mark_batched(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark masked attention of one text and of batches."""
+    """Mark masked attention for one text and for batches."""
     return _mark_masked(function, "batched-mask", batches=True)
 
 

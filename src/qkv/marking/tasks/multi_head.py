@@ -1,4 +1,4 @@
-"""The task `heads`: attention in several heads, split, joined and projected."""
+"""The task `heads`: attention in several heads, which are split, joined and projected."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     call = learner(function, _NAMES)
     if "heads" not in call.options:
         raise TypeError(
-            f"check: {call.name} has no parameter for the number of heads: call it num_heads"
+            f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
     m = AttentionMarking("heads", call, _NAMES)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    # heads of 2 columns (as many as words), of 2 columns, and of 5 columns
+    # heads of 2 columns for 2 words, of 2 columns for 4 words, and of 5 columns for 3 words
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],
@@ -97,7 +97,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     ]
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # the identity, until _try_output
+    if "output" in call.needed:  # w_o is the identity until _try_output
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
@@ -106,7 +106,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
     if m.wrong:
         return m.result()
     known = (*known, *core(_NAMES))
-    m.test(Group("two heads and three", some, known))
+    m.test(Group("two heads and three heads", some, known))
     m.test(Group("values of another size", others, (*known, *SHAPES)))
     if "output" in call.options:
         _try_output(m)
@@ -125,12 +125,12 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _unprojected(case: Case) -> Case:
-    """Return a case with the identity as its output projection."""
+    """Return the case with the identity matrix as w_o."""
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
 def _try_output(m: AttentionMarking) -> None:
-    """Try output projections, square and not."""
+    """Try output projections that are square and that are not square."""
     two, four = m.cases["two heads"]
     rng = generator(400)
 
@@ -159,7 +159,7 @@ def _try_batches(m: AttentionMarking) -> None:
 
 
 def _try_mask(m: AttentionMarking) -> None:
-    """Try one mask for every head."""
+    """Try a mask that all heads share."""
     (_, case) = m.cases["two heads"]
     visible = np.array([[True, False, True], [True, True, False], [True, False, False]])
     empty_row = np.array([[True] * 3, [False] * 3, [True] * 3])
@@ -173,7 +173,7 @@ def _try_mask(m: AttentionMarking) -> None:
 
 
 def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
-    """Try four heads of six columns: an error is right, an output is wrong."""
+    """Try to split six columns into four heads, which should raise an error."""
     run = m.call.refused(case)
     if run.error is not None:
         m.tried.append("heads that do not divide the columns")

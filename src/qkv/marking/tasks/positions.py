@@ -36,7 +36,7 @@ class Table:
     dim: int
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         return {"length": self.length, "dim": self.dim}
 
 
@@ -72,17 +72,17 @@ def _halves(table: Array) -> Array:
 
 
 def _to_the_end(column: Array, dim: int) -> Array:
-    """Return exponents that reach 1 in the last pair, as in tensor2tensor."""
+    """Return exponents that grow to 1 in the last pair, as in tensor2tensor."""
     return column // 2 / max(1, (dim + 1) // 2 - 1)
 
 
 def _even(column: Array) -> Array:
-    """Return 0 0 2 2 4 4 ..., as np.arange(0, dim, 2) counts."""
+    """Return 0 0 2 2 4 4 ...: np.arange(0, dim, 2) with each number repeated."""
     return np.asarray(column - column % 2)
 
 
 def _slowed(base: float, exponent: Array, column: Array, dim: int) -> Array:
-    """Return the powers of a logarithm that is divided with //."""
+    """Return the powers of the base, computed from a logarithm that is divided with //."""
     return np.asarray(1 / np.exp(_even(column) * -(np.log(base) // dim)))
 
 
@@ -154,10 +154,10 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return mistakes in the base that made a table (3, 4), or in the dim."""
+    """Return mistakes with the base or the dim that a table (3, 4) reveals."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
-    base = angle**-2.0  # pair 1 of 4 columns turns by base ** (-2 / 4) between two positions
+    base = angle**-2.0  # with dim 4, pair 1 turns by base ** (-2 / 4) in each step
     other_base = _TEXTS.mistake("positions-base", {"base": lambda: base}, base=f"{base:.6g}")
     dim = round(-2 * np.log(BASE) / np.log(angle)) if angle < 1 else 0
     if dim < 1:
@@ -167,7 +167,7 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return the angle of pair 1 of columns from position 1 to 2; 0 if it turns backwards."""
+    """Return by which angle pair 1 turns from position 1 to position 2; 0 if it turns backwards."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
@@ -177,7 +177,7 @@ def _odd_fails(wrong: Outcome) -> Finding | None:
     return _TEXTS.finding("positions-odd", wrong, error=told(wrong))
 
 
-# smallest first: two columns have a single angle, which is the position itself
+# smallest first; with two columns, the only angle is the position itself
 TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
 
@@ -189,7 +189,7 @@ def _another() -> tuple[Table, ...]:
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a function of a length and a size."""
+    """Mark a function that takes a length and a dim."""
     options_of(function, ("length", "dim"), {})
 
     def call(case: Table) -> Any:

@@ -1,4 +1,4 @@
-"""The task `softmax`: scores to weights that sum to 1 along the last axis."""
+"""The task `softmax`: turn scores into weights that sum to 1 along the last axis."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
 @dataclass(frozen=True)
 class Scores:
-    """One call: the scores, and the axis if it is not the last axis."""
+    """One call: the scores, and the axis if another axis than the last is used."""
 
     x: Array
     axis: int | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         return {"x": self.x} if self.axis is None else {"x": self.x, "axis": self.axis}
 
 
 def compute(case: Scores, steps: Steps) -> Array:
-    """Compute the weights by these steps; the steps of attention run along the last axis."""
+    """Compute the weights by these steps, which always run along the last axis."""
     axis = steps["axis"](-1 if case.axis is None else case.axis)
     x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
     weights = steps["normalise"](steps["exp"](steps["shift"](x)))
@@ -141,7 +141,7 @@ LARGE = mended(
         step="shift",
     ),
     kind="fragile",
-    where="what is subtracted before exp: it must leave nothing above 0",
+    where="the number that is subtracted before exp: afterwards, no score may be above 0",
 )
 
 AXIS = (_TEXTS.mistake("axis-ignored", {"axis": lambda axis: -1}),)
@@ -159,7 +159,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return these scores, or if there is a seed, other multiples of 1/2 of the same shape."""
+    """Return these scores, or with a seed, random multiples of 1/2 in the same shape."""
     shape = np.shape(rows)
     if not by_seed():
         return rows
@@ -210,7 +210,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(Group("scores of -inf", [*map(_scores, _MASKED)], (), _minus_inf))
         nothing = run(Scores(_NOTHING))
         if nothing.error is not None or nothing.out is None or np.isnan(nothing.out).any():
-            m.limits.append("A row of -inf alone gives nan: attention must set its output to 0.")
+            m.limits.append("A row of only -inf gives nan: attention has to set its output to 0.")
         m.whole_numbers(Scores(np.array(_ROWS[0], dtype=np.int64)), _FLOATS)
     if "axis" in options:
         m.test(Group("another axis", [_scores(rows[2].x, 0), _scores(batch, 1)], AXIS))

@@ -1,4 +1,4 @@
-"""Functions that continue from call to call with a cache: how they are called and marked."""
+"""Call and mark functions that continue from call to call with a cache."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TEXTS = Texts(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One text in parts: word vectors (T, D), and the number of words of each call."""
+    """One text in parts: word vectors (T, D), and the number of words in each call."""
 
     arrays: dict[str, Array]
     parts: tuple[int, ...]
     positions: Array | None = None
-    later: dict[str, Array] | None = None  # other projections, from the second call on
+    later: dict[str, Array] | None = None  # other projections for the later calls
 
     def pieces(self) -> list[Array]:
-        """Split the word vectors into those of each call."""
+        """Return the word vectors of each call."""
         return np.split(self.arrays["x"], np.cumsum(self.parts)[:-1])
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make these calls by hand."""
+        """Return the arguments that a learner needs to repeat these calls."""
         ends = np.cumsum(self.parts).tolist()
         calls = [f"x[{end - part}:{end}]" for part, end in zip(self.parts, ends, strict=True)]
         table = {} if self.positions is None else {"positions": self.positions}
@@ -50,12 +50,12 @@ class Stepping:
 
     def __init__(self, step: Callable[..., Any], call: Callable[..., Any]) -> None:
         self.step, self.call = step, call
-        self.first: Callable[[], Any] = lambda: None  # makes the cache of the first call
+        self.first: Callable[[], Any] = lambda: None  # the cache for the first call
         self.cache_first = False
-        self.given_back: list[tuple[Array, Array]] = []  # copies, and the arrays of which they are
+        self.given_back: list[tuple[Array, Array]] = []  # (copy, array) of each output
 
     def __call__(self, case: Run) -> Any:
-        """Return the outputs of all calls below each other, or an output that is no array."""
+        """Return the outputs of all calls as one array, or the first output that is no array."""
         outs, cache = [], self.first()
         for x in case.pieces():
             out, cache = self.make_call(case, x, cache)
@@ -82,7 +82,7 @@ class Stepping:
 
 
 class NoCacheError(TypeError):
-    """An error of a step that does not return an output and a cache.
+    """The error for a step that does not return an output and a cache.
 
     Args:
         returned: the returned object.
@@ -102,10 +102,10 @@ class StepMarking(Marking):
         task: the task's name.
         function: a learner's step function.
         call: calls the function for a case, with the words of this call and a cache.
-        compute: computes the output of a case by some steps.
+        compute: computes the output of a case by given steps.
         steps: the right steps.
         returns: the right return statement.
-        smallest: two calls of one word each.
+        smallest: a case with two calls of one word each.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class StepMarking(Marking):
         self.stepping, self.smallest = stepping, smallest
 
     def first_calls(self) -> None:
-        """Check that a call returns an output and a cache, and that a second text starts afresh."""
+        """Check that a call returns an output and a cache, and that no text affects the next."""
         first = self.call(self.smallest)
         if first.error is not None and not isinstance(first.error, NoCacheError):
             first = self._with_another_first_cache() or first
@@ -140,7 +140,7 @@ class StepMarking(Marking):
             self.find(self._no_cache(first, first.error))
             whole = replace(self.smallest, parts=(sum(self.smallest.parts),))
             if not outcome(whole, self.stepping.alone, first.right).is_right:
-                self.steps = None  # its output is wrong even without a cache
+                self.steps = None  # wrong even without a cache
         elif not first.is_right and self._right_in_other_order():
             self.find(_TEXTS.finding("cache-first", first, remedy=self.returns))
         elif first.is_right and differ(first.out, again.out):
@@ -150,11 +150,11 @@ class StepMarking(Marking):
             self.first_call(self.smallest)
 
     def _with_another_first_cache(self) -> Outcome | None:
-        """Return the first run without an error if the first cache is {} or [] instead of None."""
+        """Start with {} or [] instead of None as the cache, and return the first run that works."""
         for make in (dict, list):
             self.stepping.first = make
             if (other := self.call(self.smallest)).error is None:
-                self.limits.append(f"Its first cache must be {make()}, not None.")
+                self.limits.append(f"The cache of its first call has to be {make()}, not None.")
                 return other
         self.stepping.first = lambda: None
         return None
@@ -162,14 +162,14 @@ class StepMarking(Marking):
     def test_in_parts(
         self, single: Sequence[Run], more: Sequence[Run], known: Sequence[Mistake]
     ) -> None:
-        """Test calls of single words and of several, apart, or together if that explains more.
+        """Test calls of single words, then calls of several words, or both if this explains more.
 
         Args:
             single: cases with one word in each call.
             more: cases with several words in a call.
             known: mistakes that may show.
         """
-        alone, several = "one word at a time", "several in one call"
+        alone, several = "one word in each call", "several words in one call"
         if self._told_together(self.run(single), self.run(more), known):
             self.test(Group(f"{alone}, and {several}", (*single, *more), known))
         else:
@@ -179,22 +179,22 @@ class StepMarking(Marking):
     def _told_together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Do all calls together explain the errors better than the calls of single words?"""
+        """Tell whether all calls together explain the errors better than calls of single words."""
         if all(run.error is not None for run in single):
             return True  # many mistakes raise the same error
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # of two mistakes, name the mistake first that calls of single words show
+        # if two mistakes explain all calls, first name the mistake that single words show
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
-        """Check that a step that is right so far uses its cache, and does not write to it.
+        """Check that a step without mistakes so far uses its cache, and does not write to it.
 
         Args:
             others: texts with other projections from the second call on.
-            recomputed: mistakes that compute again what the cache holds, which these texts show.
+            recomputed: mistakes that compute cached rows again; these texts show such mistakes.
         """
         if self.wrong:
             return
@@ -206,12 +206,12 @@ class StepMarking(Marking):
         self.find(overwritten([replace(self.runs[0], given_back=given_back)]))
         if not self.wrong and self._writes_to_cache():
             self.limits.append(
-                "It writes to its cache: copy a cache to continue from it in two ways."
+                "It writes to its cache: before you continue from a cache in two ways, copy it."
             )
 
     @property
     def gives_none(self) -> bool:
-        """Does the first call return None as the cache?"""
+        """Whether the first call returns None as the cache."""
         call = self.stepping
 
         def first_cache(run: Run) -> Array:
@@ -220,14 +220,14 @@ class StepMarking(Marking):
         return outcome(self.smallest, first_cache, np.array(True)).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Is the step right if its cache comes first, and its output second?"""
+        """Tell whether the step is right if its first result is the cache."""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False
         return run.is_right
 
     def _writes_to_cache(self) -> bool:
-        """Does a text that continues twice from the same cache differ the second time, or fail?"""
+        """Tell whether a text differs or fails if it continues from the same cache again."""
         call = self.stepping
 
         def second_time(run: Run) -> Any:

@@ -1,4 +1,4 @@
-"""The texts of known mistakes: each module may have a TOML file of its own name beside it."""
+"""The texts of known mistakes. A module's texts are in a TOML file with the module's name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qkv.marking.outcome import Outcome
 class Texts:
     """The texts of one module's mistakes.
 
-    A table of the TOML file is a mistake: it has fields of `Mistake`, such as `says`, and its name
-    is the key unless it has a field `key`. A table that contains tables is a group: its fields are
-    the defaults of the mistakes in it.
+    A table of the TOML file is a mistake with fields of `Mistake`, for example `says`. The table's
+    name is the mistake's key, unless the table has a field `key`. A table that contains tables is
+    a group: its fields are defaults for the mistakes in the group.
 
     Args:
         module: the module's `__name__`.
@@ -32,8 +32,8 @@ class Texts:
 
         Args:
             name: the table's name.
-            variants: the steps that replace the right ones, one for each way to make the mistake.
-            values: replace placeholders in the texts, as `row` does in "the {row} row".
+            variants: the steps that replace the right steps, for each way to make the mistake.
+            values: replace placeholders in the texts; `row` replaces "{row}", for example.
         """
         fields = {"key": name, **self._mistakes[name]}
         if values:
@@ -44,12 +44,12 @@ class Texts:
     def mistakes(
         self, variants: Mapping[str, Iterable[Steps | Callable[..., Any]]], step: str = ""
     ) -> tuple[Mistake, ...]:
-        """Return the mistakes of these tables.
+        """Return the mistakes of several tables.
 
         Args:
-            variants: by the table's name, the steps that replace the right ones, one for each way
-                to make the mistake. A function alone replaces `step`.
-            step: the name of that step.
+            variants: for each table by name, the steps that replace the right steps, for each way
+                to make the mistake. If a way is only a function, the function replaces `step`.
+            step: the name of the step that such functions replace.
         """
         return tuple(
             self.mistake(name, *({step: way} if callable(way) else way for way in ways))
@@ -63,5 +63,5 @@ class Texts:
         more: Mapping[str, Any] | None = None,
         **values: object,
     ) -> Finding:
-        """Return the mistake of a table as it shows in a run; `more` goes into the example."""
+        """Return the mistake of a table with the run that shows it; add `more` to the example."""
         return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})

@@ -17,7 +17,7 @@ from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task, task
 from qkv.marking.tasks.texts import Texts
 
-# water, money, noun, adjective: features of words in lessons 2 and 9; other words are zeros
+# the features water, money, noun and adjective of words in lessons 2 and 9; other words are zeros
 _TABLE: Mapping[str, Sequence[float]] = MappingProxyType(
     {
         "bank": [0.5, 0.5, 1, 0],
@@ -36,7 +36,7 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # since the end of lesson 2
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # from the end of lesson 2 on
 
 
 def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
@@ -46,7 +46,7 @@ def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
 def _taken(
     sentence: str, word: str, w_q: Array, w_k: Array, table: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """Return the weights of a word; for a repeated word, the weight on its last occurrence."""
+    """Return the weight that a word takes from each word; a repeated word has its last weight."""
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
     weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))
@@ -54,7 +54,7 @@ def _taken(
 
 
 def _matrices(*matrices: Any) -> list[Array] | None:
-    """Return projections as arrays, or None if a projection has a wrong shape or type."""
+    """Return the projections as arrays, or None if any of them has a wrong shape or type."""
     arrays = [numbers(matrix) for matrix in matrices]
     if any(a is None or a.shape != _SHAPE for a in arrays):
         return None
@@ -88,7 +88,7 @@ def _projections(*matrices: Any) -> Iterator[str]:
 
 
 def _calm(*matrices: Any) -> Iterator[str]:
-    """Yield the mistakes in w_q_calm, beside w_k."""
+    """Yield the mistakes in w_q_calm, which is used together with w_k."""
     arrays = _matrices(*matrices)
     if arrays is None:
         yield "projections-shape"
@@ -142,7 +142,7 @@ def _adjectives(more: Any) -> Iterator[str]:
 
 
 def _meanings(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
-    """Return the probabilities of bank's two meanings, the words, and the position of bank."""
+    """Return the probabilities of bank's two meanings, the word vectors, and bank's position."""
     x, bank = _rows(sentence, _WEAK_BANK), sentence.split().index("bank")
     q, k, v = (x @ matrix for matrix in w)
     return softmax((softmax(q @ k.T / np.sqrt(2)) @ v)[bank]), x, bank
@@ -164,7 +164,7 @@ def _learned(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
 
 
 def _task(name: str, tried: str, find: Callable[..., Iterator[str]]) -> Task:
-    """Return a task that marks values by the names of the mistakes in them."""
+    """Return a task that marks values; `find` yields the names of the mistakes in the values."""
 
     def mark(answer: Any, way: str) -> CheckResult:
         mistakes = map(_TEXTS.mistake, find(*answer))

@@ -1,7 +1,7 @@
-"""How the parts of a block are wired, each with its norm: right, and as learners get it wrong.
+"""Right and wrong ways to connect the parts of a block and their norms.
 
-A rule is given x, the parts (attention, then the MLP) and the norm of each, and gives the block's
-output.
+A rule takes x, the parts (attention, then the MLP) and the norm of each part, and returns the
+output of the block.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
 
 
 def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Return the right output: each part reads the norm of x, and is added to x."""
+    """Return the right output: each part reads the norm of x, and its output is added to x."""
     for part, norm in zip(parts, norms, strict=True):
         x = x + part(norm(x))
     return x
 
 
 def wire(rule: Rule) -> Steps:
-    """Return the steps of a block that is wired by this rule."""
+    """Return the steps of a block whose parts are connected by this rule."""
     return {"wire": rule}
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Wire the parts of these numbers in another way, and the other parts rightly."""
+    """Connect the parts with these numbers in another way, and the other parts in the right way."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -39,17 +39,17 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Wire both parts in another way, then the first alone, then the second alone."""
+    """Connect both parts in another way, then only the first part, then only the second part."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
 def _normed_by(first: int, second: int) -> Steps:
-    """Give the two parts the norms of these numbers."""
+    """Give the norms with these numbers to the two parts."""
     return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
 
 
 def _norm_kept(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Both parts read the norm that the first part reads."""
+    """Let both parts read the norm that the first part should read."""
     attend, mlp = parts
     normed = norms[0](x)
     return x + attend(normed) + mlp(normed)

@@ -1,4 +1,4 @@
-"""The task `writing-step`: a decoder with a cache of its own words, and one of a context.
+"""The task `writing-step`: a decoder with a cache of written words and a cache of the context.
 
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an encoder).
 """
@@ -34,10 +34,10 @@ NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 
 
 class Writing(Run):
-    """A text in parts, beside a whole context (S, D)."""
+    """A text in parts, together with a whole context (S, D)."""
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make these calls by hand."""
+        """Return the arguments that a learner needs to repeat these calls."""
         named = ((*name.partition(" "), a) for name, a in super().shown().items())
         return {
             f'parameters["{name}"]{space}{rest}' if name in NAMES else f"{name}{space}{rest}": a
@@ -46,10 +46,10 @@ class Writing(Run):
 
 
 def compute(case: Run, steps: Steps) -> Array:
-    """Return the outputs of all calls below each other, (T, D)."""
+    """Return the outputs (T, D) of all calls, one below the other."""
     context, width = case.arrays["context"], case.arrays["x"].shape[1]
     own = cross = Kept(*np.zeros((2, 0, width)))
-    words = case.arrays["x"][:0]  # all words that self-attention has read
+    words = case.arrays["x"][:0]  # all words that self-attention has read so far
     outs: list[Array] = []
     for x in case.pieces():
         p = (case.later or case.arrays) if outs else case.arrays
@@ -81,7 +81,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the keys and values of the context that an earlier call made, or else the new ones."""
+    """Return the context's keys and values from an earlier call, or new ones in the first call."""
     return kept if len(kept.key) else context
 
 
@@ -89,7 +89,7 @@ RIGHT: Steps = MappingProxyType(
     {
         **kv_cache.RIGHT,
         "projections": lambda own, cross: (own, cross),
-        "words": same,  # after self-attention; a mistake makes keys of them
+        "words": same,  # the words after self-attention; mistakes project them to keys
         "source": _once,
         "stored": same,
         "read": lambda source, own: source,
@@ -120,12 +120,12 @@ def _joined(a: Kept, b: Kept) -> Kept:
 
 
 def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Put keys and values of the new words behind those of the context."""
+    """Append the keys and values of the new words to those of the context."""
     return _joined(_once(kept, context, words), words)
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Make keys or values of the words written, after self-attention or before it."""
+    """Project the written words to keys or values, either after or before self-attention."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -149,7 +149,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# shown by projections that change after the first call: the cache holds the earlier keys
+# shown by calls with changed projections: cached keys come from the earlier projections
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [
@@ -182,7 +182,7 @@ KNOWN = (
 
 
 def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
-    """Draw multiples of 1/2 between -2 and 2, for a context of so many words."""
+    """Draw multiples of 1/2 between -2 and 2, for a context with this number of words."""
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "context": (source, width)}
     shapes |= dict.fromkeys(NAMES, (width, width))
@@ -197,7 +197,7 @@ def word_by_word() -> list[Run]:
 
 @per_seed
 def several() -> list[Run]:
-    """Draw texts with several words in a call."""
+    """Draw texts that have several words in at least one call."""
     return [
         _drawn(811, (2,), 2, 2),
         _drawn(816, (3,), 3, 3),
@@ -239,7 +239,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _with_other_projections(case: Run) -> Run:
-    """Return the same text, with other projections to keys and values from the second call on."""
+    """Return the case with other key and value projections from the second call on."""
     w = case.arrays
     changed = {"self_k": w["self_k"] + 1, "self_v": w["self_v"] - 2}
     changed |= {"cross_k": 1 - w["cross_k"], "cross_v": 2 - w["cross_v"]}

@@ -1,4 +1,4 @@
-"""The task `attention`: softmax(Q K^T / sqrt(d)) V, with what masks and heads it takes."""
+"""The task `attention`: softmax(Q K^T / sqrt(d)) V, with optional masks and heads."""
 
 from qkv.marking.tasks.attention.marker import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 

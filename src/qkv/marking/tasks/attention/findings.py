@@ -44,7 +44,7 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Split runs by whether the first size is below or above the second."""
+    """Return the runs whose first size is below the second, and the runs with the first above."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -55,7 +55,7 @@ def _sides(
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Is each side wrong as a whole or right as a whole, and at least one side wrong?"""
+    """Tell whether all runs of a side are wrong, and no side mixes right runs and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -66,32 +66,35 @@ def _lengths(run: Outcome) -> str:
 
 
 def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
-    """Describe a function whose lengths tell which of its runs are right."""
+    """Describe a function if the lengths of an input tell whether its output is right."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
-        return None  # the masks may differ
+        return None  # the mask may be the difference
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_negated(run.case)) for run in right]  # to exclude chance
+    others = [call(_negated(run.case)) for run in right]  # right results may be chance
     return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
 
 
 def _negated(case: Case) -> Case:
-    """Return a case of the same lengths in which every score has the opposite sign."""
+    """Return a case with the same lengths, in which every score has the opposite sign."""
     return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
-    """Describe a function that is right for some lengths only: most likely it works in blocks."""
+    """Describe a function that is right for some lengths only; it probably works in blocks."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
 def large_scores(wrong: Outcome) -> Finding:
-    """Describe a function that is right for small numbers only; `math` raises, NumPy gives nan."""
+    """Describe a function that is right for small numbers only.
+
+    With large numbers, functions of `math` raise an error, and functions of NumPy give nan.
+    """
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
         return of_mistake(no_max if isinstance(wrong.error, OverflowError) else global_max, wrong)
@@ -100,7 +103,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe the result for a row of falling scores, and a row of rising scores far below 0."""
+    """Describe a wrong result for `inputs.large_ones`: falling scores, and scores far below 0."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -129,37 +132,37 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
 
 
 def second_output(runs: list[Outcome]) -> Finding | None:
-    """Describe wrong weights that a function returns beside a right output."""
+    """Describe wrong weights that a function returns together with a right output."""
     for run in runs:
         if run.second is None or not run.is_right or not _all_see(run.case):
             continue
         formula = answer(run.case)
         right, lse = formula.pattern, formula.lse
-        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as torch gives them
+        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # torch: the mean
         if any(_same_numbers(run.second, a) for a in (right, mean, lse, lse[..., None])):
             continue
-        shows = "they are not the weights that give this output"
+        shows = "the returned weights are not the weights that give this output"
         if _same_numbers(run.second, formula.scores_scaled):
-            shows = "they are the scores before softmax"
+            shows = "the returned weights are the scores before softmax"
         if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
-            shows = "they are transposed: a row should hold the weights of one query"
+            shows = "the returned weights are transposed: a row should hold one query's weights"
         more = {"your weights": run.second, "right weights": right}
         return _TEXTS.finding("weights-wrong", run, more, difference=shows)
     return None
 
 
 def _all_see(case: Case) -> bool:
-    """Does every query see a key? The weights of a query that sees none may be anything."""
+    """Tell whether every query sees a key; without a visible key, any weights are accepted."""
     return case.visible is None or bool(case.visible.any(axis=-1).all())
 
 
 def _same_numbers(a: Array, b: Array) -> bool:
-    """Are two arrays equal, except for leading dimensions of 1?"""
+    """Tell whether two arrays are equal, apart from leading dimensions of size 1."""
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
 def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
-    """Describe a wrong result: its input, its error, and what its properties hint at."""
+    """Describe a wrong result by its input, its error, and hints from its properties."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
     named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
@@ -167,7 +170,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """List what the properties of an output tell about its weights."""
+    """List properties of the weights that an output reveals."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -183,14 +186,14 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
             expected = expected[..., ::-1, :]
         if differ(call(wrong.case.permuted()).out, expected):
             hints.append(
-                "the order of the keys matters, though it should not, as if there were positions"
-                " or a mask, or as if keys were left out"
+                "the output depends on the order of the keys, but should not: look for positions,"
+                " for a mask, and for keys that are left out"
             )
     return hints
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """Return the weights behind an output, if the values determine them."""
+    """Return the weights that give an output, if the values determine these weights."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None
@@ -204,7 +207,7 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
-    """Describe an output whose scores were multiplied by a wrong number, and name the number."""
+    """Describe an output for which the scores were multiplied by a wrong number."""
     factors: dict[int, float] = {}
     sign, off = 1.0, False
     for run in runs:
@@ -222,7 +225,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         times = float((logs * scores).sum() / (scores * scores).sum())
         if np.abs(logs - times * scores).max() > 1e-3:
             return None
-        d = list(run.case.arrays.values())[1].shape[-1]  # the size of key, or of w_q
+        d = list(run.case.arrays.values())[1].shape[-1]  # the size of a key, or of a row of w_q
         times = round(times, 12) + 0.0
         factors[d] = times * d**-0.5
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3
@@ -230,12 +233,12 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         return None
     shows = "everything else is right: only the sharpness of the weights is wrong"
     if sign < 0:
-        shows = "the order is reversed: the key with the lowest score takes the largest weight"
+        shows = "the order of the weights is reversed: the lowest score gets the largest weight"
     if sign == 0:
-        shows = "every key takes the same weight, whatever the scores are"
+        shows = "all keys get the same weight, whatever their scores are"
     numbers = (f"{by:.4g} instead of {d**-0.5:.4g} (d = {d})" for d, by in factors.items())
-    says = f"the scores are multiplied by another number than 1/sqrt(d): {', '.join(numbers)}"
+    says = f"the scores are multiplied by a number other than 1/sqrt(d): {', '.join(numbers)}"
     least, most = min(factors.values()), max(factors.values())
     if len(factors) > 1 and least > 0 and most - least < 1e-3 * most:
-        says = f"the scores are divided by {1 / most:.4g}, whatever the size d of the queries is"
+        says = f"the scores are divided by {1 / most:.4g} for every size d of the queries"
     return _TEXTS.finding("scale-wrong", first_wrong(runs), factors=says, effect=shows)

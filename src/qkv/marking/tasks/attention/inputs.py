@@ -1,4 +1,4 @@
-"""The inputs of the tests of attention: small arrays with short numbers, smallest first."""
+"""Inputs for the tests of attention: small arrays with short numbers, smallest first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.marking.draws import by_seed, generator
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
-CORE = "scores, scaling, softmax, values"  # as many queries as keys, d == dv: most mistakes show
+CORE = "scores, scaling, softmax, values"  # L == S and d == dv: most mistakes show
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class Case:
 
     @property
     def visible(self) -> Array | None:
-        """Where the mask lets a query see a key: where it is True, or finite if it is added."""
+        """Where a query may see a key: where a bool mask is True, or an added mask is finite."""
         if self.mask is None or self.mask.dtype == bool:
             return self.mask
         return np.isfinite(self.mask)
 
     def with_added_mask(self) -> Case:
-        """Return this case with a mask to add to the scores: 0, and -inf where a key is masked."""
+        """Return this case with a mask to add: 0 for visible keys, -inf for masked keys."""
         if self.mask is None or self.mask.dtype != bool:
             return self
         return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         options = {
             "mask": self.mask,
             "is_causal": self.causal or None,
@@ -51,13 +51,13 @@ class Case:
         return self.arrays | {name: a for name, a in options.items() if a is not None}
 
     def at_rank(self, rank: int) -> Case:
-        """Add leading dimensions of 1, for a function that takes batches only."""
+        """Add leading dimensions of size 1, for a function that takes only batches."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
         }
         mask = self.mask
         if mask is not None:
-            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask of keys has one dimension less
+            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension less
         return replace(self, arrays=arrays, mask=mask)
 
     def permuted(self) -> Case:
@@ -68,7 +68,7 @@ class Case:
 
 
 def _lift(a: Array, rank: int) -> Array:
-    """Give an array `rank` dimensions, of size 1 where dimensions are missing."""
+    """Add dimensions of size 1 to an array, until it has `rank` dimensions."""
     missing = max(0, rank - a.ndim)
     return a.reshape(a.shape[:-2] + (1,) * missing + a.shape[-2:])
 
@@ -90,7 +90,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
         **own_cases,
         "whole numbers": [Case(whole)],
         "one key": drawn(signature, 160, (1, 1, 2, 2)),
-        # every query sees a key, also if the mask is inverted
+        # every query sees a key, even if a function inverts the mask
         "a mask": masks,
         "a mask of keys": [replace(two, mask=diagonal[1]), replace(three, mask=lopsided[0])],
         "a row masked out": [replace(two, mask=np.array([[True, True], [False, False]]))],
@@ -102,7 +102,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
 
 
 def _of_query_key_value() -> dict[str, list[Case]]:
-    """Return the cases that only these three arrays have, or that other cases are made from."""
+    """Return the cases that need query, key and value, or from which other cases are made."""
     smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
     if by_seed():
         (smallest,) = drawn("qkv", 0, (2, 2, 2, 2))
@@ -111,17 +111,17 @@ def _of_query_key_value() -> dict[str, list[Case]]:
     return {
         CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4), (3, 3, 5, 5))],
         SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
-        # scores [[1000, 0], [-1000, 0]]: exp overflows, and a row far below the largest underflows
+        # scores [[1000, 0], [-1000, 0]]: exp(1000) overflows, and exp(-2000) is 0
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
-        # in 2 x 2 x 2, transposing too many axes changes no shape
+        # with all sizes 2, a transpose of too many axes changes no shape
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # as with a cache; the queries of the last case are not at the end of the keys
+        # queries after cached keys; in the last case, the query is not the last position
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
 
 def _of_word_vectors() -> dict[str, list[Case]]:
-    """Return these cases for x and the weights of its projections."""
+    """Return the cases that need x and the weights of its projections."""
     names = "x,w_q,w_k,w_v"
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
@@ -132,26 +132,29 @@ def _of_word_vectors() -> dict[str, list[Case]]:
         SIZES[names]: drawn(names, 80, *sizes, apart=5),
         "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
         "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
-        # in the second case, the heads together are wider than x
+        # in the second case, the joined heads are wider than x
         "two heads": [replace(case, heads=2) for case in (two, *drawn(names, 180, (3, 3, 4, 4)))],
     }
 
 
 def long_ones(length: int) -> list[Case]:
-    """Return two queries of many keys, whose scores rise and fall, and many queries of two keys."""
+    """Return a case of two queries and many keys, and a case of many queries and two keys.
+
+    With many keys, the scores of one query rise, and those of the other query fall.
+    """
     both, long = np.array([[1.0], [-1.0]]), np.arange(length)[:, None] / 8
     value = np.random.default_rng(900).integers(-4, 5, (length, 1)) / 2
     return [_case("qkv", both, long, value), _case("qkv", long, both, value[:2])]
 
 
 def large_ones(length: int) -> Case:
-    """Return many keys, whose scores fall from 2000 to 1000, and rise from -2000 to -1000."""
+    """Return two queries and many keys: scores of 2000, then 1000; and -2000, then -1000."""
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
 
 def _case(signature: str, *rows: Any) -> Case:
-    """Return a call with these arrays."""
+    """Return a case with these arrays."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]
     return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 
@@ -163,13 +166,13 @@ def drawn(
     apart: int = 10,
     batch: tuple[int, ...] = (),
 ) -> list[Case]:
-    """Draw multiples of 1/2 between -2 and 2: short to print, exact in float32.
+    """Draw multiples of 1/2 between -2 and 2, which are short to print and exact in float32.
 
     Args:
-        signature: names the arrays, with sizes (L, S, d, dv), or (T, D, d, dv) for x.
-        seed: seeds the first array of the first case; its other arrays get the next seeds.
-        sizes: the four sizes of each case.
-        apart: the distance between the seeds of two cases.
+        signature: the names of the arrays.
+        seed: the seed of the first array in the first case; the other arrays get the next seeds.
+        sizes: the four sizes of each case: (L, S, d, dv), or (T, D, d, dv) with x.
+        apart: the difference between the seeds of one case and the next.
         batch: the leading dimensions.
     """
     drawn_cases = []

@@ -14,7 +14,7 @@ from qkv.marking.outcome import Outcome, name_of, outcome
 from qkv.marking.tasks.attention.inputs import NAMES, Case
 from qkv.marking.tasks.attention.steps import answer
 
-# the options, and the names that learners give them
+# the options, with the names that learners give to each option
 OPTIONS = {
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("is_causal", "causal"),
@@ -32,16 +32,16 @@ class Learner:
     name: str
     options: dict[str, str] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()
-    positional: tuple[inspect.Parameter, ...] = ()  # options that have no name
-    unmasked: bool | float = True  # fills a required mask where a test has none
-    per_key: bool = False  # a required mask is (S,), not (L, S)
+    positional: tuple[inspect.Parameter, ...] = ()  # positional-only parameters
+    unmasked: bool | float = True  # fills a required mask in tests without a mask
+    per_key: bool = False  # whether a required mask is (S,), not (L, S)
     weights_first: bool = False
-    rank: int = 2  # dimensions of a single text: 3 or 4 if the function takes batches only
+    rank: int = 2  # of the arrays of one text; 3 or 4 if only batches are taken
     adds_mask: bool = False
-    number_as_mask: bool = False  # the default mask is a number to add
+    number_as_mask: bool = False  # whether the default of the mask is a number to add
 
     def __call__(self, case: Case) -> Outcome:
-        """Run the function on a copy of the case; its errors become part of the outcome."""
+        """Run the function on a copy of the case; the outcome holds its result or its error."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
@@ -51,7 +51,7 @@ class Learner:
         return run
 
     def refused(self, case: Case) -> Outcome:
-        """Run the function on a case that it should refuse: an error is right."""
+        """Run the function on a case for which it should raise an error."""
         return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
 
     def _returned(self, case: Case) -> Any:
@@ -91,7 +91,7 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
     name = name_of(function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins do not know their parameters
+    except ValueError:  # some builtins have no signature
         return Learner(function, name)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -102,9 +102,9 @@ def learner(function: Callable[..., Any], signature: str) -> Learner:
     if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         other = next(s for s in NAMES if s != signature)
         raise TypeError(
-            f'check: signature "{signature}" calls {name}({", ".join(names)}), but it is'
+            f'check: signature "{signature}" calls {name}({", ".join(names)}), but the function is'
             f" {name}({', '.join(p.name for p in parameters)}): give further parameters a default,"
-            f' or say signature="{other}"'
+            f' or pass signature="{other}"'
         )
     return Learner(
         function,

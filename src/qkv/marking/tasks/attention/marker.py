@@ -1,4 +1,4 @@
-"""The tasks of attention: the tests of a learner's function, in their order."""
+"""The tasks of attention, with the tests of a learner's function in their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES,
 from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
-MOST = 131  # queries, or keys: more than one block, if a function works in blocks
+MOST = 131  # keys or queries: more than one block of a function that works in blocks
 _TEXTS = Texts(__name__)
 PER_KEY = _TEXTS.mistake("mask-per-key")
 
@@ -45,7 +45,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
-        """From now on call the function in the first of these ways in which it is right, if any."""
+        """Switch to the first of these ways to call the function that is right, if any is."""
         right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
         self.call = next(right, self.call)
 
@@ -61,7 +61,7 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, or wrong weights beside a right output."""
+        """Report changed inputs, or wrong weights that come with a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
@@ -73,18 +73,18 @@ class AttentionMarking(Marking):
 
 
 def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """Return the marker of a function that takes the arrays of a signature."""
+    """Return the marker for functions that take the arrays of a signature."""
     return lambda function, signature: _mark(
         AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
 
 
 ATTENTION = task("attention", _marks("attention"))
-_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 asks to mend
+_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 hands out
 
 
 def _mended(result: CheckResult) -> CheckResult:
-    """Give no points for the function as the lesson hands it out."""
+    """Set the points to 0 if the function still has the mistakes with which it is handed out."""
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 
 
@@ -96,7 +96,7 @@ MENDED = task(
 
 
 def _mark(m: AttentionMarking) -> CheckResult:
-    """Run the tests in their order; some make sense only for a function that is right so far."""
+    """Run the tests in their order; skip some of them after the first wrong result."""
     options = m.call.options
     first_calls(m)
     if m.wrong:
@@ -127,14 +127,14 @@ def _mark(m: AttentionMarking) -> CheckResult:
 
 
 def first_calls(m: AttentionMarking) -> None:
-    """Find out how the function is called, and whether it returns the same array twice."""
+    """Find out how to call the function, and whether two calls return the same array."""
     if any(run.error is not None for run in m.on(CORE)):
         m.choose(replace(m.call, rank=rank) for rank in (3, 4))
         if m.call.rank > 2:
             m.limits.append(
-                f"It takes arrays of {m.call.rank} dimensions only, not a single text (L, d)."
+                f"It takes only arrays of {m.call.rank} dimensions, not a single text (L, d)."
             )
-    if "mask" in m.call.needed:  # True masks no key, nor does 0, nor False if it is inverted
+    if "mask" in m.call.needed:  # True and 0 mask no key, and False masks none if inverted
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.on(CORE), core(m.signature)
@@ -146,8 +146,8 @@ def first_calls(m: AttentionMarking) -> None:
 
 
 def _try_long_ones(m: AttentionMarking) -> None:
-    """Try more keys and queries than a block has, and report the smallest wrong number."""
-    m.tried.append(f"{MOST} keys, and as many queries")
+    """Try more keys and queries than one block has; report the smallest lengths that fail."""
+    m.tried.append(f"{MOST} keys and {MOST} queries")
     if all(run.is_right for run in m.run(long_ones(MOST))):
         _try_large_ones(m)
         return
@@ -157,10 +157,10 @@ def _try_long_ones(m: AttentionMarking) -> None:
 
 
 def _try_large_ones(m: AttentionMarking) -> None:
-    """Try scores that test a maximum which is kept from block to block."""
+    """Try scores that are right only if the maximum over all earlier blocks is kept."""
     if any(finding.kind == "fragile" for finding in m.found):
         return
-    m.tried.append(f"scores of 1000 and 2000 of {MOST} keys")
+    m.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
     if not m.call(large_ones(MOST)).is_right:
         runs = map(m.call, map(large_ones, range(2, MOST + 1)))
         m.find(findings.large_ones(next(run for run in runs if not run.is_right)))
@@ -172,7 +172,10 @@ def try_masks(
     more: Sequence[Mistake] = (),
     per_key: Mistake = PER_KEY,
 ) -> bool:
-    """Try masks of bools, or of 0 and -inf if that explains more; is the mask (L, S)?"""
+    """Try masks of bools, or of 0 and -inf if these explain more.
+
+    Return whether the function takes a mask (L, S).
+    """
     if m.steps is None:
         return False
     known = (*masks.MASK, *masks.HIDING, *more)
@@ -196,7 +199,7 @@ def try_masks(
 
 
 def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
-    """Try a causal mask, where the function takes one, also on batches and beside another mask."""
+    """Try a causal mask if the function takes one: alone, on a batch, and with another mask."""
     if "causal" not in m.call.options:
         return
     m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
@@ -213,16 +216,17 @@ def adds_its_mask(
     known: Sequence[Mistake],
     for_numbers: bool,
 ) -> bool:
-    """Do fewer mistakes explain the results with a mask of 0 and -inf than with a mask of bools?
+    """Tell whether the function takes a mask of 0 and -inf, which it adds to the scores.
 
-    A function that adds True and False to its scores as 1 and 0 has to show that it is made for
-    numbers; otherwise the addition is a mistake that its callers cannot notice.
+    It does if fewer mistakes explain its results with this mask than its results with bools. A
+    function that adds True and False to its scores as 1 and 0 has to show that it is made for
+    numbers; otherwise, adding the mask counts as a mistake.
     """
-    # where(mask, -inf, scores) is inverted, and masks where the mask is -inf too
+    # where(mask, -inf, scores) is an inverted bool mask, but a mask of 0 and -inf works with it
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) masks where the mask is 0: it takes no numbers to add either
+    # where(mask, scores, -inf) masks the zeros of a mask to add, so that it takes bools only
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
@@ -234,7 +238,7 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Does a function handle a row of -inf, for which the softmax alone gives nan?"""
+    """Tell whether a function handles a row of -inf, for which softmax alone gives nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
@@ -254,7 +258,7 @@ def takes_batches(m: AttentionMarking) -> bool:
 
 
 def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """Return a call with two texts that fails or gives a wrong shape by no known mistake."""
+    """Return a call with two texts that fails or has a wrong shape, if no mistake explains it."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
     return refused[0] if refused and m.explain(runs, BATCHES) is None else None

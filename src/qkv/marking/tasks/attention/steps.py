@@ -1,6 +1,6 @@
-"""Attention in steps, of which a mistake replaces some, and the right answer.
+"""Attention in steps, and the right answer. A mistake replaces some of the steps.
 
-`RIGHT` holds the steps by name; the constants hold the lines that a learner writes for them.
+`RIGHT` holds the steps by name. The constants hold lines of code that a learner writes for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that a learner might scale by."""
+    """The sizes by which a learner might scale the scores."""
 
     d: int
     dv: int

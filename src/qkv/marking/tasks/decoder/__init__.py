@@ -1,4 +1,4 @@
-"""The task `decoder`: ids to logits with the weights of a file, as Llama has them."""
+"""The task `decoder`: compute logits from ids, with weights in the format of Llama's files."""
 
 from qkv.marking.tasks.decoder.marker import DECODER
 from qkv.marking.tasks.decoder.steps import small_model

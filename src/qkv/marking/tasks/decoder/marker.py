@@ -1,4 +1,4 @@
-"""Mark a decoder: does it give the logits of a small model, and write the same words?"""
+"""Mark a decoder by the logits of a small model, and by the words that it writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
-# without the mistakes that differ where query heads share key heads
+# without mistakes that are computed differently if query heads share key heads
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -62,21 +62,21 @@ KNOWN = (
     *OF_ATTENTION,
     *OF_CAUSAL,
 )
-# one word attends only to itself; of two words the second has a distance to the first
+# a single word attends only to itself; two words have a distance
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = Text(np.array([8]))  # as many logits as those of the first text
+ANOTHER_WORD = Text(np.array([8]))  # as many logits as for the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
-    "a model of other sizes, with lm_head.weight of its own",
+    "a model of other sizes with lm_head.weight",
     [Text(np.array(ids), tied=False) for ids in _OTHER_IDS],
     UNTIED,
 )
-WRITTEN = Group("words written one after the other", [Text(np.array([2, 9]), write=8)])
+WRITTEN = Group("words that are written one after the other", [Text(np.array([2, 9]), write=8)])
 
 
 @per_seed
 def texts() -> list[Text]:
-    """Return the texts of the first test; a seed gives each word another id."""
+    """Return the texts of the first test; each seed gives the words other ids."""
     others = generator(1).permutation(11) if by_seed() else np.arange(11)
     return [Text(others[ids]) for ids in _TEXT_IDS]
 
@@ -90,16 +90,16 @@ class _Decoding:
 
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
-        self.batched = False  # does it take ids (1, T) only?
-        self.changed: dict[str, Any] = {}  # weights that it wrote to or removed
+        self.batched = False  # whether it takes only ids (1, T)
+        self.changed: dict[str, Any] = {}  # weights that it changed or removed
 
     def __call__(self, case: Text) -> Any:
-        """Return the logits for the ids of a case, or the words that the decoder writes."""
+        """Return the logits for the ids of a case, or the ids that the decoder writes."""
         if case.write:
             return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # its items have no batch axis
+            return returned  # items of a tuple or list have no batch axis
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
@@ -113,10 +113,10 @@ class _Decoding:
         return returned
 
     def _rows(self, ids: Array, tied: bool) -> Array:
-        """Return the logits as rows; the last row is for the next word."""
+        """Return the logits as rows; the last row predicts the next word."""
         logits = numbers(self._returned(ids, tied))
         if logits is None:
-            raise TypeError("it returned no logits")
+            raise TypeError("the decoder returned no logits")
         return np.atleast_2d(_without_batch(logits))
 
 
@@ -126,7 +126,7 @@ def _without_batch(logits: Array) -> Array:
 
 
 def _unknown_name(wrong: Outcome) -> Finding | None:
-    """Report a name that neither weights nor config have."""
+    """Report a name that is neither in the weights nor in config."""
     if not isinstance(wrong.error, KeyError):
         return None
     weights, config = small_model(wrong.case.tied)
@@ -148,7 +148,7 @@ class _DecoderMarking(Marking):
     """A decoder on its way through the tests."""
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Report a text of one word that is right: attention has no choice there."""
+        """Give the hint that a text of one word is right, in which attention has no choice."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:
             hints.append("right for one word, so the mistake is in attention between words")
@@ -180,7 +180,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         returns="return logits  # (T, V)",
     )
     if call.batched:
-        m.limits.append("It takes ids (1, T) only, not (T,).")
+        m.limits.append("It takes only ids (1, T), not (T,).")
     m.first_call(texts()[0])
     if m.wrong:
         return m.result()

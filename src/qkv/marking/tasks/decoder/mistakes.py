@@ -1,4 +1,4 @@
-"""The ways to get a decoder wrong: each replaces a step of the right computation."""
+"""Mistakes in a decoder. Each mistake replaces a step of the right computation."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ ENDS = _TEXTS.mistakes(
 
 
 def _speeds(base: float, d: int) -> Array:
-    """Return the angle by which each pair turns from one position to the next."""
+    """Return the angle by which each pair rotates from one position to the next."""
     return base ** (-np.arange(0, d, 2) / d)
 
 
-# of a model that has a matrix of its own for the logits
+# for a model that has lm_head.weight
 UNTIED = _TEXTS.mistakes(
     {
         "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],
@@ -63,7 +63,7 @@ UNTIED = _TEXTS.mistakes(
     },
     step="tables",
 )
-# of a decoder that gives the logits after the last word alone
+# for a decoder that returns only the logits after the last word
 LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
     {
         "decoder-last-row": [],
@@ -77,7 +77,7 @@ LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
 
 
 def _counts(heads: int, groups: int) -> Steps:
-    """Return the step of numbers of heads that are fixed in the code."""
+    """Return the steps of code in which the numbers of heads are fixed."""
     return {"counts": lambda *config: (heads, groups)}
 
 
@@ -157,7 +157,7 @@ LAYER = (
 
 
 def _one_ahead(a: Array, rotate: Callable[[Array], Array]) -> Array:
-    """(..., T, d) rotated as if its first row stood at position 1."""
+    """Rotate (..., T, d) as if the first row had position 1."""
     return rotate(np.concatenate([np.zeros_like(a[..., :1, :]), a], axis=-2))[..., 1:, :]
 
 
@@ -219,7 +219,7 @@ _SOME = (
 
 
 def _untransposed(names: Sequence[str]) -> Steps:
-    """Multiply with these weights as they are in the file, and with the others transposed."""
+    """Multiply by these weights without a transpose, and by the other weights transposed."""
     return {"linear": lambda x, weight, name: x @ (weight if name in names else weight.T)}
 
 
@@ -233,7 +233,7 @@ def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
 
 
 def _pair_forgotten(at: int) -> list[Callable[..., Any]]:
-    """Leave a pair at 0, or leave it as it was."""
+    """Set a pair to 0, or leave the pair as it was."""
     return [
         lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
         lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
@@ -245,12 +245,12 @@ def _pairs(d: int) -> Array:
 
 
 def _chosen(names: str) -> Steps:
-    """Take q, k and v from the projections of these names."""
+    """Take q, k and v from the projections with these names."""
     return {"choose": lambda *qkv: [qkv["qkv".index(name)] for name in names]}
 
 
 def _in_one_row(a: Array) -> Array:
-    """The heads' numbers as one word's, by a transpose and a reshape to (T, -1), T = 1."""
+    """Join the heads of one word by a transpose and a reshape to (T, -1) with T = 1."""
     return np.swapaxes(a, -3, -2).reshape(1, -1)
 
 
@@ -312,7 +312,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # with another join, which differs for one word alone: others fail before
+    # the same mistakes with a wrong join too; with more than one word, an earlier step fails
     *(
         replace(one, variants=tuple({**steps, "join": _in_one_row} for steps in one.variants))
         for one in SPLITTING

@@ -1,4 +1,4 @@
-"""A decoder in steps, from ids to logits, with weights under the names of Llama's files.
+"""A decoder in steps, from ids to logits. The weights have the names of Llama's files.
 
 Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (rotary positions), Ainslie et al. 2023
 (grouped heads), Shazeer 2020 (SwiGLU), Zhang and Sennrich 2019 (RMSNorm).
@@ -21,7 +21,7 @@ from qkv.marking.tasks.attention.steps import Sizes
 from qkv.marking.tasks.block import rms_norm, sigmoid
 from qkv.marking.tasks.wiring import Part, pre_norm
 
-_Model = tuple[dict[str, Array], dict[str, Any]]  # weights by their names, and config
+_Model = tuple[dict[str, Array], dict[str, Any]]  # the weights by name, and config
 CONFIG: Mapping[str, Any] = MappingProxyType(
     {
         "model_type": "llama",
@@ -40,7 +40,7 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# a model with other numbers, and with its own matrix for the logits
+# a model with other sizes, and with a matrix of its own for the logits
 UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
     {
         **CONFIG,
@@ -57,10 +57,10 @@ UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
 
 
 def small_model(tied: bool = True) -> _Model:
-    """Return the weights (out, in) of a small Llama by their names in a file, and its config.
+    """Return `(weights, config)` of a small Llama: weights (out, in) by their names in a file.
 
     Args:
-        tied: the table of embeddings makes the logits; else the weights have `lm_head.weight`.
+        tied: whether the table of embeddings makes the logits; if not, `lm_head.weight` does.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
@@ -73,7 +73,7 @@ def small_model(tied: bool = True) -> _Model:
 
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
-    """Return both models; the second is tied."""
+    """Return both small models; the second model is tied."""
     return _drawn(False), _drawn(True)
 
 
@@ -107,11 +107,11 @@ def _drawn(tied: bool) -> _Model:
 
 @dataclass(frozen=True)
 class Text:
-    """One call, or the calls that write some words: ids (T,) for a small model.
+    """The ids (T,) of a text for a small model, for one call or for calls that write words.
 
     Attributes:
-        ids: of the text.
-        write: the number of words to write after the text; 0 asks for the logits.
+        ids: the ids of the text.
+        write: the number of words to write after the text; with 0, the result is the logits.
         tied: whether the small model is tied.
     """
 
@@ -120,7 +120,7 @@ class Text:
     tied: bool = True
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the arguments that a learner needs to repeat this call."""
         written = {"words to write": self.write} if self.write else {}
         return {
             "ids": self.ids,
@@ -130,14 +130,14 @@ class Text:
 
 
 def greedy(ids: Array, count: int, logits: Callable[[Array], Array]) -> Array:
-    """Write the words with the largest logits, one after the other, and return their ids."""
+    """Write words with greedy decoding, and return their ids."""
     for _ in range(count):
         ids = np.append(ids, np.argmax(logits(ids)[-1]))
     return ids[-count:]
 
 
 def compute(case: Text, steps: Steps) -> Array:
-    """Return the logits after each position, (T, V), or the ids of the written words."""
+    """Return the logits (T, V) after each position, or the ids of the written words."""
     if case.write:
         return greedy(case.ids, case.write, lambda ids: _logits(ids, case.tied, steps))
     out: Array = steps["rows"](_logits(case.ids, case.tied, steps))
@@ -145,7 +145,7 @@ def compute(case: Text, steps: Steps) -> Array:
 
 
 def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
-    """Return the logits of a small model, (T, V)."""
+    """Return the logits (T, V) of a small model."""
     w, config = small_model(tied)
     table = w["model.embed_tokens.weight"]
     table, head = steps["tables"](table, w.get("lm_head.weight", table))
@@ -186,7 +186,7 @@ def _norm(x: Array, weight: Array, eps: float, steps: Steps) -> Array:
 
 
 def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
-    """Return the attention of all heads, joined and projected, (T, D)."""
+    """Return the output (T, D) of attention: all heads, joined and projected."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
 
     def split(*qkv: Array) -> tuple[Array, ...]:

@@ -1,1 +1,1 @@
-"""Mistakes that several tasks share: each replaces a step of a right computation."""
+"""Mistakes that several tasks share. Each mistake replaces a step of a right computation."""

@@ -1,4 +1,4 @@
-"""Build mistakes that look alike in several tasks: lost ends of loops, and missing rows."""
+"""Build mistakes that are similar in several tasks: loops with a lost end, and missing rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qkv.marking.tasks.texts import Texts
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
-    """Replace the first (0) or the last (-1) along an axis by a number."""
+    """Replace the first (`at` is 0) or the last (-1) item along an axis by a number."""
     a = np.array(a)
     np.moveaxis(a, axis, 0)[at] = number
     return a
 
 
 def cut(a: Array, at: int, axis: int) -> Array:
-    """Remove the first (0) or the last (-1) along an axis."""
+    """Remove the first (`at` is 0) or the last (-1) item along an axis."""
     return np.delete(a, at, axis)
 
 
@@ -30,12 +30,12 @@ def pick(known: Iterable[Mistake], *keys: str) -> list[Mistake]:
 
 
 def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[Mistake, ...]:
-    """Return the mistakes of a loop that ends one too early, and of a loop that begins too late.
+    """Return two mistakes: a loop that leaves out the last item, and one without the first item.
 
     Args:
-        texts: have the texts of both, with {end} for "last" or "first".
-        name: the name of their table.
-        steps: the variants, each from the index that is left out (-1 or 0).
+        texts: the texts of the module; {end} stands for "last" or "first".
+        name: the name of the table of both mistakes.
+        steps: the variants, as functions of the index that is left out (-1 or 0).
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -44,10 +44,10 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
 
 
 def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
-    """Return what a return statement inside the loop over rows computes.
+    """Return the two wrong versions of a step that returns inside its loop over rows.
 
     Args:
-        step: the name of the step that gives the rows.
+        step: the name of the step that computes the rows.
         of: the right function of this step.
     """
 

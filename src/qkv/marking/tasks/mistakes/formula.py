@@ -23,7 +23,7 @@ from qkv.marking.tasks.mistakes.slips import OF_WORDS, SLIPS
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
-# by the array that is used as query, as key and as value
+# the names of mistakes, by the numbers of the arrays that are used as query, key and value
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
@@ -49,7 +49,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Use x itself in place of some of the three projections."""
+    """Use x itself in place of some of its three projections."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }
@@ -100,7 +100,7 @@ def over(*axes: int) -> tuple[Steps, Steps]:
 _ROW_MAX, _ROW_SUM = _max(axis=-1), _sum(axis=-1)
 _LATE_SUM: Steps = {"normalise": same, "weigh": lambda e, v, n: e @ v / e.sum(axis=-1)}
 
-# softmax as such: the steps of the task softmax are the same
+# mistakes in softmax itself, which the task softmax shares
 SOFTMAX_ROWS = _TEXTS.mistakes(
     {
         "no-exp": [{"shift": same, "exp": same}],

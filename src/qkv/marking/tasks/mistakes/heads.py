@@ -17,32 +17,32 @@ _TEXTS = Texts(__name__)
 
 
 def _reshape(a: Array, heads: int) -> Array:
-    """(..., T, H * d) -> (..., H, T, d) without the transpose."""
+    """Split (..., T, H * d) into (..., H, T, d) without the transpose."""
     return a.reshape(*a.shape[:-2], heads, a.shape[-2], -1)
 
 
 def _rejoin(a: Array) -> Array:
-    """(..., H, T, d) -> (..., T, H * d) without the transpose."""
+    """Join (..., H, T, d) to (..., T, H * d) without the transpose."""
     return a.reshape(*a.shape[:-3], a.shape[-2], -1)
 
 
 def _flat(a: Array) -> Array:
-    """(..., T, H, d) -> (..., T, H * d), which needs no transpose."""
+    """Join (..., T, H, d) to (..., T, H * d), which needs no transpose."""
     return a.reshape(*a.shape[:-2], -1)
 
 
 def _unswapped(a: Array, heads: int) -> Array:
-    """(..., T, H * d) -> (..., T, H, d), with no transpose after it."""
+    """Split (..., T, H * d) into (..., T, H, d), without the transpose that should follow."""
     return a.reshape(*a.shape[:-1], heads, -1)
 
 
 def _rejoin_by_row(a: Array) -> Array:
-    """(..., T, H, d) -> (..., T, H * d) by a transpose that was not needed."""
+    """Join (..., T, H, d) to (..., T, H * d) with a needless transpose."""
     return np.swapaxes(a, -3, -2).reshape(*a.shape[:-2], -1)
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Split some of queries, keys and values without the transpose."""
+    """Undo the transpose after the split for some of queries, keys and values."""
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)
@@ -51,17 +51,17 @@ def _swapped_back(*roles: int) -> Steps:
 
 
 def _in_turn(a: Array, heads: int) -> Array:
-    """(..., T, d * H) -> (..., H, T, d), every H-th column to one head."""
+    """Split (..., T, d * H) into (..., H, T, d); each head gets every H-th column."""
     return np.moveaxis(a.reshape(*a.shape[:-1], -1, heads), -1, -3)
 
 
 def _rejoin_in_turn(a: Array) -> Array:
-    """(..., H, T, d) -> (..., T, d * H), the heads' columns in turn."""
+    """Join (..., H, T, d) to (..., T, d * H) with the columns of the heads interleaved."""
     return _flat(np.moveaxis(a, -3, -1))
 
 
 def _sized(size: Callable[[int, int, int], int]) -> Steps:
-    """Split into heads of another size: a ValueError where it does not fit."""
+    """Split into heads of another size, and raise a ValueError if the size does not fit."""
 
     def sized(a: Array, heads: int, width: int) -> Array:
         return a.reshape(*a.shape[:-1], heads, size(a.shape[-1], heads, width)).reshape(a.shape)
@@ -77,7 +77,7 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # before the next, which may join so too
+            # this mistake comes first, since some variants of the next have the same join
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},
@@ -104,7 +104,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# in a function that takes a number of heads: one head shows these already
+# in a function that takes a number of heads: these mistakes show even with one head
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

@@ -1,4 +1,4 @@
-"""Mistakes in masks: the causal comparison, masks that are given, and what stands for masked."""
+"""Mistakes in causal masks, in the use of given masks, and in the number for masked scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.marking.tasks.attention.steps import HIDE, flip, same
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
-# by the name of a mistake: which keys j query i sees, from its position
+# by the name of a mistake: which keys j a query at position i sees
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
     {
         "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
@@ -26,7 +26,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes of the causal comparison, under the keys that a task gives them."""
+    """Return mistakes in causal masks, under the keys that a task gives to these mistakes."""
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 
@@ -81,31 +81,31 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """Put a number in the place of a masked score, or add it."""
+    """Replace masked scores by a number, or add the number to masked scores."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
 
 
 def _seen(weights: Array, visible: Array) -> Array:
-    """Give no weight to masked keys, and keep the other weights."""
+    """Set the weights of masked keys to 0, and keep the other weights."""
     return np.where(visible, weights, 0.0)
 
 
 def _less_the_largest(scores: Array, visible: Array) -> Array:
-    """Subtract the largest score of a row, which may be masked then."""
+    """Subtract the largest score of a row, even if this score is masked."""
     return np.where(visible, scores - scores.max(axis=-1, keepdims=True), -np.inf)
 
 
 def _over_no_zero(e: Array) -> Array:
-    """Divide by the sum of the row, where the sum is not 0."""
+    """Divide each row by its sum, unless the sum is 0."""
     total = e.sum(axis=-1, keepdims=True)
     out: Array = e / np.where(total == 0, 1, total)
     return out
 
 
 def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
-    """Divide by the sum of the row and a small number, which is never 0."""
+    """Divide each row by its sum plus a small number, so that the divisor is never 0."""
     for number in numbers:
         yield {
             "hide": _less_the_largest,
@@ -114,7 +114,7 @@ def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
         }
 
 
-# by masks that a task asks for
+# mistakes that are sought only in tasks that ask for a mask
 WEAK = _TEXTS.mistakes(
     {
         "mask-too-weak": _instead(-1, -2, -3, -5, -10),

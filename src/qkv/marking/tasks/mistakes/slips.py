@@ -1,4 +1,4 @@
-"""Slips of the pen in attention: a fraction cut off, a loop that ends early, a wrong product."""
+"""Small slips in attention: fractions that are cut off, loops that end early, wrong products."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _root(s: Array, d: int) -> Array:
 
 _WHOLE_SCORES: Steps = {"scale": lambda s, n: np.trunc(_root(s, n.d))}
 
-# slips in softmax as such: the steps of the task softmax are the same
+# slips in softmax itself, which the task softmax shares
 HARD = _TEXTS.mistake(
     "softmax-hard",
     {
@@ -128,7 +128,7 @@ _LOOPS = (
 
 
 def _each_number(*by: int) -> Steps:
-    """Multiply some of the projections number by number."""
+    """Compute some of the projections with elementwise products."""
     return {
         "project": lambda x, *weights: [x * w if n in by else x @ w for n, w in enumerate(weights)]
     }
@@ -185,13 +185,13 @@ SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
-    """Give no weight to the first key (0), or to the last one that a query sees (-1)."""
+    """Set the weight of the first key to 0 (`at` is 0), or that of the last visible key (-1)."""
     positions = np.arange(w.shape[-1])
     last = np.where(w > 0, positions, -1).max(axis=-1, keepdims=True)
     return np.where(positions == (last if at else 0), 0.0, w)
 
 
-# in causal tasks: loops over as many keys as a word sees
+# in causal tasks: loops that run only over the keys that a word sees
 OF_CAUSAL = both_ends(
     _TEXTS,
     "seen-key-forgotten",

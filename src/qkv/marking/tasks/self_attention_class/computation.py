@@ -1,4 +1,4 @@
-"""A layer of self-attention in steps, by its own weights, and the mistakes that replace steps."""
+"""A self-attention layer in steps that use the layer's weights, and mistakes that replace steps."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TEXTS = Texts(__name__)
 
 @dataclass(frozen=True)
 class Call:
-    """Word vectors (..., T, D) for a layer of so many heads.
+    """Word vectors (..., T, D) for a layer with a number of heads.
 
     Attributes:
         x: the word vectors.
         heads: the number of heads of the layer.
-        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role, once they are known.
-        biases: by role, where there are any.
-        mask: where a word may attend to another, (T, T), True = may.
+        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role; None if unknown.
+        biases: the biases that the layer has, by role.
+        mask: a mask (T, T) that is True where a word may attend to another word.
         causal: whether a causal mask is requested.
     """
 
@@ -48,7 +48,7 @@ class Call:
         return self.x.shape[-1], self.heads
 
     def shown(self) -> dict[str, Any]:
-        """Return what a learner needs to make this call by hand."""
+        """Return the layer and the arguments that a learner needs to repeat this call."""
         matrices, biases = self.matrices or {}, self.biases or {}
         shown = {
             "layer": f"SelfAttention({self.x.shape[-1]}, {self.heads})",
@@ -62,9 +62,10 @@ class Call:
 
 
 def as_attention(case: Call) -> Case:
-    """Return the words and projections of a case as a call of attention, without biases.
+    """Return the words and projections of a case as a call of attention, which has no biases.
 
-    Instead of biases each word vector ends on a 1, and each projection has a row for this number.
+    To replace the biases, each word vector gets a 1 at its end, and each projection gets the bias
+    as its last row.
     """
     matrices, biases, x = case.matrices or {}, case.biases or {}, case.x
     arrays = {f"w_{role}": matrices[role] for role in "qkv"}
@@ -77,7 +78,7 @@ def as_attention(case: Call) -> Case:
 
 
 def compute(case: Call, steps: Steps) -> Array:
-    """Return the output of the layer by its own weights, or its input if these are unknown."""
+    """Return the output that the layer's weights give, or the input if the weights are unknown."""
     if case.matrices is None:
         return case.x
     out = attention(as_attention(case), steps)

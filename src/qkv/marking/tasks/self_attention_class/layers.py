@@ -1,6 +1,6 @@
-"""Layers of a student's class: builds them, calls them, and reads their weights.
+"""Build layers of a student's class, call the layers, and read their weights.
 
-The weights are read from the attributes of a layer, whatever these are called.
+The weights are read from the attributes of a layer, which may have many names.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FUSED = re.compile("qkv|c_attn|in_proj")
 
 @dataclass(frozen=True)
 class Projections:
-    """W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) as one matrix each, with their biases.
+    """W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D), each as one matrix, and their biases.
 
     Attributes:
-        matrices: by role; without `"o"` if the layer has no W_O.
-        biases: by role, where there are any.
+        matrices: the matrices by role; `"o"` is missing if the layer has no W_O.
+        biases: the biases that the layer has, by role.
         shared: whether all heads use the same matrix.
         slices: whether each head reads only its own slice of the word vector.
     """
@@ -50,13 +50,13 @@ class Projections:
 
 
 def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections | None:
-    """Read the weights of a layer from its attributes; None if their sizes do not fit.
+    """Read the weights of a layer from its attributes; return None if their sizes do not fit.
 
     Args:
-        layer: a student's layer; its arrays may be in lists, mappings and objects that it holds.
+        layer: a student's layer, whose arrays may be inside lists, mappings and other objects.
         dim: the size of a word vector.
         heads: the number of heads.
-        flipped: whether the matrices are (out, in), as in torch, and not (in, out).
+        flipped: whether the matrices are (out, in) as in torch; if not, they are (in, out).
     """
     named: dict[str, list[tuple[str, Array]]] = {}
     seen = set()
@@ -70,7 +70,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     found = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # w_q, if the layer also keeps a query q
+        found[role] = weights or [a for _, a in arrays]  # weights, not a stored query q
     return _read(found, dim, heads, flipped)
 
 
@@ -81,7 +81,7 @@ def arrays_of(
     been = set() if been is None else been
     try:
         a, inside = _opened(thing)
-    except RAISED:  # its attributes cannot be read
+    except RAISED:  # the attributes cannot be read
         return
     if a is not None and 1 <= a.ndim <= 3:
         yield path, a
@@ -92,7 +92,7 @@ def arrays_of(
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
-    """Return an object as an array, or else the objects that it holds, by name."""
+    """Return `(array, {})` for an array, and `(None, objects by name)` for any other object."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
     if isinstance(thing, list | tuple):
@@ -105,12 +105,12 @@ def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
 
 
 def _in_order(path: str) -> list[Any]:
-    """Sort head 10 after head 9."""
+    """Return a sort key that puts head 10 after head 9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)]
 
 
 def _role(path: str) -> str | None:
-    """Return the role of the projection that an attribute of this name holds."""
+    """Return the role of the projection in an attribute with this name."""
     words = [word for word in re.split(r"[^a-z]+", path.lower()) if word]
     for role in ("q", "k", "v"):
         if _NAMES[role] & {*words}:
@@ -123,7 +123,7 @@ def _role(path: str) -> str | None:
 def _read(
     found: Mapping[str, list[Array]], dim: int, heads: int, flipped: bool
 ) -> Projections | None:
-    """Join these arrays to one matrix for each role; None if the sizes do not fit."""
+    """Join these arrays to one matrix for each role; return None if the sizes do not fit."""
     parts = dict(found)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
         split = [_in_three(a, flipped) for a in parts.pop("qkv")]
@@ -156,7 +156,7 @@ def _flat(a: Array) -> bool:
 
 
 def _in_three(a: Array, flipped: bool) -> list[Array]:
-    """Split a matrix (or bias) of query, key and value side by side."""
+    """Split a matrix or bias that holds query, key and value side by side."""
     axis = 0 if a.ndim == 1 or flipped else 1
     return np.split(a, 3, axis=axis) if a.shape[axis] % 3 == 0 else [a, a, a]
 
@@ -164,7 +164,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(
     arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
 ) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also tell whether heads share it or read slices of x."""
+    """Join the matrices of all heads; also tell whether heads share one matrix or read slices."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -176,7 +176,7 @@ def _joined(
     if all(a.shape[0] == dim for a in arrays):
         whole = np.concatenate(arrays, axis=1)
         if len(arrays) == 1 and heads > 1 and whole.shape[1] * heads == dim:
-            return np.tile(whole, heads), "shared"  # it has the size of one head
+            return np.tile(whole, heads), "shared"  # the matrix has the size of one head
         return (whole, "") if whole.shape[1] % heads == 0 else None
     if arrays[0].shape[0] * heads == dim and len(arrays) in (1, heads):
         each = arrays * heads if len(arrays) == 1 else arrays
@@ -185,7 +185,7 @@ def _joined(
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """Make one matrix that applies each of these to its own slice of the word vector."""
+    """Make one matrix that applies each of these matrices to a different slice of a word vector."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):
@@ -197,14 +197,14 @@ _MASKS = {option: OPTIONS[option] for option in ("mask", "causal")}
 
 
 class Layers:
-    """Layers of a class, one for each pair of sizes, built on first use.
+    """Layers of a class: one layer for each pair of sizes, which is built on first use.
 
     Args:
         built: the class.
-        seed: draws the weights; None for the default of the class.
+        seed: the seed of the weights; None for the default of the class.
 
     Raises:
-        TypeError: it cannot be built with an embed_dim and a number of heads.
+        TypeError: the class cannot be called with an embed_dim and a number of heads.
     """
 
     def __init__(self, built: Callable[..., Any], seed: int | None = None) -> None:
@@ -213,8 +213,8 @@ class Layers:
         self.when_built, needed = options_of(built, ("embed_dim", "num_heads"), known)
         self.seed = 0 if seed is None and "seed" in needed else seed
         self.layers: dict[tuple[int, int, bool], Any] = {}
-        self.batched = False  # does it take x (1, T, D) only?
-        self.adds_mask = False  # does it take masks of 0 and -inf, not of True and False?
+        self.batched = False  # whether a layer takes only x (1, T, D)
+        self.adds_mask = False  # whether a layer takes masks of 0 and -inf, not of bools
 
     def of(self, case: Call) -> Any:
         """Return the layer of a case."""
@@ -225,37 +225,37 @@ class Layers:
             names = self.when_built
             options = {names[option]: it for option, it in chosen.items() if option in names}
             layer = self.built(*case.built_with, **options)
-            if hasattr(layer, "state_dict"):  # torch: without dropout, and as exact as arrays
+            if hasattr(layer, "state_dict"):  # torch: no dropout, and float64
                 layer = layer.eval().double()
             self.layers[sizes] = layer
         return self.layers[sizes]
 
     def drawn(self, case: Call, seed: int) -> Any:
-        """Return the output of a layer whose weights this seed draws, for the words of a case."""
+        """Draw a layer with this seed, and return its output for the words of a case."""
         others = Layers(self.built, seed)
         others.batched = self.batched
         return others(case)
 
     def number_as_mask(self, case: Call) -> bool:
-        """Tell whether the default of the mask is a number: then the layer adds its mask."""
+        """Tell whether the default of the mask is a number, as in a layer that adds its mask."""
         parameters = inspect.signature(_called(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)
 
     def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
-        """Return the masks that a call takes, by name, and the required ones.
+        """Return `(options, required)`: the mask parameters of a call, and the required ones.
 
         Raises:
-            TypeError: the call requires another argument.
+            TypeError: the call requires an argument that is not known here.
         """
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Return a function that reads a layer's weights as (in, out), or flipped as (out, in)."""
+        """Return a function that reads the weights as (in, out), or as (out, in) if flipped."""
         return lambda flipped: projections(self.of(case), *case.built_with, flipped)
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:
-        """Return a case with the weights of its layer; None if these cannot be read.
+        """Return a case with the weights of its layer, or None if the weights cannot be read.
 
         A missing W_O becomes the identity matrix.
         """
@@ -266,7 +266,7 @@ class Layers:
         return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
 
     def __call__(self, case: Call) -> Any:
-        """Return the output of the layer of a case for its words."""
+        """Return the output of a case's layer for the case's words."""
         layer = self.of(case)
         alone = self.batched and case.x.ndim == 2
         given = {name: a[None] if alone else a for name, a in self._arrays(case).items()}
@@ -284,7 +284,7 @@ class Layers:
         return returned[0]
 
     def _arrays(self, case: Call) -> dict[str, Any]:
-        """Return the words, and their mask under the layer's name for it."""
+        """Return the words, and the mask under the name of the layer's parameter."""
         options, needed = self.takes(case)
         mask = case.mask
         if mask is None and "mask" in needed:
@@ -296,7 +296,7 @@ class Layers:
 
 
 def _called(layer: Any) -> Callable[..., Any]:
-    """Return the function that a call of a layer runs; for a module of torch, its forward."""
+    """Return the function that a call of a layer runs: forward for a module of torch."""
     if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
         forward: Callable[..., Any] = layer.forward
         return forward

@@ -1,4 +1,4 @@
-"""Mark a class: build layers, read their weights, and compare what they give with the formula."""
+"""Mark a class: build layers, read their weights, and compare their outputs with the formula."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
-_SMALL, _LARGE = 0.5, 2.0  # times as large as the words; it should be 1, and torch begins with 0.6
+_SMALL, _LARGE = 0.5, 2.0  # size of queries / size of words; 1 is right, torch has 0.6
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
 
-# every word sees something, and would if they were inverted
+# every word sees a word, even if a layer inverts the mask
 _SOME = (
     np.array([[True, False], [False, True]]),
     np.array([[True, False, True], [True, True, False], [True, False, False]]),
@@ -51,14 +51,14 @@ def _words(seed: int, *shape: int) -> Array:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of layers.
+    """The inputs for layers.
 
     Attributes:
-        cases: smallest first.
-        one_word: attention has no choice.
-        uneven: the heads do not divide its width.
-        batch: two texts.
-        wide: shows the size of a layer's weights.
+        cases: the usual cases, smallest first.
+        one_word: a text of one word, in which attention has no choice.
+        uneven: a case with a width that the number of heads does not divide.
+        batch: the word vectors of two texts.
+        wide: a case with wide word vectors, which shows whether the weights are scaled.
     """
 
     cases: list[Call]
@@ -81,7 +81,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer, not about a result: it has no right answer."""
+    """A finding about a layer instead of a result, so that it has no right answer."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -94,7 +94,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Return the cases with their weights, for each way to read weights that fits all cases."""
+    """Return all cases with weights, for each way to read weights that works for every case."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -120,11 +120,11 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     )
     first = run(_inputs().cases[0])
     if first.error is not None and words_of(first.error).startswith("check: "):
-        raise first.error  # its call requires another argument
+        raise first.error  # the call requires an unknown argument
     if first.error is not None:
         layers.batched = True
         if run(_inputs().cases[0]).error is None:
-            m.limits.append("It takes batches (B, T, D) only, not a single text (T, D).")
+            m.limits.append("It takes only batches (B, T, D), not a single text (T, D).")
         else:
             layers.batched = False
             if _is_called(layers):
@@ -162,7 +162,7 @@ def _as_asked(m: Marking, layers: Layers) -> None:
 
 
 def _is_called(layers: Layers) -> bool:
-    """Tell whether a layer itself can be called, not only its method forward."""
+    """Tell whether a layer itself can be called; having a method forward is not enough."""
     try:
         return callable(layers.of(_inputs().cases[0]))
     except RAISED:
@@ -170,7 +170,7 @@ def _is_called(layers: Layers) -> bool:
 
 
 def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
-    """Check that equal seeds give equal layers, and other seeds other layers."""
+    """Check that equal seeds give equal layers, and that different seeds give different layers."""
     if "seed" not in layers.when_built:
         m.untried.append("seed")
         return None
@@ -194,7 +194,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the way to read the weights that makes the layer right, or wrong by one mistake."""
+    """Choose a way to read the weights: the layer should be right, or have one known mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -212,7 +212,7 @@ def _clashes(case: Call) -> bool:
 
 
 def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) -> None:
-    """Compare the output with the formula for the layer's own weights, and check these weights."""
+    """Compare the output with the formula for the layer's weights, and check the weights."""
     clashing = next((case for case in cases if _clashes(case)), None)
     if clashing is not None:
         _output_size(m, layers, cases, clashing)
@@ -240,12 +240,12 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """Test a mask and a causal mask if the layer takes them; else note that it does not.
+    """Test a mask and a causal mask if the layer takes them; note which mask it does not take.
 
     Args:
-        m: the layer's marking, with steps that explain it without masks.
+        m: the layer's marking, with steps that explain the outputs without masks.
         layers: the layers.
-        cases: words of two layers of several heads, with their weights.
+        cases: two cases with several heads, with the weights of their layers.
         flipped: whether the weights are (out, in).
     """
     options, _ = layers.takes(cases[0])
@@ -263,7 +263,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
 
 
 def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> None:
-    """Test a mask of bool, or of 0 and -inf if these explain more."""
+    """Test masks of bools, or masks of 0 and -inf if these explain more."""
     known = (*MASK, *HIDING)
     as_bool = m.run(cases)
     layers.adds_mask = True
@@ -271,7 +271,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
     layers.adds_mask = adds_its_mask(m, as_bool, m.run(cases), known, for_numbers)
     before = len(m.limits)
     m.test(Group("a mask", cases, known, may_refuse=True))
-    if len(m.limits) == before:  # it was not refused
+    if len(m.limits) == before:  # the layer did not refuse the mask
         m.test(Group("a row masked out", [nothing], EMPTY, may_refuse=True))
 
 
@@ -286,7 +286,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
 
 
 def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
-    """Yield the mistakes in the weights of a layer of two heads, however it uses them."""
+    """Yield the mistakes in the weights of a layer with two heads, without looking at outputs."""
     found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = found.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
@@ -324,14 +324,14 @@ def _unscaled(layers: Layers) -> Finding | None:
                 width=width,
                 role=role,
                 times=f"{times:.2g}",
-                effect="softmax lets one word win" if times > 1 else "all words weigh alike",
+                effect="one word gets most weight" if times > 1 else "all weights are similar",
             )
     return None
 
 
 def _by_symmetries(m: Marking) -> None:
-    """Check without the weights: shape, order, and that words depend on each other."""
-    runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
+    """Check a layer whose weights are unknown: output shape, word order, and mixing of words."""
+    runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # not known
     if (nothing := nothing_done(runs)) is not None:
         m.find(_LayerFinding(**vars(nothing)))
         m.steps = None
@@ -359,13 +359,13 @@ def _by_symmetries(m: Marking) -> None:
 
 
 def _not_refused(m: Marking, layers: Layers) -> Finding | None:
-    """Check that a width which the heads do not divide raises a ValueError at once."""
+    """Check that building a layer raises a ValueError if num_heads does not divide embed_dim."""
     try:
         layers.of(_inputs().uneven)
     except ValueError:
         return None
     except RAISED as error:
-        if hasattr(layers.of(_inputs().cases[0]), "state_dict"):  # torch's own layers assert
+        if hasattr(layers.of(_inputs().cases[0]), "state_dict"):  # torch's own layers use assert
             return None
         run = Outcome(_inputs().uneven, np.zeros(0), error=error)
         return _of_layer("class-refused-otherwise", run)

@@ -1,4 +1,4 @@
-"""The tasks of lesson 12: write stories, train a decoder, find its induction head."""
+"""The tasks of lesson 12: write stories, train a decoder, and find its induction head."""
 
 from qkv.marking.tasks.stories.removal import HEAD_REMOVED
 from qkv.marking.tasks.stories.score import INDUCTION_SCORE

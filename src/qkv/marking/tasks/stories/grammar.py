@@ -1,4 +1,4 @@
-"""The small grammar of lesson 12, and stories that are written by it."""
+"""The small grammar of lesson 12, and stories that follow it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SENTENCE = re.compile(rf"{_NAME} {_NAME} ({'|'.join(DEEDS)}) \.(?: (?=\w)|$)")
 
 
 def story(seed: int) -> str:
-    """Write ten sentences about three people, who keep their last names."""
+    """Write ten sentences about three people; each person keeps the same last name."""
     rng = np.random.default_rng(seed)
     first, last = rng.permutation(NAMES)[: 2 * PEOPLE].reshape(2, PEOPLE)
     return " ".join(
@@ -36,33 +36,33 @@ def story(seed: int) -> str:
 
 
 def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
-    """Return first name, last name and deed of each sentence; None for any other text."""
+    """Return first name, last name and deed of each sentence, or None if the grammar is broken."""
     matches = [*_SENTENCE.finditer(text)]
     spelled = "".join(match.group() for match in matches)
     return [match.groups() for match in matches] if spelled == text else None  # type: ignore[misc]
 
 
 def begins(words: Sequence[str]) -> list[int]:
-    """Return the positions where sentences begin, each with a first name."""
+    """Return the positions where sentences begin; at each of them is a first name."""
     return [i for i in range(len(words)) if i == 0 or words[i - 1] == "."]
 
 
 def returning(words: Sequence[str]) -> list[int]:
-    """Return the positions of first names that stand earlier in the text too."""
+    """Return the positions of first names that also occur earlier in the text."""
     return [i for i in begins(words) if words[i] in words[:i]]
 
 
 def others(words: Sequence[str]) -> list[int]:
-    """Return the positions whose next word is no name."""
+    """Return the positions whose next word is not a name."""
     return [i for i, word in enumerate(words[1:]) if word not in NAMES]
 
 
 def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:
-    """Return the mean loss of word frequencies, and of counts of word pairs.
+    """Return two mean losses: that of word frequencies, and that of counts of word pairs.
 
     Args:
-        texts: their words are counted.
-        measured: their words are predicted.
+        texts: the texts in which words and pairs are counted.
+        measured: the texts in which words are predicted.
     """
     pairs = Counter(pair for text in texts for pair in _pairs(text))
     begins, ends = Counter[str](), Counter[str]()
@@ -70,7 +70,7 @@ def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[flo
         begins[before] += count
         ends[after] += count
     total = sum(ends.values())
-    known = len(ends) + 1  # each pair is counted once more, so that no pair is impossible
+    known = len(ends) + 1  # 1 is added to each count, so that no pair is impossible
     asked = [pair for text in measured for pair in _pairs(text)]
     alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in asked]
     follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in asked]
@@ -82,5 +82,5 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def next_words(probabilities: Array, ids: Array) -> Array:
-    """Return the probability that each row (T, V) gives to the next word, (T - 1,)."""
+    """Return the probabilities (T - 1,) that the rows (T, V) give to the next words."""
     return probabilities[np.arange(len(ids) - 1), ids[1:]]

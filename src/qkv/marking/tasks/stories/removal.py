@@ -20,18 +20,18 @@ from qkv.marking.tasks.task import task
 from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
-_NAME, _TRIED = "head-removed", "no head, one and two"
+_NAME, _TRIED = "head-removed", "no head, one head and two heads"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
-_WITHIN = 2e-4  # the rounding of float32; any mistake changes far more
+_WITHIN = 2e-4  # float32 rounds; the effect of any mistake is far larger
 
 NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
-    """The logits of a decoder without some heads, each computed once.
+    """The logits of a decoder without some heads; each array of logits is computed once.
 
     Args:
-        decoder: a student's decoder, and stories.
+        decoder: a student's decoder with its stories.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -43,7 +43,7 @@ class _Removed:
         self.heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
 
     def logits(self, ids: Array, heads: Any) -> Array:
-        """Return the logits without these heads; heads that the model does not have are ignored."""
+        """Return the logits without these heads; ignore heads that the model does not have."""
         asked = tuple(one for one in map(tuple, heads) if one in self.heads)
         key = ids.tobytes(), asked
         if key not in self.known:
@@ -51,11 +51,11 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Callable[..., Any]) -> Any:
-        """Return a function of ids and heads that returns two means over positions.
+        """Return a function that takes ids and heads, and returns two means over positions.
 
         Args:
-            said: returns a number for each position, from the logits and the ids.
-            positions: returns the positions of both means, from the words.
+            said: takes the logits and the ids, and returns a number for each position.
+            positions: takes the words, and returns the positions for both means.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:
@@ -65,7 +65,7 @@ class _Removed:
         return of
 
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
-        """Return stories, each with other heads to remove."""
+        """Return stories, each of them with a different list of heads to remove."""
         scores, _ = self.decoder.scores()
         best = np.unravel_index(scores.argmax(), scores.shape)
         found = (int(best[0]), int(best[1]))
@@ -145,7 +145,7 @@ def _mark(things: Any, way: str) -> CheckResult:
         return asked.mark(function, "")
     except Unmeasured as error:
         return _verdict(error.why)
-    except TypeError:  # it cannot be called with ids and heads
+    except TypeError:  # the function cannot be called with ids and heads
         return _verdict(NO_FUNCTION)
 
 

@@ -16,7 +16,7 @@ _TEXTS = Texts(__name__)
 
 
 def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield each position of a name that stands earlier too, with its earlier positions."""
+    """Yield each position of a name that occurred before, with the name's earlier positions."""
     for i, one in enumerate(ids):
         earlier = [j for j in range(i) if ids[j] == one]
         if earlier and one in names:
@@ -24,7 +24,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight (T, T) that returning names give behind their earlier positions."""
+    """Return the mean weight that returning names give to words after their earlier mentions."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -37,14 +37,14 @@ def _shifted(by: int) -> Callable[..., Any]:
 
 
 def _of_one(number: int) -> Callable[..., Any]:
-    """Score only the first or the last earlier position."""
+    """Score only the first or only the last earlier position of each name."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Callable[..., Any]:
-    """Score all positions of a name, with or without its present position."""
+    """Score all positions of a name, later ones too, with or without the current position."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -62,9 +62,10 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Draw rows of weights that sum to 1, over words of which some return, names among them.
+    """Draw weights whose rows sum to 1, for texts in which names and other words return.
 
-    All except the last are causal. The last shows functions that read above the diagonal.
+    The weights of all cases except the last are causal. The last case shows functions that read
+    above the diagonal.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -74,7 +75,7 @@ def _patterns() -> list[tuple[Any, ...]]:
     cases: list[tuple[Any, ...]] = []
     for number, (ids, names) in enumerate(texts):
         rng = generator(number)
-        other = rng.permutation(30)  # the ids of words are arbitrary
+        other = rng.permutation(30)  # a word may have any id
         weights = rng.integers(1, 20, (len(ids), len(ids))).astype(float)
         if number < len(texts) - 1:
             weights = np.tril(weights)
@@ -118,6 +119,6 @@ INDUCTION_SCORE = exercise(
         },
         DO,
     ),
-    tried="texts in which names come once, twice and three times",
+    tried="texts in which names occur once, twice and three times",
     returns="return score",
 )

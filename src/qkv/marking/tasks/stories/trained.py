@@ -1,4 +1,4 @@
-"""Tasks of lesson 12 about a decoder that a student trained: its loss, and its induction head."""
+"""The tasks of lesson 12 about a student's trained decoder: its loss and its induction head."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
 _STORIES = 16
-_COUNTED = 500  # stories in which the marker counts words
-_SURE = 0.6  # probability that a decoder which copies gives to a last name; one layer gives 0.3
-_BELOW = 0.05  # a loss is below another if it is so much smaller
-_NEARLY = 0.8  # of the best head's score
-_CLEAR = 0.4  # a score below which no head copies names
+_COUNTED = 500  # the number of stories in which the marker counts words
+_SURE = 0.6  # the least probability of last names if a decoder copies; one layer has 0.3
+_BELOW = 0.05  # the least difference between two losses that counts
+_NEARLY = 0.8  # the part of the best head's score that a right head reaches
+_CLEAR = 0.4  # the least score of a head that copies names
 EMPTY, _NO_MODEL, _NO_WORDS = map(
     _TEXTS.mistake, ("not-filled-in", "story-model-other", "story-model-vocabulary")
 )
 
 
 class Unmeasured(Exception):
-    """The decoder cannot be measured.
+    """The error for a decoder that cannot be measured.
 
     Args:
-        why: the mistake.
+        why: the mistake that is the reason.
     """
 
     def __init__(self, why: Mistake) -> None:
@@ -58,8 +58,8 @@ class Decoder:
 
     Attributes:
         model: the decoder.
-        stories: their texts.
-        ids: the ids of each.
+        stories: the texts of the stories.
+        ids: the token ids of each story.
     """
 
     model: Any
@@ -67,7 +67,7 @@ class Decoder:
     ids: Sequence[Array]
 
     def logits(self, ids: Array, ablate: Any = ()) -> Array:
-        """Return the logits of each position for the next word, (T, V), without some heads."""
+        """Return the logits (T, V) for the next word at each position, without some heads."""
         options = {"ablate": [*ablate]} if len(ablate) else {}
         try:
             return np.asarray(self.model(ids, **options).logits, float).reshape(len(ids), -1)
@@ -75,11 +75,11 @@ class Decoder:
             raise Unmeasured(_NO_MODEL) from error
 
     def probabilities(self, number: int) -> Array:
-        """Return the probabilities of the next word at each position of a story, (T, V)."""
+        """Return the probabilities (T, V) of the next word at each position of a story."""
         return softmax(self.logits(self.ids[number]))
 
     def patterns(self, number: int) -> Array:
-        """Return the weights of all heads in a story, (layers, heads, T, T)."""
+        """Return the attention weights (layers, heads, T, T) of all heads in a story."""
         try:
             trace = self.model.trace(self.ids[number], names=["pattern"])
             return np.concatenate([np.asarray(one, float) for one in trace.attentions])
@@ -87,7 +87,7 @@ class Decoder:
             raise Unmeasured(_NO_MODEL) from error
 
     def scores(self) -> tuple[Array, Array]:
-        """Return the induction score and the previous-token score of each head, (layers, heads)."""
+        """Return two arrays (layers, heads): the induction scores and the previous-token scores."""
         induction, previous = [], []
         for number, ids in enumerate(self.ids):
             weights = self.patterns(number)
@@ -108,7 +108,7 @@ def decoder_of(thing: Any) -> Decoder:
     """Return a student's decoder, with stories that the marker draws.
 
     Raises:
-        Unmeasured: the object is no decoder for these stories.
+        Unmeasured: the object is not a decoder for these stories.
     """
     if thing is None or type_name(thing) == "ellipsis":
         raise Unmeasured(EMPTY)
@@ -179,13 +179,13 @@ def _head(thing: Any, found: Any) -> Iterator[Mistake]:
 
 
 def _among(right: Array, layer: int, head: int) -> bool:
-    """Tell whether the model has this head, and whether it is one of these heads."""
+    """Tell whether the model has this head, and the head is one of the right heads."""
     there = 0 <= layer < right.shape[0] and 0 <= head < right.shape[1]
     return there and bool(right[layer, head])
 
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
-    """Return the verdict on values, by a function that finds their mistakes."""
+    """Return the verdict on values, with the mistakes that a function finds in them."""
     try:
         found = [*find(*things)]
     except Unmeasured as error:
@@ -196,7 +196,7 @@ def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: 
 STORY_MODEL = task(
     "story-model",
     lambda things, way: _marked(
-        "story-model", "story_model", "stories that it has not read", _model, things
+        "story-model", "story_model", "stories that the model has not read", _model, things
     ),
 )
 INDUCTION_HEAD = task(

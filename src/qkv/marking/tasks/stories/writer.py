@@ -23,16 +23,16 @@ from qkv.marking.tasks.texts import Texts
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
-_LAST_NAMES = 3  # the fewest last names of a first name in sixty stories; ten is usual
-_RETURNS = 4  # of ten sentences, so many are about people of earlier sentences
-_JOIN = 'return " ".join(sentences)  # each of them f"{first[one]} {last[one]} {deed} ."'
+_LAST_NAMES = 3  # the least number of last names for a first name in sixty stories; ten is usual
+_RETURNS = 4  # the least number of sentences, out of ten, about people who were named before
+_JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
 Sentences = Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Stories of one function: each as its sentences, by its seed, and the first once more."""
+    """Stories of one function: their texts, their sentences, and the first text written again."""
 
     texts: Sequence[str]
     stories: Sequence[Sentences]
@@ -53,7 +53,7 @@ def _last_names(written: _Written, first: str) -> set[str]:
 
 
 def _names_change(written: _Written) -> bool:
-    """Tell whether people who return have another last name, in most stories."""
+    """Tell whether people who return have another last name in most stories."""
     changed = [
         len(_first_names(story)) < len(_people(story))
         for story in written.stories
@@ -94,7 +94,7 @@ def _split(written: _Written) -> bool:
 
 
 def _in_turn(written: _Written) -> bool:
-    """Tell whether people come in a fixed order."""
+    """Tell whether people appear in a fixed order."""
     return all(
         story[i][:2] == story[i - PEOPLE][:2]
         for story in written.stories
@@ -107,7 +107,7 @@ def _one_deed(written: _Written) -> bool:
     return any(len({deed for *_, deed in story}) < 2 for story in written.stories)
 
 
-# what shows each mistake in the stories: the first that shows is reported
+# for each mistake, a test whether stories show it; the first mistake that shows is reported
 _SHOWS: Mapping[str, Callable[[_Written], bool]] = MappingProxyType(
     {
         "story-unseeded": lambda written: written.again != written.texts[0],
@@ -139,8 +139,8 @@ def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, 
         elif run.returned is None:
             yield nothing_returned(run, "it returns None", _JOIN), run
         elif not isinstance(run.returned, str):
-            says = f"it returns {kind_of(run.returned)}; a text was asked for"
-            yield replace(no_array(run, _JOIN), says=says, shows="a story is one str"), run
+            says = f"it returns {kind_of(run.returned)}, but should return a text"
+            yield replace(no_array(run, _JOIN), says=says, shows="a story should be one str"), run
         elif (story := sentences_of(run.returned)) is None or not story:
             yield _TEXTS.finding("story-grammar", None), run
         elif len(story) != SENTENCES:
